@@ -3,9 +3,9 @@
 use pillion_engine::json::OwnedTape;
 use serde_json::Value;
 
-/// A stored pod as its author wrote it, as far as that can be known: without Pillion's record and what the record says was
-/// added, and without what only a stored pod has. A record that is not Pillion's own stays, and nothing of what it says is
-/// believed.
+/// Returns a stored pod as its author wrote it, as far as that can be reconstructed. Removes Pillion's injection
+/// record, the changes that it lists, and all fields that only stored pods have. A record that Pillion did not write
+/// stays, and its content is ignored.
 pub(crate) fn as_its_author_wrote_it(pod: &Value) -> Value {
     let tape = OwnedTape::parse(pod.to_string()).ok();
     let read = tape.as_ref().map(|tape| pillion_engine::audit::read(tape.root()));
@@ -13,7 +13,7 @@ pub(crate) fn as_its_author_wrote_it(pod: &Value) -> Value {
     let mut authors: Value = authors.unwrap_or_else(|| pod.clone());
     let Some(fields) = authors.as_object_mut() else { return authors };
     fields.shift_remove("status");
-    // In a list, what they are is said once for all of them.
+    // Items of a list carry no `apiVersion` and `kind` of their own.
     fields.insert("apiVersion".to_owned(), "v1".into());
     fields.insert("kind".to_owned(), "Pod".into());
     if !is_bound_by_author(pod)
@@ -26,7 +26,7 @@ pub(crate) fn as_its_author_wrote_it(pod: &Value) -> Value {
         {
             metadata.shift_remove(field);
         }
-        // It is made of this one, and not before the pod was admitted.
+        // The name was generated from `generateName`, after the review.
         if metadata.contains_key("generateName") {
             metadata.shift_remove("name");
         }
@@ -34,8 +34,8 @@ pub(crate) fn as_its_author_wrote_it(pod: &Value) -> Value {
     authors
 }
 
-/// Whether the pod's node was named by its author. The scheduler names it by a binding, which leaves no trace in the fields
-/// that are managed.
+/// Whether the pod's author set `nodeName`. The scheduler sets it by a binding, which leaves no trace in
+/// `managedFields`.
 fn is_bound_by_author(pod: &Value) -> bool {
     let managers = pod.pointer("/metadata/managedFields").and_then(Value::as_array);
     managers.into_iter().flatten().any(|entry| entry.pointer("/fieldsV1/f:spec/f:nodeName").is_some())
@@ -47,7 +47,7 @@ mod tests {
 
     use super::*;
 
-    /// A pod with a record, and who wrote that.
+    /// Returns a pod with a record that its author wrote or did not write.
     fn pod(record_is_authors: bool) -> Value {
         let record = json!({"version": 1, "profiles": [{
             "profile": "nginx", "revision": "ab", "added": ["/spec/containers/proxy"],

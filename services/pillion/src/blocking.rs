@@ -4,10 +4,10 @@ use std::future::Future;
 
 use anyhow::Context;
 
-/// Runs it to its end.
+/// Runs the future to its end.
 ///
 /// # Errors
-/// Its own, or that there is no way to wait.
+/// The future's own error, or the runtime cannot be created.
 pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     runtime.block_on(work)

@@ -3,7 +3,7 @@
 //! Some libraries repeat the cause in the error's own text and also return it as the source, so a plain chain would
 //! print it twice.
 
-/// An error with its causes on one line, without those that are part of what was told already.
+/// Formats an error with its causes on one line. Skips causes that an outer message already contains.
 pub(crate) fn told(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {

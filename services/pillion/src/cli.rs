@@ -185,7 +185,7 @@ mod tests {
             assert!(error.contains(expected), "{line}: {error}");
         }
     }
-    /// All documents below a folder.
+    /// Collects all Markdown files below a directory.
     fn documents(folder: &Path, into: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if entry.is_dir() {

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::blocking::block_on;
 use crate::output::{self, Format};
 
-/// Who writes them, for server-side apply.
+/// The field manager for server-side apply.
 const FIELD_MANAGER: &str = "pillion-crds";
 
 /// Arguments of `pillion crds`.
@@ -31,7 +31,7 @@ pub(crate) struct CrdsArgs {
     kubeconfig: Option<PathBuf>,
 }
 
-/// Prints or applies all definitions.
+/// Prints or applies all CRDs.
 pub(crate) fn run(args: CrdsArgs) -> anyhow::Result<ExitCode> {
     let CrdsArgs { output, apply, kubeconfig } = args;
     let definitions = pillion_api::crd::definitions().context("the definitions cannot be made")?;
@@ -47,7 +47,8 @@ pub(crate) fn run(args: CrdsArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Applies them in their order. One that is refused ends it: those before are compatible with what is served.
+/// Applies the CRDs in order, and stops at the first rejected one. Those applied before are compatible with the served
+/// versions.
 async fn applied(objects: Vec<Value>, kubeconfig: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     let client = pillion_control::client::connect(kubeconfig.as_deref()).await?;
     let definitions: Api<CustomResourceDefinition> = Api::all(client);
@@ -60,7 +61,7 @@ async fn applied(objects: Vec<Value>, kubeconfig: Option<PathBuf>) -> anyhow::Re
     Ok(ExitCode::SUCCESS)
 }
 
-/// The API server would keep a null as if it had been said.
+/// Removes nulls: the API server would store them as explicit values.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(fields) => Value::Object(

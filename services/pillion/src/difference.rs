@@ -15,28 +15,28 @@ const CYAN: &str = "\u{1b}[36m";
 const BOLD: &str = "\u{1b}[1m";
 const PLAIN: &str = "\u{1b}[0m";
 
-/// How many lines that are the same are shown around one that is not.
+/// The number of unchanged lines shown around a change.
 const CONTEXT: usize = 3;
 
-/// A piece of a unified diff.
+/// A hunk of a unified diff.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Hunk {
-    /// Which lines it is about, as in `@@ -2,5 +2,7 @@`.
+    /// The header, as in `@@ -2,5 +2,7 @@`.
     pub(crate) header: String,
-    /// The line of the new text that it begins at, counted from one.
+    /// The first line in the new text, from 1.
     pub(crate) start: usize,
     pub(crate) lines: Vec<Line>,
 }
 
-/// A line of it.
+/// A line of a hunk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Line {
     pub(crate) change: Change,
-    /// Without its end.
+    /// The text without the line end.
     pub(crate) text: String,
 }
 
-/// What became of a line.
+/// How a line changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Change {
@@ -45,8 +45,8 @@ pub(crate) enum Change {
     Added,
 }
 
-/// Where two texts differ, with what is around it; nothing if they are the same. With a limit of time, more may be shown as
-/// different than need be.
+/// Returns the differences of two texts with their context; empty if they are equal. With a time limit, the diff may be
+/// larger than necessary.
 pub(crate) fn hunks(old: &str, new: &str, limit: Option<Duration>) -> Vec<Hunk> {
     let mut how = TextDiff::configure();
     if let Some(limit) = limit {
@@ -69,8 +69,8 @@ pub(crate) fn hunks(old: &str, new: &str, limit: Option<Duration>) -> Vec<Hunk> 
     hunks.collect()
 }
 
-/// The difference of an object before and after, with the names that both have; nothing if they are the same. It is for
-/// [`output::show`], which takes colours out where nobody would see them.
+/// Formats the difference of an object before and after, with its names; empty if they are equal. The result has
+/// colours, which [`output::show`] removes if the output is not a terminal.
 pub(crate) fn of(before: (&str, &Value), after: (&str, &Value)) -> anyhow::Result<String> {
     let (old, new) = (output::yaml(before.1)?, output::yaml(after.1)?);
     if old == new {
@@ -78,7 +78,7 @@ pub(crate) fn of(before: (&str, &Value), after: (&str, &Value)) -> anyhow::Resul
     }
     let mut text = format!("{BOLD}--- {}{PLAIN}\n{BOLD}+++ {}{PLAIN}\n", before.0, after.0);
     for Hunk { header, lines, .. } in hunks(&old, &new, None) {
-        // Writing to a text never fails.
+        // Writing to a string never fails.
         let _ = writeln!(text, "{CYAN}{header}{PLAIN}");
         for Line { change, text: line } in lines {
             let _ = match change {

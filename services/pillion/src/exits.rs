@@ -8,14 +8,14 @@ use clap::{Command, CommandFactory};
 
 use crate::cli::Arguments;
 
-/// What a command's exit codes say beside success.
+/// The exit codes of a command besides success.
 type Exits = &'static [(u8, &'static str)];
 
 const WRONG: (u8, &str) = (1, "something is wrong, and standard error says what");
 const LEFT_OUT: (u8, &str) = (3, "something was left out, and standard error says what");
 const CONVERT: Exits = &[WRONG, LEFT_OUT];
 
-/// Every command that can be called.
+/// All commands without subcommands.
 const COMMANDS: &[(&str, Exits)] = &[
     ("certs rotate", &[(1, "something is wrong, or the rotation is not done after --wait")]),
     ("certs status", &[WRONG]),
@@ -44,7 +44,7 @@ const COMMANDS: &[(&str, Exits)] = &[
     ("webhook", &[WRONG]),
 ];
 
-/// The command line, with its exit codes in the help of each command.
+/// Returns the command line, with exit codes in the help of each command.
 pub(crate) fn command() -> Command {
     told(Arguments::command(), "")
 }
@@ -64,7 +64,7 @@ fn told(command: Command, path: &str) -> Command {
 fn text(exits: Exits) -> String {
     let mut text = "Exit codes:\n  0  success".to_owned();
     for (code, meaning) in exits {
-        // Writing to a text never fails.
+        // Writing to a string never fails.
         let _ = write!(text, "\n  {code}  {meaning}");
     }
     text
@@ -76,10 +76,10 @@ mod tests {
 
     use super::*;
 
-    /// The page of all commands.
+    /// The documentation of all commands.
     const PAGE: &str = include_str!("../../../docs/cli.md");
 
-    /// All documented commands without subcommands.
+    /// Collects all documented commands without subcommands.
     fn leaves(command: &Command, path: &str, all: &mut BTreeSet<String>) {
         for below in command.get_subcommands().filter(|below| below.get_name() != "help" && !below.is_hide_set()) {
             let path =

@@ -8,47 +8,47 @@ use std::fmt::{self, Write};
 
 use serde::{Serialize, Serializer};
 
-/// How many findings of one code and profile about pods are shown to people.
+/// How many findings about pods are printed for each code and profile.
 const MOST_ALIKE: usize = 10;
-/// How many pods are named where all of them have the same finding.
+/// How many pods are named if they share a finding.
 const MOST_NAMES: usize = 5;
 
-/// How grave it is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
-    /// It keeps something from working.
+    /// Something does not work.
     Error,
-    /// It may, or does so for some.
+    /// Something may not work, or not for all.
     Warning,
-    /// Good to know; nothing is wrong.
+    /// Information; nothing is wrong.
     Info,
 }
 
 macro_rules! codes {
     ($($(#[doc = $doc:literal])+ $name:ident => $text:literal, $severity:ident, $remedy:literal;)+) => {
-        /// What was found. A closed set.
+        /// The code of a finding. A closed set.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub(crate) enum Code {
             $($(#[doc = $doc])+ $name,)+
         }
 
         impl Code {
-            /// All codes, in the order of the page that lists them.
+            /// All codes, in the order of the documentation.
             #[cfg(test)]
             pub(crate) const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// The code as programs see it.
+            /// Returns the code as a string for programs.
             pub(crate) const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }
             }
 
-            /// How grave it is, unless it is known better.
+            /// The default severity.
             const fn severity(self) -> Severity {
                 match self { $(Self::$name => Severity::$severity,)+ }
             }
 
-            /// What to do, where nothing more particular is known.
+            /// The default remedy.
             const fn remedy(self) -> &'static str {
                 match self { $(Self::$name => $remedy,)+ }
             }
@@ -57,143 +57,143 @@ macro_rules! codes {
 }
 
 codes! {
-    // What keeps the API server from calling.
+    // Reasons why the API server does not call the webhook.
     /// The namespace has no label that opts it in.
     NotOptedIn => "not_opted_in", Error, "label the namespace with pillion.dev/injection=enabled, then restart its workloads";
-    /// The label that opts in has a value that means nothing.
+    /// The opt-in label has an unknown value.
     OptInValueUnknown => "opt_in_value_unknown", Error, "use one of the values enabled, required and held";
-    /// A label that looks like the one that opts in, and is another.
+    /// A label resembles the opt-in label, but has another key.
     OptInLabelMisspelt => "opt_in_label_misspelt", Error, "use the label pillion.dev/injection";
-    /// One of the system's namespaces, which are never injected into.
+    /// The namespace belongs to the system, and is never injected into.
     SystemNamespace => "system_namespace", Error, "run the workload in a namespace of its own";
     /// The namespace is excluded by name in the webhook configuration.
     ExcludedNamespace => "excluded_namespace", Error, "use another namespace, or take this one off the list webhooks.excludedNamespaces";
     /// The pod opts out.
     OptedOut => "opted_out", Error, "take the opt-out away from the pod template if it should be injected";
-    /// No webhook configuration has the API server call Pillion.
+    /// No webhook configuration makes the API server call Pillion.
     NotRegistered => "not_registered", Error, "see that the controller runs: it writes the configuration once a replica answers";
-    /// A condition in the webhook configuration keeps the API server from calling.
+    /// A condition in the webhook configuration excludes the pod.
     WebhookCondition => "webhook_condition", Error, "change the condition in the webhook configuration, or the pod";
     /// A condition in the webhook configuration cannot be evaluated for this pod.
     WebhookConditionFailed => "webhook_condition_failed", Error, "repair the condition in the webhook configuration";
-    // What the author asked for, and where.
-    /// The request stands on the workload and not in its pod template.
+    // Requests for profiles.
+    /// The request is on the workload and not in its pod template.
     AnnotationOnWorkload => "annotation_on_workload", Error, "move it to spec.template.metadata of the workload";
-    /// Neither the pod nor its namespace asks for a profile.
+    /// Neither the pod nor its namespace requests a profile.
     NotRequested => "not_requested", Error, "ask for a profile on the pod template: pillion.dev/profiles: NAME";
     /// There is no profile for this namespace.
     NoProfile => "no_profile", Error, "create a ClusterInjectionProfile, or an InjectionProfile in the namespace";
-    /// A profile is asked for that is not there.
+    /// The requested profile does not exist.
     UnknownProfile => "unknown_profile", Error, "ask for one of the profiles that kubectl get ciprof,iprof lists";
-    /// What is asked for could mean several profiles.
+    /// The request could mean several profiles.
     AmbiguousRequest => "ambiguous_request", Error, "ask for one profile by its name";
-    // What the profile says.
+    // Constraints of the profile.
     /// The namespace's labels do not match the profile's `namespaceSelector`.
     NamespaceSelector => "namespace_selector", Error, "label the namespace as the profile's namespaceSelector asks, or use another profile";
     /// The pod's labels do not match the profile's `objectSelector`.
     ObjectSelector => "object_selector", Error, "label the pod template as the profile's objectSelector asks, or use another profile";
-    /// A condition of the profile's is not true.
+    /// A condition of the profile is false.
     MatchCondition => "match_condition", Error, "change the pod so that the condition holds, or the condition in the profile";
-    /// The profile is not for pods on the host's network.
+    /// The profile excludes pods on the host's network.
     HostNetwork => "host_network", Error, "do without hostNetwork: true in the pod template, or opt the pod out";
-    /// An expression of the profile's could not be evaluated.
+    /// An expression of the profile could not be evaluated.
     ExpressionFailed => "expression_failed", Error, "repair the expression in the profile; pillion explain -f and -p try it offline";
-    /// Something that the profile reads could not be looked up.
+    /// A lookup of the profile failed.
     LookupFailed => "lookup_failed", Error, "see that the webhook may read it, and that it is there";
-    /// A parameter was set to what the profile does not allow.
+    /// A parameter has a value that the profile does not allow.
     InvalidParameter => "invalid_parameter", Error, "set the annotation to a value that the profile allows";
     /// Another profile of the same exclusive group is applied.
     ExclusiveGroup => "exclusive_group", Info, "ask for one profile of the group only";
-    /// A name that the profile adds is taken by something of the author's.
+    /// The pod's author already uses a name that the profile adds.
     NameTaken => "name_taken", Error, "rename the container or volume in the pod template";
-    /// The pod is for another operating system than the profile's containers.
+    /// The pod's operating system differs from that of the profile's containers.
     OperatingSystem => "operating_system", Error, "leave the profile out for pods of this operating system";
-    /// What the profile says does not fit the object.
+    /// The profile's template does not fit the object.
     TemplateConflict => "template_conflict", Error, "change the field in the pod template, or the profile";
-    /// The result would break a limit: of Kubernetes, of this build or of the platform's guardrails.
+    /// The result would exceed a limit: of Kubernetes, of this build or of the platform's guardrails.
     LimitExceeded => "limit_exceeded", Error, "see what the message names; tenants' profiles are bounded by the platform's guardrails";
-    /// The pod is refused.
+    /// The pod is rejected.
     Refused => "refused", Error, "see what the message names: the pod is not created before it is changed";
-    /// The profile is not at work as it is stored: it does not compile, or was not accepted.
+    /// The profile is not active as stored: it does not compile, or was not accepted.
     ProfileNotReady => "profile_not_ready", Error, "pillion lint tells what is wrong with its text; kubectl describe what the controller says";
-    /// The controller has not looked at this generation of the profile yet.
+    /// The controller has not reconciled this generation of the profile yet.
     ProfilePending => "profile_pending", Warning, "wait a moment; if it stays so, see that the controller runs";
-    // What happened when the pod was created.
-    /// The pod is older than the label that opts its namespace in.
+    // The time of the pod's creation.
+    /// The pod is older than the namespace's opt-in label.
     CreatedBeforeOptIn => "created_before_opt_in", Error, "restart the workload: pods are injected when they are created";
     /// The pod is older than the profile.
     CreatedBeforeProfile => "created_before_profile", Error, "restart the workload: pods are injected when they are created";
-    /// Nobody answered for the webhook when the pod was created: it was away, or too slow.
+    /// The webhook did not answer when the pod was created: it was unavailable, or too slow.
     WebhookAway => "webhook_away", Error, "see that replicas are ready (pillion doctor), then restart the workload";
-    /// The pod was not injected, and nothing that can be seen now says why: nobody answered, or the profile was left out.
+    /// The pod was not injected for an unknown reason: the webhook did not answer, or skipped the profile.
     Unexplained => "unexplained", Error, "see that replicas are ready (pillion doctor) and what the controller's audit says, then restart the workload";
     /// Labels or annotations of the namespace have changed since the pod was created.
     NamespaceChanged => "namespace_changed", Error, "restart the workload: pods are injected when they are created";
-    /// The profile has changed since the pod was created, and is for it only now.
+    /// The profile has changed since the pod was created, and matches it only now.
     ProfileChanged => "profile_changed", Error, "restart the workload: pods are injected when they are created";
     /// The pod carries an older revision of the profile.
     OutdatedRevision => "outdated_revision", Warning, "restart the workload to have the revision that is at work";
-    /// The pod carries a profile that is gone, or not for it any more.
+    /// The pod carries a profile that was deleted, or no longer matches it.
     SurplusProfile => "surplus_profile", Warning, "restart the workload to be without it";
-    /// Something that Pillion added is not in the pod any more: another webhook or policy took it away.
+    /// An addition of Pillion is missing from the pod: another webhook or policy removed it.
     RemovedAfterInjection => "removed_after_injection", Error, "find out who takes it away among the webhooks that are listed, and have it leave the field alone";
-    /// The record in the pod was not written by Pillion.
+    /// The injection record in the pod was not written by Pillion.
     ForeignRecord => "foreign_record", Warning, "take the annotation pillion.dev/injected out of the pod template: it was copied from another pod";
-    /// The webhook saw the pod and left the profile out.
+    /// The webhook decided about the pod and skipped the profile.
     LeftOut => "left_out", Error, "restart the workload and read the warnings of the API server";
     /// The pod waits for its injection, held by a scheduling gate.
     Held => "held", Warning, "see that replicas are ready (pillion doctor): the controller has the pod made anew once they are";
-    // What the object is.
+    // The object itself.
     /// A mirror pod: it shows a static pod of the kubelet, and cannot be changed.
     MirrorPod => "mirror_pod", Error, "make it a DaemonSet, or write the sidecar into the static pod's manifest on the node";
     /// The request was a dry run: nothing was stored.
     DryRun => "dry_run", Info, "send it without --dry-run";
-    /// There is no such object.
+    /// The object does not exist.
     NotFound => "not_found", Error, "see that name and namespace are right, and that it was not created by a dry run";
     /// The object is being deleted, or has ended.
     BeingDeleted => "being_deleted", Info, "nothing has to be done: what ends is not injected into";
-    /// It is nothing that is injected into: another resource or operation, or a pod without containers.
+    /// The object cannot be injected: another resource or operation, or a pod without containers.
     NothingToInject => "nothing_to_inject", Info, "pods are injected when they are created";
-    /// The service account of the pod is not there.
+    /// The pod's service account does not exist.
     ServiceAccountMissing => "service_account_missing", Error, "create the service account, or correct spec.serviceAccountName";
     // The installation.
     /// Injection is switched off for the whole cluster.
     SwitchedOff => "switched_off", Error, "set injection: enabled in the release's ConfigMap";
-    /// The webhook configurations were taken away by a person.
+    /// The webhook configurations were removed by an operator.
     Disarmed => "disarmed", Error, "set webhooks: armed in the release's ConfigMap";
-    /// A word in the release's ConfigMap is none that the switch knows; it stays as it was.
+    /// A key in the release's ConfigMap has an unknown value; the switch keeps its state.
     SwitchUnreadable => "switch_unreadable", Error, "injection may be enabled or disabled, webhooks armed or disarmed";
-    /// The API servers do not trust the certificate that replicas serve.
+    /// The API servers do not trust the replicas' serving certificate.
     CaBundleMismatch => "ca_bundle_mismatch", Error, "see that the controller runs: it puts the bundle right within a second";
-    /// The serving certificate is missing or cannot be served.
+    /// The serving certificate is missing or invalid.
     CertificateUnfit => "certificate_unfit", Error, "see that the controller runs: it makes a new one";
-    /// The serving certificate ends soon and was not renewed.
+    /// The serving certificate expires soon and was not renewed.
     CertificateExpiring => "certificate_expiring", Warning, "see that the controller runs and leads: it renews the certificate";
     /// No replica is ready.
     NoReadyReplica => "no_ready_replica", Error, "kubectl get pods and events in the release's namespace tell why";
     /// Only one replica is ready.
     FewReadyReplicas => "few_ready_replicas", Warning, "run two replicas at least";
-    /// A replica is listed as ready and cannot be connected to.
+    /// A replica is listed as ready but is unreachable.
     ReplicaUnreachable => "replica_unreachable", Error, "look for a NetworkPolicy, a firewall or a node that is down between API server and replica";
-    /// A pod that should be injected comes back from a dry run as it was.
+    /// A pod that should be injected comes back from a dry run unchanged.
     CanaryFailed => "canary_failed", Error, "see the other findings: the API server gets no answer that it can use";
-    /// No dry run could be made, so the way through the API server is not proven.
+    /// No dry run was possible, so the path through the API server is untested.
     CanaryNotTried => "canary_not_tried", Info, "opt a namespace in, and run it as somebody who may create pods there";
-    /// A service account lacks a right that its program needs.
+    /// A service account lacks an RBAC permission that its component needs.
     RightMissing => "right_missing", Error, "apply the roles of the chart (or of deploy/rbac) again";
-    /// Nobody leads among the controllers.
+    /// No controller holds the Lease.
     NoLeader => "no_leader", Error, "see that the controller runs and reaches the API server";
-    /// The definitions of the custom resources are missing.
+    /// The CRDs are missing.
     DefinitionMissing => "definition_missing", Error, "pillion crds | kubectl apply -f -";
-    /// Another webhook changes pods too.
+    /// Another webhook also changes pods.
     OtherInjector => "other_injector", Info, "see that both do not do the same to the same pods";
-    /// Replicas or controllers run another version than this program, or than one another.
+    /// Replicas or controllers run other versions than this program, or than each other.
     VersionSkew => "version_skew", Warning, "finish the upgrade";
-    /// Something could not be read, so that not everything was looked at.
+    /// Something could not be read, so not everything was checked.
     Unreadable => "unreadable", Warning, "ask for the right to read it, or ask somebody who has it";
 }
 
-/// What a finding is about.
+/// The object of a finding.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct ObjectRef {
     pub(crate) kind: String,
@@ -202,17 +202,17 @@ pub(crate) struct ObjectRef {
     pub(crate) name: String,
 }
 
-/// One thing that was found.
+/// A finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) code: Code,
     pub(crate) severity: Severity,
-    /// What was found, in words.
+    /// The finding, in words.
     pub(crate) message: String,
-    /// What to do about it.
+    /// The remedy.
     pub(crate) remedy: String,
     pub(crate) object: ObjectRef,
-    /// The profile that it is about, if it is about one.
+    /// The profile of the finding, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) profile: Option<String>,
 }
@@ -250,12 +250,12 @@ impl Finding {
         }
     }
 
-    /// With what to do in this very case.
+    /// Replaces the remedy with a specific one.
     pub(crate) fn remedy(self, remedy: impl Into<String>) -> Self {
         Self { remedy: remedy.into(), ..self }
     }
 
-    /// About this profile.
+    /// Sets the profile.
     pub(crate) fn of_profile(self, profile: &str) -> Self {
         Self { profile: Some(profile.to_owned()), ..self }
     }
@@ -265,7 +265,7 @@ impl Finding {
     }
 }
 
-/// The gravest first; each once.
+/// Sorts by severity, most severe first, and removes duplicates.
 pub(crate) fn sorted(findings: Vec<Finding>) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let mut findings: Vec<_> = findings
@@ -278,18 +278,18 @@ pub(crate) fn sorted(findings: Vec<Finding>) -> Vec<Finding> {
     findings
 }
 
-/// Whether there is nothing to be done.
+/// Whether no action is needed.
 pub(crate) fn is_well(findings: &[Finding]) -> bool {
     findings.iter().all(|finding| finding.severity == Severity::Info)
 }
 
-/// Findings that are told as one: the first, and the pods of which the same is to be said.
+/// Findings that are printed as one: the first, and the other pods with the same finding.
 struct Told<'f> {
     first: &'f Finding,
     others: Vec<&'f str>,
 }
 
-/// Pods of which the very same is found are told together.
+/// Groups identical findings about pods.
 fn folded(findings: &[Finding]) -> Vec<Told<'_>> {
     let mut told: Vec<Told<'_>> = Vec::new();
     for finding in findings {
@@ -307,7 +307,7 @@ fn folded(findings: &[Finding]) -> Vec<Told<'_>> {
     told
 }
 
-/// The lines for people: each finding with its remedy below it; of very many pods, the first.
+/// Formats findings for a terminal, each with its remedy. Of many alike, only the first are printed.
 pub(crate) fn lines(findings: &[Finding]) -> String {
     let mut text = String::new();
     let mut alike: BTreeMap<(Code, Option<&str>), usize> = BTreeMap::new();
@@ -334,9 +334,9 @@ pub(crate) fn lines(findings: &[Finding]) -> String {
                 format!(" and {count} more: {}{rest}", some.join(", "))
             }
         };
-        // What somebody else wrote has no lines of its own here.
+        // Indents further lines, so that text from the cluster cannot imitate a finding.
         let message = message.replace('\n', "\n  ");
-        // Writing to a text never fails.
+        // Writing to a string never fails.
         let code = code.as_str();
         let _ = writeln!(text, "{colour}{word}\u{1b}[0m \u{1b}[1m{code}\u{1b}[0m: {object}{more}{of}\n  {message}");
         let _ = writeln!(text, "  \u{1b}[32mdo\u{1b}[0m: {remedy}");

@@ -2,7 +2,7 @@
 
 use crate::load::Problem;
 
-/// A line about a place; `None`: that is not known.
+/// Formats an annotation. `None`: the position is unknown.
 pub(crate) fn line(level: &str, file: &str, at: Option<(usize, usize)>, title: &str, message: &str) -> String {
     let mut properties = vec![format!("file={}", property(file))];
     if let Some((line, column)) = at {
@@ -14,7 +14,7 @@ pub(crate) fn line(level: &str, file: &str, at: Option<(usize, usize)>, title: &
     format!("::{level} {}::{}\n", properties.join(","), data(message))
 }
 
-/// A line for each problem.
+/// Formats one annotation for each problem.
 pub(crate) fn problems<'p>(problems: impl IntoIterator<Item = &'p Problem>) -> String {
     let line = |problem: &Problem| {
         let json = problem.to_json();

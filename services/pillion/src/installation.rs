@@ -11,13 +11,13 @@ use pillion_control::informer::cluster_listing;
 
 use crate::config::{Overrides, WebhookPolicy, read};
 
-/// Something that has to be read.
+/// A part of the installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Configurations,
     Endpoints,
     Switch,
-    /// What the webhook is configured by, with its guardrails.
+    /// The webhook's policy, with its guardrails.
     Policy,
     ServingSecret,
     Lease,
@@ -26,16 +26,16 @@ pub(crate) enum Part {
     Profiles(cluster_listing::Part),
 }
 
-/// What could not be read, and the API server's word.
+/// Parts that could not be read, with the API server's error.
 pub(crate) type Unread = Vec<(Part, String)>;
 
 impl Part {
-    /// Whether nothing that is said of a pod can be trusted without it.
+    /// Whether findings about pods are unreliable without this part.
     pub(crate) const fn is_needed(&self) -> bool {
         matches!(self, Self::Profiles(_) | Self::Namespaces)
     }
 
-    /// Whether these are profiles.
+    /// Whether this part is a list of profiles.
     pub(crate) const fn is_of_profiles(&self) -> bool {
         matches!(
             self,
@@ -71,12 +71,12 @@ impl fmt::Display for Part {
     }
 }
 
-/// What was found; what was not is kept in mind.
+/// Returns the result, or records the error as unread.
 pub(crate) fn kept<T>(found: kube::Result<T>, part: Part, unread: &mut Unread) -> Option<T> {
     found.map_err(|error| unread.push((part, said(error)))).ok()
 }
 
-/// Why something could not be read: the API server's own words, where it has any.
+/// Formats an error: the API server's message if there is one.
 fn said(error: kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
@@ -84,14 +84,14 @@ fn said(error: kube::Error) -> String {
     }
 }
 
-/// The slices of the webhook's Service.
+/// Returns the endpoint slices of the webhook's Service.
 pub(crate) async fn slices(client: &Client, release: &Release, unread: &mut Unread) -> Option<Vec<EndpointSlice>> {
     let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}", release.service()));
     let slices = Api::<EndpointSlice>::namespaced(client.clone(), release.namespace()).list(&of_service).await;
     kept(slices, Part::Endpoints, unread).map(|list| list.items)
 }
 
-/// The addresses in slices, and whether each is ready.
+/// Returns the addresses in slices with their readiness.
 pub(crate) fn endpoints(slices: &[EndpointSlice]) -> Vec<(String, bool)> {
     let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten()).flat_map(|endpoint| {
         let is_ready = endpoint.conditions.as_ref().is_none_or(|conditions| conditions.ready.unwrap_or(true));
@@ -100,7 +100,7 @@ pub(crate) fn endpoints(slices: &[EndpointSlice]) -> Vec<(String, bool)> {
     endpoints.collect()
 }
 
-/// The policy of the webhook as the chart mounts it; `None` where there is none or it cannot be read.
+/// Returns the webhook's policy as the chart mounts it. `None` if it is missing or cannot be read.
 pub(crate) async fn policy(client: &Client, release: &Release, unread: &mut Unread) -> Option<WebhookPolicy> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
     let name = format!("{}-webhook", release.name());
@@ -115,7 +115,7 @@ pub(crate) async fn policy(client: &Client, release: &Release, unread: &mut Unre
     }
 }
 
-/// How a person puts a key of the release's switch.
+/// Returns the command that sets a key of the release's switch.
 pub(crate) fn switching(release: &Release, key: &str, word: &str) -> String {
     format!(
         "kubectl -n {} patch configmap {} -p '{{\"data\":{{\"{key}\":\"{word}\"}}}}'",

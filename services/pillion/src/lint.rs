@@ -31,7 +31,7 @@ enum Format {
     Github,
 }
 
-/// Shows all problems; succeeds if there are none but warnings.
+/// Prints all problems. Succeeds if there are only warnings.
 pub(crate) fn run(args: LintArgs) -> anyhow::Result<ExitCode> {
     let LintArgs { paths, format } = args;
     let Loaded { profiles, problems, warnings, .. } = load::profiles(&paths);
@@ -58,7 +58,7 @@ pub(crate) fn run(args: LintArgs) -> anyhow::Result<ExitCode> {
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// So many of something; `None` for none.
+/// Formats a count; `None` for zero.
 fn counted(count: usize, what: &str) -> Option<String> {
     match count {
         0 => None,

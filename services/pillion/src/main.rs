@@ -53,14 +53,15 @@ use crate::cli::{Arguments, Command};
 use crate::telemetry::Telemetry;
 
 fn main() -> ExitCode {
-    // Before anything else: with no provider, or two, the first connection would be a panic. Err says that there is one.
+    // Comes first: without exactly one provider, the first connection would panic. Err: a provider is installed
+    // already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 
     let matches = exits::command().get_matches();
     match Arguments::from_arg_matches(&matches).map_err(anyhow::Error::from).and_then(run) {
         Ok(code) => code,
         Err(error) => {
-            // Who has closed standard error does not want to know.
+            // Err: standard error is closed.
             let _ = output::error(&error);
             ExitCode::FAILURE
         }
@@ -91,7 +92,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Man(args) => manual::run(args, exits::command()),
         Command::Reference => reference::run(),
         Command::Completions { shell } => {
-            // It would panic where whoever reads it stops reading.
+            // Generated into a buffer: clap's writer panics if the output is closed.
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut exits::command(), "pillion", &mut script);
             output::print(&String::from_utf8(script)?)?;

@@ -18,7 +18,7 @@ pub(crate) struct ManArgs {
     folder: Option<PathBuf>,
 }
 
-/// Writes them, or prints the first.
+/// Writes all pages, or prints the page of `pillion` itself.
 pub(crate) fn run(args: ManArgs, command: Command) -> anyhow::Result<ExitCode> {
     let Some(folder) = args.folder else {
         let mut page = Vec::new();

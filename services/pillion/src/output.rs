@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::causes;
 use crate::load::Problem;
 
-/// How many problems are shown at once: nobody reads more, and a file can have as many as it has bytes.
+/// The maximum number of problems printed at once, since a file can have as many as it has bytes.
 pub(crate) const MAX_PROBLEMS: usize = 100;
 
 /// How objects are printed.
@@ -37,7 +37,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// Prints data: `text` for people, whose colours are taken out where nobody would see them, and `value` for programs.
+    /// Prints data: `text` for a terminal (its colours are removed for other streams), or `value` for programs.
     pub(crate) fn print(
         self,
         text: impl FnOnce() -> anyhow::Result<String>,
@@ -51,7 +51,7 @@ impl Form {
     }
 }
 
-/// In columns, as kubectl has them: the head, and a row for each; nothing if there is no row.
+/// Formats a table like kubectl; empty if there are no rows.
 pub(crate) fn columns<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
     let mut widths = [0; N];
@@ -64,7 +64,7 @@ pub(crate) fn columns<const N: usize>(head: [&str; N], rows: impl Iterator<Item 
     for row in rows.iter().filter(|_| rows.len() > 1) {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(widths) {
-            // Writing to a text never fails.
+            // Writing to a string never fails.
             let _ = write!(line, "{cell:width$}   ");
         }
         out.push_str(line.trim_end());
@@ -73,7 +73,7 @@ pub(crate) fn columns<const N: usize>(head: [&str; N], rows: impl Iterator<Item 
     out
 }
 
-/// Writes objects in a format.
+/// Formats objects.
 pub(crate) fn objects(objects: &[Value], format: Format) -> anyhow::Result<String> {
     match (format, objects) {
         (Format::Yaml, objects) => {
@@ -87,17 +87,17 @@ pub(crate) fn objects(objects: &[Value], format: Format) -> anyhow::Result<Strin
     }
 }
 
-/// One YAML document: in blocks, keys in their order, and text in quotes where a reader of YAML 1.1 or 1.2 would take it
-/// for something else.
+/// Formats one YAML document in block style with keys in order. Strings are quoted where YAML 1.1 or 1.2 would read
+/// another type.
 pub(crate) fn yaml(value: &Value) -> anyhow::Result<String> {
     let options = serde_saphyr::ser_options! {
-        // A command line or an annotation stays on one line, so that it can be searched for.
+        // Command lines and annotations stay on one line, so that they can be searched for.
         folded_wrap_chars: 1_000_000,
     };
     serde_saphyr::to_string_with_options(value, options).context("the result cannot be written as YAML")
 }
 
-/// JSON for people, with a newline at its end.
+/// Formats indented JSON with a final newline.
 pub(crate) fn json(value: &Value) -> anyhow::Result<String> {
     let mut text = serde_json::to_string_pretty(value).context("the result cannot be written as JSON")?;
     text.push('\n');
@@ -110,15 +110,15 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
 }
 
-/// Prints the result of a command for people. Colours are taken out where nobody would see them.
+/// Prints a command's result as text. Colours are removed if standard output is not a terminal.
 pub(crate) fn show(text: &str) -> anyhow::Result<()> {
     let text = harmless(text);
     let mut stdout = anstream::stdout().lock();
     unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
 }
 
-/// A text in which nothing but colours can act on a terminal: parts of it are written by whoever may write to a cluster,
-/// and a sequence of theirs could hide a line or write another one over it.
+/// Removes all control sequences except colours: parts of the text come from the cluster, and a sequence in them could
+/// hide or overwrite a line.
 fn harmless(text: &str) -> Cow<'_, str> {
     let acts = |letter: char| letter.is_control() && letter != '\n' && letter != '\t';
     if !text.contains(acts) {
@@ -142,7 +142,7 @@ fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// How long the sequence is with which a text begins, if it sets a colour; one that hides what follows is none.
+/// Returns the length of a leading colour sequence. A sequence that hides text is not a colour.
 fn colour(text: &str) -> Option<usize> {
     let numbers = text.strip_prefix("\u{1b}[")?;
     let end = numbers.find(|letter: char| !letter.is_ascii_digit() && letter != ';')?;
@@ -150,18 +150,18 @@ fn colour(text: &str) -> Option<usize> {
     (rest.starts_with('m') && numbers.split(';').all(|number| number != "8")).then_some(end + 3)
 }
 
-/// Tells the user something beside the result. Colours are taken out where nobody would see them.
+/// Prints a message to standard error. Colours are removed if it is not a terminal.
 pub(crate) fn tell(text: &str) -> anyhow::Result<()> {
     let text = harmless(text);
     unless_closed(writeln!(anstream::stderr().lock(), "{text}")).context("cannot write to standard error")
 }
 
-/// Tells the user why a command came to nothing.
+/// Prints the error of a failed command.
 pub(crate) fn error(error: &anyhow::Error) -> anyhow::Result<()> {
     tell(&format!("error: {}", causes::told(error)))
 }
 
-/// Tells the user what is wrong, each with its piece of text; of very many, the first.
+/// Prints problems with their excerpts, up to the maximum number.
 pub(crate) fn problems(problems: &[Problem]) -> anyhow::Result<()> {
     problems.iter().take(MAX_PROBLEMS).try_for_each(|problem| tell(&format!("{}\n", problem.render())))?;
     match problems.len().saturating_sub(MAX_PROBLEMS) {
@@ -324,7 +324,7 @@ spec:
             any::<bool>().prop_map(Value::from),
             any::<i64>().prop_map(Value::from),
             any::<u64>().prop_map(Value::from),
-            // What YAML can hold at all: all but some control characters, which JSON does hold.
+            // YAML cannot hold some control characters that JSON can hold.
             proptest::string::string_regex("[ -~\n\té✓🦀]{0,12}").unwrap().prop_map(Value::from),
         ];
         leaf.prop_recursive(4, 32, 4, |inner| {

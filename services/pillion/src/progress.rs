@@ -2,10 +2,10 @@
 
 use std::io::{self, IsTerminal, Write};
 
-/// The last column that is written to.
+/// The width of the line.
 const WIDTH: usize = 78;
 
-/// Work of so many steps.
+/// Progress in a known number of steps.
 #[derive(Debug)]
 pub(crate) struct Progress {
     what: &'static str,
@@ -15,12 +15,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Nothing is done yet. `what` are the steps, in the plural.
+    /// Creates the progress display. `what` names the steps, in the plural.
     pub(crate) fn new(what: &'static str, of: usize) -> Self {
         Self { what, done: 0, of, is_seen: io::stderr().is_terminal() }
     }
 
-    /// The next step begins.
+    /// Begins the next step.
     pub(crate) fn step(&mut self, name: &str) {
         self.done += 1;
         if self.is_seen {
@@ -38,7 +38,7 @@ impl Drop for Progress {
 }
 
 fn write(text: &str) {
-    // Whoever has closed it does not want to know.
+    // Err: standard error is closed.
     let _ = write!(io::stderr().lock(), "\r{text:<WIDTH$}\r");
 }
 

@@ -27,7 +27,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The flags of a command, with their environment variables.
+/// Returns the table of a command's flags with their environment variables.
 fn flags(program: &Command, command: &str) -> anyhow::Result<String> {
     let command = program.find_subcommand(command).with_context(|| format!("there is no command {command}"))?;
     let mut table = "| flag | environment | default | meaning |\n|---|---|---|---|\n".to_owned();

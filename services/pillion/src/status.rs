@@ -38,7 +38,7 @@ pub(crate) struct StatusArgs {
     at: ClusterArgs,
 }
 
-/// Prints the findings; fails if there is any.
+/// Prints the findings. Exit code 1: there are some.
 pub(crate) fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let format = args.output;
     let (lines, report) = block_on(report(args))?;
@@ -63,7 +63,7 @@ async fn report(args: StatusArgs) -> anyhow::Result<(Vec<Line>, Report)> {
     Ok((lines, report))
 }
 
-/// Fails for who may not list what the audit goes by, rather than have it ask again and again.
+/// Fails at once if the permission to list profiles or namespaces is missing, instead of retrying.
 async fn may_be_asked(client: &Client) -> anyhow::Result<()> {
     let one = ListParams::default().limit(1);
     let profiles = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
@@ -82,11 +82,11 @@ async fn may_be_asked(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// In columns, with an empty line behind it.
+/// Formats the overview in columns, followed by an empty line.
 fn at_a_glance(lines: &[Line]) -> String {
     let mut text = String::new();
     for line in lines {
-        // Writing to a text never fails.
+        // Writing to a string never fails.
         let _ = writeln!(text, "{:<14}{}", line.what, line.said);
     }
     if !lines.is_empty() {
@@ -95,7 +95,7 @@ fn at_a_glance(lines: &[Line]) -> String {
     text
 }
 
-/// For programs.
+/// Returns the output for programs.
 fn document(lines: &[Line], report: &Report) -> Value {
     let findings = report.findings.iter().map(|finding| {
         json!({
@@ -120,7 +120,7 @@ fn document(lines: &[Line], report: &Report) -> Value {
     })
 }
 
-/// In columns, as kubectl has them; nothing if there is nothing.
+/// Formats a table like kubectl; empty if there are no findings.
 fn table(findings: &[Finding]) -> String {
     let head = ["NAMESPACE", "POD", "OWNER", "PROFILE", "STATE", "WANT", "HAS", "CAUSE"];
     let text = |text: Option<&str>| text.unwrap_or("-").to_owned();
@@ -139,7 +139,7 @@ fn table(findings: &[Finding]) -> String {
     output::columns(head, rows)
 }
 
-/// One line: how many pods there are of each kind, and where the findings are.
+/// Formats one line with the number of pods in each state, and the places of the findings.
 fn summary(report: &Report) -> String {
     let pods = &report.pods;
     let kinds = [

@@ -32,7 +32,7 @@ use self::traces::{Sampling, TraceArgs, Traces};
 /// How long the last spans may take to be sent.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
-/// Sends what is left of the traces when it is [shut down](Self::shutdown).
+/// The logging and tracing setup. [`Self::shutdown`] sends the remaining spans.
 #[must_use = "the last spans are lost unless it is shut down"]
 #[derive(Debug)]
 pub(crate) struct Telemetry {
@@ -40,12 +40,12 @@ pub(crate) struct Telemetry {
     controls: Controls,
 }
 
-/// What of all that changes while the program runs.
+/// The settings that can change at run time.
 #[derive(Clone, Debug)]
 pub(crate) struct Controls {
     pub(crate) level: LogLevel,
     sampling: Sampling,
-    /// Where spans are counted. All is 0 where none are made.
+    /// Counts spans. All counters stay 0 without tracing.
     spans: SpanMetrics,
 }
 
@@ -56,17 +56,17 @@ impl Controls {
         self.sampling.set(traces);
     }
 
-    /// Shows what is counted of the spans.
+    /// Registers the metrics of spans.
     pub(crate) fn register(&self, metrics: &mut Metrics) {
         self.spans.register(metrics);
     }
 }
 
 impl Telemetry {
-    /// Log lines only, for commands that are soon done.
+    /// Sets up logs only, for short commands.
     ///
     /// # Errors
-    /// The level is none.
+    /// The level is invalid.
     pub(crate) fn logs(logs: &LogArgs) -> anyhow::Result<()> {
         let level = logs.log_level.as_deref().unwrap_or(DEFAULT_LEVEL);
         let filter = logs::filter(level).context("--log-level cannot be used")?;
@@ -74,10 +74,10 @@ impl Telemetry {
         Registry::default().with(layer).try_init().context("logs are set up already")
     }
 
-    /// Log lines only, at a level that can be changed while the program runs.
+    /// Sets up logs only, with a level that can change at run time.
     ///
     /// # Errors
-    /// The level is none.
+    /// The level is invalid.
     pub(crate) fn changing_logs(logs: &LogArgs, level: &str) -> anyhow::Result<LogLevel> {
         let (filter, level) = LogLevel::new(level)?;
         let lines = logs::layer(logs.log_format).with_filter(filter);
@@ -85,10 +85,10 @@ impl Telemetry {
         Ok(level)
     }
 
-    /// Log lines and, if an endpoint is given, traces, by the arguments and the settings of a policy.
+    /// Sets up logs and, if an endpoint is given, traces, by the arguments and a policy's settings.
     ///
     /// # Errors
-    /// The level is none, or the endpoint cannot be used.
+    /// The level is invalid, or the endpoint cannot be used.
     pub(crate) fn start(args: (&LogArgs, &TraceArgs), settings: (&Logs, &Traces)) -> anyhow::Result<Self> {
         let ((logs, traces), (levels, shares)) = (args, settings);
         let (filter, level) = LogLevel::new(&levels.level)?;
@@ -97,7 +97,7 @@ impl Telemetry {
         let collector = traces.collector()?;
         let provider = collector.map(|collector| traces::provider(&collector, &sampling, spans.clone())).transpose()?;
         let layer = provider.as_ref().map(|provider| {
-            // What is told while a request is answered belongs to its span, but not each decision: the span says it.
+            // Log lines during a request belong to its span, except the line for each decision, which the span covers.
             let wanted = [(trace::TARGET, LevelFilter::INFO), ("pillion", LevelFilter::WARN)];
             let layer = tracing_opentelemetry::layer().with_location(false).with_threads(false);
             let layer = layer.with_tracked_inactivity(false).with_target(false);
@@ -106,21 +106,21 @@ impl Telemetry {
         let lines = logs::layer(logs.log_format).with_filter(filter);
         subscriber(lines, layer).try_init().context("logs are set up already")?;
         if let Some(provider) = &provider {
-            // For spans that are made after their request has ended.
+            // For spans that are created after their request has ended.
             opentelemetry::global::set_tracer_provider(provider.clone());
         }
         Ok(Self { provider, controls: Controls { level, sampling, spans } })
     }
 
-    /// What of it changes while the program runs.
+    /// Returns the settings that can change at run time.
     pub(crate) fn controls(&self) -> Controls {
         self.controls.clone()
     }
 
-    /// Sends the last spans, for a few seconds at most.
+    /// Sends the remaining spans, for a few seconds at most.
     pub(crate) async fn shutdown(self) {
         let Some(provider) = self.provider else { return };
-        // It blocks until its thread is done.
+        // The shutdown blocks until the export thread is done.
         let ended = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_LIMIT)).await;
         if let Ok(Err(error)) = ended {
             tracing::warn!(%error, "the last traces were not sent");
@@ -128,8 +128,8 @@ impl Telemetry {
     }
 }
 
-/// Who is told of log lines and of spans, each as its own filter says. A layer that is `None` would not do: it has no filter,
-/// so it counts as one that wants everything, and every request would get a span that nobody sees.
+/// Combines the layers of logs and spans with their filters. A layer of `None` would not work: it has no filter, so it
+/// would enable everything, and every request would get an unused span.
 fn subscriber<L, T>(lines: L, spans: Option<T>) -> Dispatch
 where
     L: Layer<Registry> + Send + Sync + 'static,

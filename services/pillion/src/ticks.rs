@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-/// Says when to look.
+/// A polling timer.
 #[derive(Debug)]
 pub(crate) struct Ticks {
     interval: Interval,
@@ -13,14 +13,15 @@ pub(crate) struct Ticks {
 }
 
 impl Ticks {
-    /// The first time is at once. A look that takes longer than `every` delays the next one, and none is made up for.
+    /// Creates a timer whose first tick is immediate. A handler that takes longer than `every` delays the next tick;
+    /// missed ticks are skipped.
     pub(crate) fn new(every: Duration, stop: CancellationToken) -> Self {
         let mut interval = interval(every);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self { interval, stop }
     }
 
-    /// Waits for the next time; `false` if there is none any more.
+    /// Waits for the next tick. Returns `false` once stopped.
     pub(crate) async fn next(&mut self) -> bool {
         self.stop.run_until_cancelled(self.interval.tick()).await.is_some()
     }
@@ -39,7 +40,7 @@ mod tests {
         assert_eq!(began.elapsed(), Duration::ZERO);
         assert!(ticks.next().await);
         assert_eq!(began.elapsed(), Duration::from_secs(10));
-        // One look took long.
+        // One poll takes long.
         tokio::time::sleep(Duration::from_secs(25)).await;
         assert!(ticks.next().await);
         assert!(ticks.next().await);

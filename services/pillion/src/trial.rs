@@ -3,15 +3,15 @@
 use pillion_engine::creation::Creation;
 use serde_json::Value;
 
-/// The id of a request that nobody made.
+/// The UID of simulated requests.
 const UID: &str = "00000000-0000-4000-8000-000000000000";
 
-/// The review that an API server would send if somebody created a pod by a dry run. `user` is the request's `userInfo`.
+/// Returns the review of creating a pod by dry run. `user` is the request's `userInfo`.
 pub(crate) fn review(pod: &Value, namespace: &str, user: &Value) -> Value {
     Creation { object: pod, namespace, uid: UID, user, dry_run: true }.review()
 }
 
-/// The review that an API server sends if somebody creates a pod that stays.
+/// Returns the review of creating a pod without dry run.
 pub(crate) fn of_creation(pod: &Value, namespace: &str, user: &Value) -> Value {
     Creation { object: pod, namespace, uid: UID, user, dry_run: false }.review()
 }

@@ -29,7 +29,7 @@ pub(crate) struct UninstallArgs {
     kubeconfig: Option<PathBuf>,
 }
 
-/// Marks the release as disarmed, so that no controller puts them back, and takes the configurations away.
+/// Sets the release to disarmed, so that no controller recreates the webhook configurations, and deletes them.
 pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let UninstallArgs { release, kubeconfig } = args;

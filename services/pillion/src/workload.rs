@@ -9,23 +9,23 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client};
 use pillion_control::audit::kind_with_group;
 
-/// How many owners may be behind one another.
+/// The maximum length of an owner chain.
 pub(crate) const MOST_OWNERS: usize = 4;
 
-/// A workload, or a pod that is nobody's.
+/// A workload, or a pod without a controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Workload {
-    /// Its namespace.
+    /// The namespace.
     pub(crate) namespace: Box<str>,
-    /// `Deployment`, or `Pod` for one that nobody controls; of a group that is not Kubernetes' own with it:
+    /// `Deployment`, or `Pod` for one without a controller. Kinds outside Kubernetes' own groups include the group:
     /// `StatefulSet.apps.kruise.io`.
     pub(crate) kind: Box<str>,
-    /// Its name.
+    /// The name.
     pub(crate) name: Box<str>,
 }
 
 impl Workload {
-    /// A workload by its parts.
+    /// Creates a workload from its parts.
     pub(crate) fn new(namespace: &str, kind: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), kind: kind.into(), name: name.into() }
     }
@@ -37,22 +37,22 @@ impl fmt::Display for Workload {
     }
 }
 
-/// Asks who is behind owners, and remembers it.
+/// Looks up owners, and caches the results.
 pub(crate) struct Owners {
     client: Client,
     known: HashMap<Workload, Option<Workload>>,
 }
 
 impl Owners {
-    /// Nothing is known yet.
+    /// Creates an empty cache.
     pub(crate) fn new(client: Client) -> Self {
         Self { client, known: HashMap::new() }
     }
 
-    /// The workload that a pod belongs to in the end; `owner` is the kind and the name of what controls it.
+    /// Returns the topmost workload of a pod; `owner` is the kind and name of the pod's controller.
     ///
     /// # Errors
-    /// The API server does not say who is behind an owner.
+    /// The API server does not return an owner.
     pub(crate) async fn workload(
         &mut self,
         namespace: &str,
@@ -93,7 +93,7 @@ impl Owners {
     }
 }
 
-/// Kind and name of what controls an object, the kind as [`kind_with_group`] has it.
+/// Returns kind and name of an object's controlling owner, with the kind as in [`kind_with_group`].
 pub(crate) fn controller(metadata: &ObjectMeta) -> Option<(String, &str)> {
     let mut references = metadata.owner_references.iter().flatten();
     let controller = references.find(|reference| reference.controller == Some(true));

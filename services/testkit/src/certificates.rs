@@ -8,7 +8,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// A certificate authority that lives as long as the test.
+/// A CA that lives as long as the test.
 #[derive(Debug)]
 pub struct TestCa {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -17,17 +17,17 @@ pub struct TestCa {
 /// A certificate and its key as files in PEM form.
 #[derive(Debug, Clone)]
 pub struct TlsFiles {
-    /// The leaf's certificate.
+    /// The certificate.
     pub cert: PathBuf,
-    /// The leaf's private key (PKCS #8).
+    /// The private key (PKCS #8).
     pub key: PathBuf,
 }
 
 impl TestCa {
-    /// A new authority with a key of its own; no two trust each other's leaves.
+    /// Creates a CA with its own key, so that CAs do not trust each other's certificates.
     ///
     /// # Errors
-    /// The cryptography library refuses.
+    /// The cryptography library fails.
     pub fn new() -> anyhow::Result<Self> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "pillion test CA");
@@ -38,10 +38,10 @@ impl TestCa {
         Ok(Self { issuer })
     }
 
-    /// A serving certificate and its key in PEM form, for names and IP addresses.
+    /// Returns a serving certificate and its key in PEM form, for names and IP addresses.
     ///
     /// # Errors
-    /// A name cannot stand in a certificate.
+    /// A name is not valid in a certificate.
     pub fn serving(&self, names: &[&str]) -> anyhow::Result<(String, String)> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(names.clone())
@@ -49,14 +49,14 @@ impl TestCa {
         params.distinguished_name.push(DnType::CommonName, "pillion test leaf");
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        // Without it two leaves of one CA look alike to who follows the chain by key identifiers.
+        // Without it, two certificates of one CA look alike to clients that follow the chain by key identifiers.
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate().context("generating a leaf's key")?;
         let leaf = params.signed_by(&key, &self.issuer).context("signing a leaf")?;
         Ok((leaf.pem(), key.serialize_pem()))
     }
 
-    /// [`TestCa::serving`] written to `NAME.crt` and `NAME.key` in `dir`.
+    /// Writes [`TestCa::serving`] to `NAME.crt` and `NAME.key` in `dir`.
     ///
     /// # Errors
     /// As [`TestCa::serving`], or the files cannot be written.
@@ -69,10 +69,10 @@ impl TestCa {
         Ok(files)
     }
 
-    /// A client's certificate of this common name and its key, written to `NAME.crt` and `NAME.key` in `dir`.
+    /// Writes a client certificate with this common name and its key to `NAME.crt` and `NAME.key` in `dir`.
     ///
     /// # Errors
-    /// The cryptography library refuses, or the files cannot be written.
+    /// The cryptography library fails, or the files cannot be written.
     pub fn client_files(&self, dir: &Path, name: &str, common_name: &str) -> anyhow::Result<TlsFiles> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, common_name);
@@ -88,15 +88,15 @@ impl TestCa {
         Ok(files)
     }
 
-    /// The authority's own certificate: what a `caBundle` holds.
+    /// Returns the CA certificate, as for a `caBundle`.
     #[must_use]
     pub fn bundle_pem(&self) -> String {
         self.issuer.pem()
     }
 }
 
-/// Makes aws-lc-rs the process's provider of cryptography. Once is enough, more is harmless.
+/// Installs aws-lc-rs as the process's cryptography provider. Further calls have no effect.
 pub fn install_crypto_provider() {
-    // Err says that one is installed already.
+    // Err: a provider is installed already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }

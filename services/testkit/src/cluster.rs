@@ -28,13 +28,13 @@ use lock::Lock;
 pub use parts::Lacking;
 use parts::{Engine, Parts};
 
-/// How long a cluster may take until its node is ready, on a machine that is busy.
+/// How long a cluster may take until its node is ready, on a busy machine.
 const START_LIMIT: Duration = Duration::from_mins(4);
 /// How long a script, or one import of an image, may take.
 const COMMAND_LIMIT: Duration = Duration::from_mins(3);
-/// The file in the folder of a cluster that ends with a process.
+/// Marks the folder of a cluster that ends with its owner process.
 const OWNED: &str = "owned";
-/// The image that does nothing, and answers probes if it is told to: `/pause [PORT]`.
+/// An image that does nothing but answer probes if called with a port: `/pause [PORT]`.
 pub const PAUSE_IMAGE: &str = "local.test/pause:1";
 
 /// A running cluster.
@@ -43,13 +43,14 @@ pub struct Cluster {
     name: String,
     home: PathBuf,
     parts: Parts,
-    /// Open for as long as a cluster lives that is somebody's: its end is told by this end of a pipe.
+    /// The pipe's end that the owner holds open; closing it ends the cluster. `None`: the cluster has no owner.
     owner: Option<PipeWriter>,
-    /// Nobody else starts, ends or loads the cluster of this name. Behind all that it guards: it goes last.
+    /// Prevents other processes from starting, ending or loading the cluster. The last field, so that it is dropped
+    /// last.
     _lock: Lock,
 }
 
-/// Builds the program of [`PAUSE_IMAGE`] in a folder, for more images that do nothing; where it is.
+/// Builds the program of [`PAUSE_IMAGE`] in a folder, for other idle images, and returns its path.
 ///
 /// # Errors
 /// There is no C compiler.
@@ -59,20 +60,21 @@ pub fn pause(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds or fetches what the clusters of tests are made of: a quarter of an hour on two cores the first time, nothing later.
+/// Builds or fetches the parts of test clusters. It takes a quarter of an hour on two cores the first time, and nothing
+/// later.
 ///
 /// # Errors
-/// This machine cannot run one, or a build fails.
+/// This machine cannot run a cluster, or a build fails.
 pub fn build() -> anyhow::Result<()> {
     parts::make_own().map(drop)
 }
 
 impl Cluster {
-    /// Starts the cluster of this name, or goes on with it: with what it held, if it was there before. It goes on without its
-    /// owner. What it is made of is built or fetched if need be, which takes a quarter of an hour the first time.
+    /// Starts the cluster of this name, or resumes it with its data. It continues without an owner. Missing parts are
+    /// built or fetched, which takes a quarter of an hour the first time.
     ///
     /// # Errors
-    /// This machine cannot run one, or it does not become ready; with where its logs are.
+    /// This machine cannot run a cluster, or it does not become ready; the error names its logs.
     pub async fn up(name: &str) -> anyhow::Result<Self> {
         let (parts, home) = (parts::make()?, home_of(name)?);
         let lock = Lock::of(&home)?;
@@ -89,12 +91,12 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A new cluster that ends with its owner: when it is dropped, and also when its process ends in any way. It is the project's
-    /// own, whatever else there is, and has the name of this process, of which it is the only one. What is left of clusters whose
-    /// owners have ended without a word is removed.
+    /// Starts a new cluster that ends when it is dropped, or when its process ends in any way. It always uses the
+    /// project's own engine, and is named after this process, so there is one for each process. Clusters of owners that
+    /// died are removed.
     ///
     /// # Errors
-    /// As [`Cluster::up`]; nothing is built or fetched for it.
+    /// As [`Cluster::up`]; nothing is built or fetched.
     pub async fn owned() -> anyhow::Result<Self> {
         let parts = parts::find().map_err(anyhow::Error::new)?;
         let name = format!("t{}", std::process::id());
@@ -110,10 +112,10 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Ends the cluster of this name and removes what it held. Nothing happens where there is none.
+    /// Ends the cluster of this name and removes its data. Returns `false` if there is none.
     ///
     /// # Errors
-    /// Another process works on it, or something of it cannot be removed.
+    /// Another process uses it, or its data cannot be removed.
     pub fn down(name: &str) -> anyhow::Result<bool> {
         let home = home_of(name)?;
         if !home.exists() {
@@ -127,7 +129,7 @@ impl Cluster {
         Self { home, name: name.to_owned(), parts, owner: None, _lock: lock }.remove()
     }
 
-    /// Ends every process of the node at once, as a power cut does, and starts it again with what it held.
+    /// Kills every process of the node at once, like a power cut, and starts it again with its data.
     ///
     /// # Errors
     /// It does not become ready again.
@@ -150,10 +152,10 @@ impl Cluster {
         self.wait().await
     }
 
-    /// Imports an archive of an image. Pods that use it say `imagePullPolicy: IfNotPresent` or `Never`.
+    /// Imports an image archive. Pods that use it need `imagePullPolicy: IfNotPresent` or `Never`.
     ///
     /// # Errors
-    /// It is no archive of an image.
+    /// The file is not an image archive.
     pub fn load(&self, archive: &Path) -> anyhow::Result<()> {
         match &self.parts.engine {
             Engine::Kind { program, .. } => kind::load(program, &self.name, archive),
@@ -161,34 +163,34 @@ impl Cluster {
         }
     }
 
-    /// What it is called.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The administrator's kubeconfig.
+    /// Returns the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.home.join("kubeconfig")
     }
 
-    /// The folder of what it holds; with `log/` where it is the project's own.
+    /// Returns the folder of its data; the project's own engine also writes `log/` there.
     #[must_use]
     pub fn home(&self) -> &Path {
         &self.home
     }
 
-    /// A client of the administrator.
+    /// Returns a client of the administrator.
     ///
     /// # Errors
-    /// The kubeconfig is not there.
+    /// The kubeconfig is missing.
     pub async fn client(&self) -> anyhow::Result<Client> {
         self.client_as("", &[]).await
     }
 
-    /// A client that acts as `user` in `groups` (and in `system:authenticated`), by impersonation; as the administrator where
-    /// `user` is empty.
+    /// Returns a client that impersonates `user` in `groups` (and in `system:authenticated`). If `user` is empty, it is
+    /// the administrator.
     ///
     /// # Errors
     /// As [`Cluster::client`].
@@ -215,7 +217,7 @@ impl Cluster {
             Engine::Kind { program, .. } => kind::start(program, &self.name, &self.kubeconfig())?,
             Engine::Own(own) => {
                 node::prepare(&self.home, &self.name, own)?;
-                // What is left of a run that did not end well.
+                // Ends the remains of a run that was killed.
                 node::stop(&self.home)?;
                 node::start(&self.home, stdin, self.owner.is_some())?;
             }
@@ -223,7 +225,7 @@ impl Cluster {
         self.wait().await
     }
 
-    /// Until its node is ready, and an image can be run on it.
+    /// Waits until the node is ready, and can run an image.
     async fn wait(&self) -> anyhow::Result<()> {
         let logs = self.home.join("log");
         eventually(START_LIMIT, "the cluster's node is ready", async || self.is_ready().await)
@@ -248,7 +250,7 @@ impl Cluster {
         let ready = conditions.iter().find(|each| each.type_ == "Ready").context("no condition")?;
         ensure!(ready.status == "True", "{}", ready.message.as_deref().unwrap_or_default());
         if let Engine::Own(_) = &self.parts.engine {
-            // What it said before a restart is no news.
+            // A status from before a restart does not count.
             let beaten = ready.last_heartbeat_time.as_ref().context("no heartbeat")?;
             node::has_started_since(&self.home, &beaten.0.to_string())?;
         }
@@ -270,7 +272,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if self.owner.is_some() {
-            // What a failing test wants to know of its node.
+            // Helps to debug a failing test.
             if std::thread::panicking() {
                 node::print_logs(&self.home);
             }
@@ -279,16 +281,16 @@ impl Drop for Cluster {
     }
 }
 
-/// Removes the clusters of processes that are no more. A process that lives has the lock of its own.
+/// Removes the clusters of processes that have ended. A running process holds the lock of its own.
 fn remove_left(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.filter_map(Result::ok).filter(|entry| entry.path().join(OWNED).exists()) {
-        // What cannot be removed is nothing that the next one needs.
+        // The next cluster does not need what cannot be removed.
         let _ = Cluster::end(entry.path(), &entry.file_name().to_string_lossy());
     }
 }
 
-/// Runs to its end what answers within [`COMMAND_LIMIT`]; its standard output.
+/// Runs a command that must end within [`COMMAND_LIMIT`], and returns its standard output.
 fn run(command: &Command) -> anyhow::Result<String> {
     run_within(COMMAND_LIMIT, command)
 }
@@ -308,7 +310,7 @@ fn run_within(limit: Duration, command: &Command) -> anyhow::Result<String> {
     String::from_utf8(stdout).context("it printed what is not UTF-8")
 }
 
-/// Where clusters are: `PILLION_CLUSTERS`, or in the user's cache.
+/// Returns the folder of clusters: `PILLION_CLUSTERS`, or in the user's cache.
 fn folder() -> anyhow::Result<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let folder = match (set("PILLION_CLUSTERS"), set("XDG_CACHE_HOME"), set("HOME")) {
@@ -321,7 +323,7 @@ fn folder() -> anyhow::Result<PathBuf> {
 }
 
 fn home_of(name: &str) -> anyhow::Result<PathBuf> {
-    // It is a part of the names of a network link, a cgroup and, with kind, a container.
+    // The name is part of the names of a network link, a cgroup and, with kind, a container.
     let fits =
         (1..=8).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     ensure!(fits, "{name:?} is no name for a cluster; expected up to 8 lower-case letters and digits");

@@ -32,13 +32,13 @@ const START_LIMIT: Duration = Duration::from_mins(3);
 
 const LEASED: &str = "the control plane is leased; give the test a network of its own (Isolation::own_network)";
 
-/// In a control plane's folder: the certificate of its CA.
+/// The CA certificate in a control plane's folder.
 const CA_FILE: &str = "ca.crt";
 
 /// The bearer token of the administrator, in the group `system:masters`.
 const ADMIN_TOKEN: &str = "admin-of-a-test";
 
-/// Where a control plane listens and what is special about it.
+/// The address and the configuration of a control plane.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Builder {
@@ -55,18 +55,18 @@ struct Ports {
     etcd_peers: u16,
 }
 
-/// A running etcd and kube-apiserver. Dropping it ends both, unless the test has leased them.
+/// A running etcd and kube-apiserver. Dropping it ends both, unless they are leased.
 #[derive(Debug)]
 pub struct ControlPlane {
     settings: Settings,
     ca_pem: String,
-    // Dropped in this order: an API server that loses etcd fills the end of its log with complaints.
+    // Dropped in this order: an API server that loses etcd fills the end of its log with errors.
     api_server: Option<Daemon>,
     /// `None` for a leased control plane, which belongs to another process.
     etcd: Option<Daemon>,
 }
 
-/// What a start of the API server needs, the first and every later one.
+/// The configuration for each start of the API server.
 #[derive(Debug)]
 struct Settings {
     address: IpAddr,
@@ -76,7 +76,7 @@ struct Settings {
     api_server_args: Vec<String>,
 }
 
-/// A control plane that goes on without its owner.
+/// A control plane that continues without its owner.
 #[derive(Debug, Clone)]
 pub struct Detached {
     /// The administrator's kubeconfig.
@@ -88,13 +88,13 @@ pub struct Detached {
 }
 
 impl Builder {
-    /// Listens on another address than [`namespace::API_SERVER`]: for a second control plane in one test.
+    /// Listens on another address than [`namespace::API_SERVER`], for a second control plane in one test.
     pub fn address(mut self, address: IpAddr) -> Self {
         self.address = address;
         self
     }
 
-    /// Listens on free ports of this machine's loopback: for a control plane outside of an isolated test.
+    /// Listens on free ports of the loopback, for a control plane outside an isolated test.
     ///
     /// # Errors
     /// The operating system has no free port.
@@ -115,24 +115,24 @@ impl Builder {
         Ok(self)
     }
 
-    /// Keeps data, keys and logs there; the default is a folder in the test's own.
+    /// Sets the folder of data, keys and logs. Default: a folder in that of the test.
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.directory = Some(directory.into());
         self
     }
 
-    /// One more argument for kube-apiserver, such as `--audit-policy-file=...`.
+    /// Adds an argument for kube-apiserver, such as `--audit-policy-file=...`.
     pub fn api_server_arg(mut self, argument: impl Into<String>) -> Self {
         self.api_server_args.push(argument.into());
         self
     }
 
-    /// Starts both and waits until the API server is ready and has made the namespace `default`. Where the test has leased
-    /// a control plane, attaches to that one instead.
+    /// Starts both, and waits until the API server is ready and has created the namespace `default`. If the test has
+    /// leased a control plane, it attaches to that one instead.
     ///
     /// # Errors
-    /// The tools are missing, or one of the two does not start; with the end of its log. A leased control plane cannot be
-    /// configured: such a test needs [`own_network`](crate::Isolation::own_network).
+    /// The tools are missing, or etcd or the API server does not start; the error has the end of its log. A leased
+    /// control plane cannot be configured: such a test needs [`own_network`](crate::Isolation::own_network).
     pub async fn start(self) -> anyhow::Result<ControlPlane> {
         install_crypto_provider();
         if let Some(leased) = namespace::leased_control_plane() {
@@ -151,7 +151,7 @@ impl Builder {
             api_server_args: self.api_server_args,
         };
         let ca_pem = settings.write_credentials()?;
-        // Side by side: the API server waits for etcd by itself.
+        // Both start concurrently, since the API server waits for etcd by itself.
         settings.write(CA_FILE, &ca_pem)?;
         let etcd = Some(settings.spawn_etcd()?);
         let mut control_plane = ControlPlane { etcd, api_server: None, ca_pem, settings };
@@ -160,7 +160,7 @@ impl Builder {
         Ok(control_plane)
     }
 
-    /// Kubeconfigs and the like go into a folder of the test's own.
+    /// Attaches to a leased control plane. Kubeconfigs and similar files go into a folder of the test.
     fn attach(self, leased: &Path) -> anyhow::Result<ControlPlane> {
         if self.address != namespace::API_SERVER || !self.api_server_args.is_empty() {
             bail!("a leased control plane is as it is: give the test a network of its own (Isolation::own_network)");
@@ -199,14 +199,15 @@ impl Settings {
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Keys, certificates and the token file; answers the CA's certificate.
+    /// Writes keys, certificates and the token file, and returns the CA certificate.
     fn write_credentials(&self) -> anyhow::Result<String> {
         let ca = TestCa::new()?;
         let address = self.address.to_string();
         let second = namespace::SECOND_API_SERVER.to_string();
         let names = [&address, &second, "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
         ca.serving_files(&self.directory, "apiserver", &names)?;
-        // The API server takes the public key of its tokens from a certificate as well: no second way of making keys.
+        // The API server also accepts a certificate as the public key of its tokens, so no other code for keys is
+        // needed.
         TestCa::new()?.serving_files(&self.directory, "service-accounts", &["service-accounts"])?;
         self.write("tokens.csv", &format!("{ADMIN_TOKEN},admin,admin,system:masters\n"))?;
         Ok(ca.bundle_pem())
@@ -218,7 +219,7 @@ impl Settings {
         let mut command = Command::new(self.tools.join("etcd"));
         command
             .arg(format!("--data-dir={}", self.path("etcd-data").display()))
-            // The data of a test need not outlive the machine.
+            // The data of a test need not survive a crash of the machine.
             .arg("--unsafe-no-fsync")
             .arg(format!("--listen-client-urls={clients}"))
             .arg(format!("--advertise-client-urls={clients}"))
@@ -244,9 +245,9 @@ impl Settings {
             .arg(format!("--tls-private-key-file={}", self.path("apiserver.key").display()))
             .arg(format!("--token-auth-file={}", self.path("tokens.csv").display()))
             .arg("--authorization-mode=RBAC")
-            // Calls of webhooks go to the addresses in endpoint slices: nothing routes a Service's own address here.
+            // The API server must call webhooks at the endpoints' addresses: nothing routes Service addresses here.
             .arg("--enable-aggregator-routing=true")
-            // It waits for service accounts that only a controller manager makes.
+            // It waits for service accounts, which only a controller manager creates.
             .arg("--disable-admission-plugins=ServiceAccount")
             .arg("--service-cluster-ip-range=10.112.0.0/24")
             .arg("--service-account-issuer=https://kubernetes.default.svc")
@@ -255,7 +256,7 @@ impl Settings {
             .arg("--allow-privileged=true")
             .arg("--profiling=false");
         if address.is_loopback() {
-            // A loopback address cannot be an endpoint of the Service `kubernetes`; nobody misses it.
+            // The Service `kubernetes` cannot have a loopback address as its endpoint, and needs none here.
             command.arg("--endpoint-reconciler-type=none");
         }
         command.args(&self.api_server_args);
@@ -263,10 +264,10 @@ impl Settings {
     }
 }
 
-/// No proxy between parts of one machine, no signals from the terminal, and little garbage collection.
+/// Removes proxies, ignores signals of the terminal, and reduces garbage collection.
 fn on_its_own(command: &mut Command) -> &mut Command {
     use std::os::unix::process::CommandExt;
-    // Processors are what tests lack, not memory: garbage is collected when there is this much of it.
+    // Tests lack processor time, not memory, so garbage is collected only at this limit.
     command.env("GOGC", "off").env("GOMEMLIMIT", "900MiB");
     for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
         command.env_remove(variable);
@@ -275,7 +276,7 @@ fn on_its_own(command: &mut Command) -> &mut Command {
 }
 
 impl ControlPlane {
-    /// Starts one on [`namespace::API_SERVER`] inside an isolated test. See [`Builder::start`].
+    /// Starts a control plane on [`namespace::API_SERVER`] inside an isolated test. See [`Builder::start`].
     ///
     /// # Errors
     /// As [`Builder::start`].
@@ -283,7 +284,7 @@ impl ControlPlane {
         Self::builder().start().await
     }
 
-    /// For all that is not the default.
+    /// Returns a builder for a configured control plane.
     pub fn builder() -> Builder {
         Builder {
             address: namespace::API_SERVER,
@@ -293,17 +294,17 @@ impl ControlPlane {
         }
     }
 
-    /// A client of the administrator, with connections of its own.
+    /// Returns a client of the administrator, with its own connections.
     ///
     /// # Panics
-    /// Never in practice: the kubeconfig was read when the control plane started.
+    /// Never in practice: the same configuration worked when the control plane started.
     #[must_use]
     #[expect(clippy::expect_used, reason = "the same configuration has made a client when the API server started")]
     pub fn client(&self) -> Client {
         self.admin_client().expect("the administrator's client was made before")
     }
 
-    /// A client that acts as `user` in `groups` (and in `system:authenticated`), by impersonation.
+    /// Returns a client that impersonates `user` in `groups` (and in `system:authenticated`).
     ///
     /// # Errors
     /// The kubeconfig cannot be written or read back.
@@ -311,24 +312,24 @@ impl ControlPlane {
         client_of(&self.kubeconfig_as(user, groups)?).await
     }
 
-    /// The administrator's kubeconfig.
+    /// Returns the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.settings.path("admin.kubeconfig")
     }
 
-    /// A kubeconfig that acts as `user` in `groups` (and in `system:authenticated`), by impersonation.
+    /// Writes a kubeconfig that impersonates `user` in `groups` (and in `system:authenticated`).
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn kubeconfig_as(&self, user: &str, groups: &[&str]) -> anyhow::Result<PathBuf> {
         self.write_kubeconfig(user, &Identity::Impersonation { token: ADMIN_TOKEN, user, groups })
     }
 
-    /// A kubeconfig with a real token of a service account, which is created when it is not there. For trying out RBAC.
+    /// Writes a kubeconfig with a token of a service account, which is created if it is missing. For tests of RBAC.
     ///
     /// # Errors
-    /// The namespace is missing, or the API server gives no token.
+    /// The namespace is missing, or the API server issues no token.
     pub async fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> anyhow::Result<PathBuf> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
         let account = ServiceAccount {
@@ -350,23 +351,23 @@ impl ControlPlane {
         self.write_kubeconfig(&format!("{namespace}-{name}"), &Identity::Token(&token))
     }
 
-    /// `https://ADDRESS:PORT`.
+    /// Returns `https://ADDRESS:PORT`.
     #[must_use]
     pub fn url(&self) -> String {
         self.settings.url()
     }
 
-    /// The folder of its data, keys, kubeconfigs and logs (`etcd.log`, `kube-apiserver.log`).
+    /// Returns the folder of data, keys, kubeconfigs and logs (`etcd.log`, `kube-apiserver.log`).
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.settings.directory
     }
 
-    /// Kills the API server as a power cut would; etcd stays. Clients of before may be used again after
+    /// Kills the API server as a power cut would; etcd stays. Existing clients work again after
     /// [`ControlPlane::start_api_server`].
     ///
     /// # Errors
-    /// It is stopped already.
+    /// It is already stopped, or leased.
     pub fn stop_api_server(&mut self) -> anyhow::Result<()> {
         self.api_server.take().context("the API server is stopped already, or leased")?.kill()
     }
@@ -374,7 +375,7 @@ impl ControlPlane {
     /// Starts the API server on the same etcd, address and keys, and waits until it is ready.
     ///
     /// # Errors
-    /// It runs already, or does not become ready; with the end of its log.
+    /// It is already running, or does not become ready; the error has the end of its log.
     pub async fn start_api_server(&mut self) -> anyhow::Result<()> {
         if self.api_server.is_some() {
             bail!("the API server runs already; stop it first");
@@ -386,7 +387,7 @@ impl ControlPlane {
             if let Some(status) = etcd.exited()? {
                 bail!("etcd has ended ({status}); see {}", etcd.log().display());
             }
-            // The second is made by a controller inside the API server soon after the first says yes.
+            // A controller inside the API server creates the namespace soon after `/readyz` succeeds.
             for path in ["/readyz", "/api/v1/namespaces/default"] {
                 client.request_text(Request::get(path).body(Vec::new())?).await?;
             }
@@ -397,7 +398,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// [`ControlPlane::stop_api_server`] and [`ControlPlane::start_api_server`].
+    /// Calls [`ControlPlane::stop_api_server`] and [`ControlPlane::start_api_server`].
     ///
     /// # Errors
     /// As those.
@@ -406,12 +407,12 @@ impl ControlPlane {
         self.start_api_server().await
     }
 
-    /// The API server's process, for instance to pause it. `None` while it is stopped, and for a leased one.
+    /// Returns the API server's process, for instance to pause it. `None` while it is stopped, and for a leased one.
     pub fn api_server(&mut self) -> Option<&mut Daemon> {
         self.api_server.as_mut()
     }
 
-    /// Lets both go on when this process ends. Nothing is removed.
+    /// Keeps both running after this process ends. Removes nothing.
     ///
     /// # Errors
     /// The API server is stopped.
@@ -426,10 +427,10 @@ impl ControlPlane {
         Client::try_from(self.admin_config(&self.url())?).context("cannot make a client of the API server")
     }
 
-    /// How the administrator reaches the API server: for who makes clients of their own.
+    /// Returns the administrator's client configuration, for custom clients.
     ///
     /// # Errors
-    /// Never in practice: the same was made when the API server started.
+    /// Never in practice: the same configuration worked when the API server started.
     pub fn config(&self) -> anyhow::Result<Config> {
         self.admin_config(&self.url())
     }
@@ -445,7 +446,7 @@ impl ControlPlane {
     }
 
     fn write_kubeconfig(&self, name: &str, identity: &Identity<'_>) -> anyhow::Result<PathBuf> {
-        // User names hold colons and slashes.
+        // User names contain colons and slashes.
         let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         let name = format!("{name}.kubeconfig");
         self.settings.write(&name, &kubeconfig::render(&self.url(), &self.ca_pem, identity))?;
@@ -453,10 +454,10 @@ impl ControlPlane {
     }
 }
 
-/// A client from a kubeconfig file.
+/// Creates a client from a kubeconfig file.
 ///
 /// # Errors
-/// The file cannot be read or does not describe a client.
+/// The file is unreadable or is not a kubeconfig.
 pub async fn client_of(kubeconfig: &Path) -> anyhow::Result<Client> {
     install_crypto_provider();
     let file = Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {}", kubeconfig.display()))?;

@@ -11,11 +11,11 @@ use crate::control_plane::ControlPlane;
 use crate::daemon::Daemon;
 use crate::tools;
 
-/// The controllers that run.
+/// The controllers that run by default.
 const CONTROLLERS: &str =
     "deployment-controller,replicaset-controller,statefulset-controller,daemonset-controller,job-controller";
 
-/// How long it may take until it has begun.
+/// How long the controllers may take to start.
 const START_LIMIT: Duration = Duration::from_mins(3);
 
 /// A running kube-controller-manager. Dropping it ends it.
@@ -25,15 +25,15 @@ pub struct ControllerManager {
 }
 
 impl ControllerManager {
-    /// Starts it as the administrator, and waits until the last of its controllers has begun.
+    /// Starts it as the administrator, and waits until all its controllers have started.
     ///
     /// # Errors
-    /// It is not there and cannot be built, or ends at once; with the end of its log.
+    /// It cannot be built, or ends at once; the error has the end of its log.
     pub async fn start(control_plane: &ControlPlane) -> anyhow::Result<Self> {
         Self::with(control_plane, CONTROLLERS).await
     }
 
-    /// The same with these controllers, by their names, separated by commas.
+    /// Like [`Self::start`], with these controllers: their names, separated by commas.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -44,7 +44,7 @@ impl ControllerManager {
             .arg(format!("--kubeconfig={}", control_plane.kubeconfig().display()))
             .arg(format!("--controllers={controllers}"))
             .arg("--leader-elect=false")
-            // It serves nobody: nothing listens outside of the test.
+            // Nothing outside the test may connect, so it listens nowhere.
             .arg("--secure-port=0")
             .arg("--profiling=false");
         for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
@@ -53,7 +53,7 @@ impl ControllerManager {
         let mut daemon = Daemon::spawn("kube-controller-manager", &mut command, &log)?;
         let begun = async || {
             let text = std::fs::read_to_string(&log)?;
-            // Each of them says so once it knows the objects that are there.
+            // Each controller logs this once it has listed the existing objects.
             let begun = text.matches("\"Caches are synced\"").count();
             let expected = controllers.split(',').count();
             if begun < expected {
@@ -65,7 +65,7 @@ impl ControllerManager {
         Ok(Self { daemon })
     }
 
-    /// Its process.
+    /// Returns the process.
     pub fn process(&mut self) -> &mut Daemon {
         &mut self.daemon
     }

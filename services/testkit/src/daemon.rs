@@ -25,7 +25,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `command` with its standard output and error appended to `log`, and nothing on its standard input.
+    /// Starts `command` with its standard output and error appended to `log`, and an empty standard input.
     ///
     /// # Errors
     /// The log cannot be written or the program cannot be started.
@@ -43,30 +43,30 @@ impl Daemon {
         Ok(Self { name, child, log: log.to_owned(), detached: false })
     }
 
-    /// The process's id, as this process's pid namespace counts.
+    /// Returns the process id in this process's PID namespace.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where its output goes.
+    /// Returns the log file.
     #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// How it ended, or `None` while it runs.
+    /// Returns the exit status, or `None` while the process runs.
     ///
     /// # Errors
-    /// The operating system does not tell.
+    /// The operating system does not return it.
     pub fn exited(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("cannot tell whether {} runs", self.name))
     }
 
-    /// Waits until `probe` answers `Ok`; gives up at once when the process ends.
+    /// Waits until `probe` returns `Ok`; fails at once if the process ends.
     ///
     /// # Errors
-    /// The process ended or was not ready within `limit`; with the last lines of its log.
+    /// The process ended or was not ready within `limit`; the error has the last lines of its log.
     pub async fn ready(
         &mut self,
         limit: Duration,
@@ -74,7 +74,7 @@ impl Daemon {
     ) -> anyhow::Result<()> {
         let name = self.name.clone();
         let outcome = eventually(limit, &format!("{name} is ready"), async || {
-            // An end is an outcome and no reason for another attempt.
+            // An ended process is a final result, so the probe is not repeated.
             if let Some(status) = self.exited()? {
                 return Ok(Err(anyhow!("{name} ended ({status}) before it was ready")));
             }
@@ -87,10 +87,10 @@ impl Daemon {
         }
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the process has ended by itself.
     ///
     /// # Errors
-    /// It still runs after `limit`; with the last lines of its log.
+    /// It still runs after `limit`; the error has the last lines of its log.
     pub async fn wait(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         let name = self.name.clone();
         let outcome = eventually(limit, &format!("{name} has ended"), async || {
@@ -100,46 +100,46 @@ impl Daemon {
         outcome.map_err(|error| self.with_log(&error))
     }
 
-    /// Asks it to end (SIGTERM) without waiting.
+    /// Sends SIGTERM, without waiting.
     ///
     /// # Errors
-    /// It has ended already.
+    /// It has already ended.
     pub fn terminate(&mut self) -> anyhow::Result<()> {
         self.signal(Signal::TERM).map(drop)
     }
 
-    /// Stops it where it stands (SIGSTOP): it hangs, its connections stay open. Returns once every thread has stopped.
+    /// Pauses the process with SIGSTOP: it hangs, and its connections stay open. Returns once every thread has stopped.
     ///
     /// # Errors
-    /// It has ended already.
+    /// It has already ended.
     pub fn pause(&mut self) -> anyhow::Result<()> {
         let pid = self.signal(Signal::STOP)?;
-        // Until the thread that takes the signal is scheduled, the others go on working.
+        // Other threads continue until the one that handles the signal is scheduled.
         let stopped_or_ended = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         waitid(WaitId::Pid(pid), stopped_or_ended).with_context(|| format!("cannot wait for {} to stop", self.name))?;
         Ok(())
     }
 
-    /// Lets it go on after [`Daemon::pause`].
+    /// Resumes the process after [`Daemon::pause`].
     ///
     /// # Errors
-    /// It has ended already.
+    /// It has already ended.
     pub fn resume(&mut self) -> anyhow::Result<()> {
         self.signal(Signal::CONT).map(drop)
     }
 
-    /// Kills it (SIGKILL) and waits for its end, which is at once.
+    /// Kills the process with SIGKILL, and waits until it has ended.
     ///
     /// # Errors
-    /// The operating system refuses.
+    /// The operating system fails.
     pub fn kill(&mut self) -> anyhow::Result<()> {
-        // Err only for a process that has ended and was waited for, which is what is wanted.
+        // Err: the process has already ended and was reaped.
         let _ = self.child.kill();
         self.child.wait().with_context(|| format!("cannot wait for the end of {}", self.name))?;
         Ok(())
     }
 
-    /// Lets it run on without an owner; returns its process id.
+    /// Lets the process continue without an owner, and returns its id.
     #[must_use]
     pub fn detach(mut self) -> u32 {
         self.detached = true;
@@ -147,7 +147,7 @@ impl Daemon {
     }
 
     fn signal(&mut self, signal: Signal) -> anyhow::Result<Pid> {
-        // Asked first: the id of a process that was waited for may belong to another by now.
+        // Checked first: the id of a reaped process may have been reused.
         if let Some(status) = self.exited()? {
             bail!("{} cannot be signalled: it has ended ({status})", self.name);
         }
@@ -170,7 +170,7 @@ impl Drop for Daemon {
     }
 }
 
-/// The last `lines` lines of a file; a sentence when it cannot be read.
+/// Returns the last lines of a file, or a message if it is unreadable.
 pub(crate) fn tail(path: &Path, lines: usize) -> String {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -228,7 +228,7 @@ mod tests {
         let pid = Pid::from_raw(i32::try_from(daemon.pid()).unwrap()).unwrap();
         assert!(rustix::process::test_kill_process(pid).is_ok());
         drop(daemon);
-        // It was killed and waited for, so there is no such process any more.
+        // It was killed and reaped, so the process no longer exists.
         assert!(rustix::process::test_kill_process(pid).is_err());
     }
 

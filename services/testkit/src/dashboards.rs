@@ -4,9 +4,9 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// Grafana's grid.
+/// The width of Grafana's grid.
 const COLUMNS: u64 = 24;
-/// What the dashboards are written for: Grafana 12. Older ones take it too.
+/// The schema version of Grafana 12. Older versions of Grafana accept it too.
 const SCHEMA: u64 = 42;
 
 /// The source of a dashboard.
@@ -15,7 +15,7 @@ const SCHEMA: u64 = 42;
 pub struct Source {
     title: String,
     description: String,
-    /// A metric of every target that the dashboard is about; variables offer the labels that it has.
+    /// A metric of every target on the dashboard; the variables offer its labels.
     metric: String,
     /// The rows of panels.
     pub rows: Vec<Row>,
@@ -26,7 +26,7 @@ pub struct Source {
 #[serde(deny_unknown_fields)]
 pub struct Row {
     title: String,
-    /// Its panels, from left to right.
+    /// The panels, from left to right.
     pub panels: Vec<Panel>,
 }
 
@@ -41,12 +41,12 @@ pub struct Panel {
     kind: Kind,
     unit: String,
     width: Option<u64>,
-    /// Why its queries may find nothing without a cluster.
+    /// Why its queries may return nothing without a cluster.
     pub idle: Option<String>,
-    /// From which value on which colour.
+    /// Colours by the value from which they apply.
     #[serde(default)]
     thresholds: Vec<(Option<f64>, String)>,
-    /// Words and colours for single values.
+    /// Texts and colours of single values.
     #[serde(default)]
     mappings: std::collections::BTreeMap<String, (String, String)>,
     #[serde(default)]
@@ -78,12 +78,12 @@ impl Source {
     /// Parses a source.
     ///
     /// # Errors
-    /// Says where the text is not a source.
+    /// The position of the mistake.
     pub fn read(text: &str) -> anyhow::Result<Self> {
         Ok(serde_saphyr::from_str(text)?)
     }
 
-    /// The dashboard as Grafana takes it, with this name in its id.
+    /// Returns the dashboard for Grafana, with this name in its id.
     #[must_use]
     pub fn render(&self, name: &str) -> Value {
         let mut panels = Vec::new();
@@ -141,7 +141,7 @@ impl Source {
         for label in labels {
             let query = format!("label_values({}{{{narrower}}}, {label})", self.metric).replace("{}", "");
             variables.push(json!({
-                // Not every way of scraping says a namespace.
+                // Some scrape configurations set no namespace.
                 "allValue": if *label == "namespace" { ".*" } else { ".+" }, "current": {"selected": true, "text": ["All"], "value": ["$__all"]},
                 "datasource": datasource(), "definition": query, "hide": 0, "includeAll": true, "label": label,
                 "multi": true, "name": label, "options": [], "query": {"qryType": 1, "query": query, "refId": label},
@@ -207,12 +207,12 @@ impl Panel {
 }
 
 impl Kind {
-    /// Whether colours come of values, and not of series.
+    /// Whether colours depend on values instead of series.
     const fn is_by_value(self) -> bool {
         matches!(self, Self::Stat | Self::State)
     }
 
-    /// Grafana's name, the options, and those of fields.
+    /// Returns Grafana's name of the kind, the options, and the field options.
     fn settings(self, stack: bool) -> (&'static str, Value, Value) {
         let legend = json!({"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": true});
         let reduce = json!({"calcs": ["lastNotNull"], "fields": "", "values": false});
@@ -259,7 +259,8 @@ fn datasource() -> Value {
     json!({"type": "prometheus", "uid": "${datasource}"})
 }
 
-/// A query with the variables of the dashboard: each metric is only of the targets that are chosen, and of Pillion's webhooks.
+/// Returns a query with the dashboard's variables: each metric is restricted to the selected targets, and to Pillion's
+/// webhooks.
 fn expression(text: &str, metric: &str) -> String {
     let ours = if metric.starts_with("apiserver_") {
         r#"job=~"$job", instance=~"$instance", name=~".+[.]pillion[.]dev""#
@@ -283,7 +284,7 @@ fn expression(text: &str, metric: &str) -> String {
     result + rest
 }
 
-/// The first name of a metric outside quotes, and the text before it.
+/// Returns the first metric name outside quotes, and the text before it.
 fn next_metric(text: &str) -> Option<(&str, &str)> {
     let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
     let (mut quoted, mut begin) = (false, None);
@@ -304,7 +305,7 @@ fn next_metric(text: &str) -> Option<(&str, &str)> {
     None
 }
 
-/// All names of metrics in a query.
+/// Returns all metric names in a query.
 #[must_use]
 pub fn metrics_of(mut query: &str) -> Vec<String> {
     let mut found = Vec::new();

@@ -4,20 +4,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 
-/// How long to rest between two looks at something local, such as a file or a process.
+/// The pause between checks of something local, such as a file or a process.
 pub(crate) const POLL: Duration = Duration::from_millis(25);
-/// How long to rest after the first attempt, and after the later ones: each pause is half as long again as the one before. Attempts
-/// mostly ask the API server, and many that wait at once would keep it from what they wait for.
+/// The first and the longest pause between attempts; each is half as long again as the one before. Most attempts call
+/// the API server, and many at once would delay what they wait for.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Tries until an attempt answers `Ok`, which is returned, or `limit` has passed.
+/// Retries until an attempt returns `Ok`, which is returned, or `limit` has passed.
 ///
-/// An attempt that is not content says why in its error; the last one is part of the error of a wait in vain. An
-/// attempt that hangs is cut off at the limit.
+/// An attempt that fails gives its reason as an error; the last one is part of the final error. An attempt that hangs
+/// is cut off at the limit.
 ///
 /// # Errors
-/// `what` did not come true within `limit`.
+/// `what` did not become true within `limit`.
 pub async fn eventually<T>(
     limit: Duration,
     what: &str,
@@ -31,10 +31,10 @@ pub async fn eventually<T>(
         match tokio::time::timeout(left, attempt()).await {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => last = error,
-            // Cut off at the deadline, which is looked at below.
+            // Cut off at the deadline, which is checked below.
             Err(_) => {}
         }
-        // Also after an attempt that answers at once: a timeout of nothing at all lets such a one through.
+        // Checked after successful timeouts too: a timeout of zero lets an immediate attempt through.
         if Instant::now() >= deadline {
             return Err(last.context(format!("{what}: not within {limit:?}; last attempt")));
         }

@@ -18,10 +18,10 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// A TLS configuration that offers HTTP/2 and HTTP/1.1, and no resumption, as the product's.
+/// Returns a TLS configuration like the product's: HTTP/2 and HTTP/1.1, without resumption.
 ///
 /// # Errors
-/// The PEM texts hold no certificate or no key, or the two do not belong together.
+/// The PEM inputs have no certificate or no key, or they do not match.
 pub fn server_config(cert_pem: &[u8], key_pem: &[u8]) -> anyhow::Result<Arc<ServerConfig>> {
     crate::certificates::install_crypto_provider();
     let chain = CertificateDer::pem_slice_iter(cert_pem)
@@ -38,8 +38,8 @@ pub fn server_config(cert_pem: &[u8], key_pem: &[u8]) -> anyhow::Result<Arc<Serv
     Ok(Arc::new(config))
 }
 
-/// Serves `app` on `listener` until the future is dropped, which also ends its connections. A connection that fails is
-/// of no interest here.
+/// Serves `app` on `listener` until the future is dropped, which also ends its connections. Failed connections are
+/// ignored.
 pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, app: Router) {
     let acceptor = TlsAcceptor::from(tls);
     let builder = auto::Builder::new(TokioExecutor::new());
@@ -47,11 +47,11 @@ pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, app: Router) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            // Those that have ended are let go of.
+            // Reaps ended connections.
             Some(_) = connections.join_next() => continue,
         };
         let Ok((stream, _)) = accepted else {
-            // Out of file descriptors, mostly: trying again at once would only heat the room.
+            // Most likely no file descriptor is free, so an immediate retry would fail too.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };

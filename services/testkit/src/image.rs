@@ -10,7 +10,7 @@ use pillion_release::build::host;
 use pillion_release::image::{self, Content, ImageMetadata, Packing};
 use serde_json::{Value, json};
 
-/// What is in an image.
+/// The content of an image.
 #[derive(Debug)]
 #[must_use]
 pub struct Image {
@@ -20,25 +20,25 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image of this name (`HOST/NAME:TAG`) whose containers start the program `entrypoint`.
+    /// Creates an image of this name (`HOST/NAME:TAG`), whose containers run the program `entrypoint`.
     pub fn new(reference: impl Into<String>, entrypoint: impl Into<String>) -> Self {
         Self { reference: reference.into(), entrypoint: entrypoint.into(), files: Archive::new() }
     }
 
-    /// Adds a file, with 0755 as its mode.
+    /// Adds a file with mode 0755.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn file(mut self, place: &str, source: &Path) -> anyhow::Result<Self> {
         let content = std::fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
         self.files = self.files.program(place.trim_start_matches('/'), content);
         Ok(self)
     }
 
-    /// Adds a program, and what it is linked to, at the places where its loader looks.
+    /// Adds a program with its shared libraries, at the paths where the loader searches.
     ///
     /// # Errors
-    /// As [`Image::file`], or a library of it is not there.
+    /// As [`Image::file`], or a library is missing.
     pub fn program(self, place: &str, source: &Path) -> anyhow::Result<Self> {
         libraries(source)?.iter().try_fold(self.file(place, source)?, |image, library| {
             let place = library.to_str().context("a path")?;
@@ -49,7 +49,7 @@ impl Image {
     /// Writes the archive.
     ///
     /// # Errors
-    /// The name has no tag, no image is for this machine's processor, or the file cannot be written.
+    /// The name has no tag, this machine's architecture is not supported, or the file cannot be written.
     pub fn write(self, archive: &Path) -> anyhow::Result<()> {
         let Self { reference, entrypoint, files } = self;
         let (repository, tag) = reference.rsplit_once(':').with_context(|| format!("{reference} has no tag"))?;
@@ -62,10 +62,10 @@ impl Image {
     }
 }
 
-/// Writes an archive's image under another name: the content, and so its digest, stays what it is.
+/// Writes a copy of an archive with another image name. The content, and thus the digest, stays the same.
 ///
 /// # Errors
-/// It is no archive with an OCI layout and one image.
+/// The file is not an OCI layout with one image.
 pub fn renamed(archive: &Path, reference: &str, to: &Path) -> anyhow::Result<()> {
     let folder = tempfile::tempdir().context("no folder for the image")?;
     let tar = |action: &str, file: &Path, what: &[&str]| {
@@ -82,7 +82,7 @@ pub fn renamed(archive: &Path, reference: &str, to: &Path) -> anyhow::Result<()>
         anyhow::Ok(std::fs::write(file, json.to_string())?)
     };
     change("index.json", "/manifests/0/annotations", names(reference))?;
-    // What Docker reads, if it is there.
+    // Docker's format, which is optional.
     if folder.path().join("manifest.json").exists() {
         change("manifest.json", "/0/RepoTags", json!([reference]))?;
     }
@@ -93,7 +93,7 @@ fn names(reference: &str) -> Value {
     json!({"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference})
 }
 
-/// What the loader would load for a program; nothing for a static one.
+/// Returns the libraries that the loader would load for a program; none for a static one.
 fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -26,21 +26,22 @@ use crate::eventually::POLL;
 use crate::namespace::{CONTROL_PLANE, DIRECTORY, directory, leased_control_plane, set_up_addresses, unshare};
 use crate::{shared, tools};
 
-/// Set in the copy: the place in the source of the call that is to run its body.
+/// Set in the copy: the source location of the call whose body it runs.
 const CALL: &str = "PILLION_TEST_CALL";
-/// In the folder: how the body ended. The exit code alone would not tell a test that was not found from one that passed.
+/// The result of the body, in the test's folder. The exit code alone would not distinguish a passed test from one that
+/// was not found.
 const OUTCOME: &str = "outcome";
 const PASSED: &str = "passed";
 
-/// How long the parent waits for the copy beyond the limit that the copy keeps itself.
+/// How long the parent waits beyond the copy's own time limit.
 const GRACE: Duration = Duration::from_secs(15);
 /// How many lines of each log a failure shows.
 const TAIL: usize = 15;
 
-/// Runs `body` in namespaces of its own, for at most ten minutes. See [`Isolation`].
+/// Runs `body` in its own namespaces, for at most ten minutes. See [`Isolation`].
 ///
 /// # Panics
-/// When the body fails, which fails the test.
+/// If the body fails, which fails the test.
 #[track_caller]
 pub fn isolated<F, Fut>(body: F)
 where
@@ -50,7 +51,7 @@ where
     Isolation::new().run(body);
 }
 
-/// How to isolate a test.
+/// The isolation settings of a test.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Isolation {
@@ -61,11 +62,11 @@ pub struct Isolation {
 /// Why an isolated test failed.
 #[derive(Debug)]
 pub struct Failure {
-    /// What went wrong, for the reader of the test's output.
+    /// The message for the test's output.
     pub message: String,
-    /// All that the copy printed.
+    /// The output of the copy.
     pub output: String,
-    /// The folder of the test, which is kept; `None` when it did not get that far.
+    /// The folder of the test, which is kept. `None`: it was not created.
     pub directory: Option<PathBuf>,
 }
 
@@ -76,31 +77,32 @@ impl Default for Isolation {
 }
 
 impl Isolation {
-    /// Ten minutes: many times what a test takes, so that a machine that is busy with others fails none.
+    /// Creates settings with a limit of ten minutes: many times what a test needs, so that no test fails on a busy
+    /// machine.
     pub fn new() -> Self {
         Self { time_limit: Duration::from_mins(10), has_own_network: false }
     }
 
-    /// An empty network instead of one with a control plane in it: for a test that stops, pauses or configures the control
-    /// plane, or needs none. `_reason` says which, to the reader.
+    /// Uses an empty network instead of one with a control plane. For a test that stops, pauses or configures the
+    /// control plane, or needs none; `_reason` documents which.
     pub fn own_network(mut self, _reason: &'static str) -> Self {
         self.has_own_network = true;
         self
     }
 
-    /// Another time limit for the body. The first build of the tools does not count.
+    /// Sets the body's time limit. The first build of the tools does not count.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = limit;
         self
     }
 
-    /// Runs `body` on a Tokio runtime in namespaces of its own.
+    /// Runs `body` on a Tokio runtime in its own namespaces.
     ///
-    /// The test's function runs twice, outside and inside; code around this call runs outside, and up to the call also
-    /// inside.
+    /// The test's function runs twice, outside and inside: code before this call runs in both, and code after it only
+    /// outside.
     ///
     /// # Panics
-    /// When the body fails, which fails the test.
+    /// If the body fails, which fails the test.
     #[track_caller]
     pub fn run<F, Fut>(self, body: F)
     where
@@ -115,12 +117,12 @@ impl Isolation {
         }
     }
 
-    /// As [`Isolation::run`], with the failure as a value.
+    /// Like [`Isolation::run`], but returns the failure.
     ///
-    /// Of several calls in one test each has a copy of its own, in which the calls before it answer `Ok` and do nothing.
+    /// Each of several calls in one test has its own copy, in which earlier calls return `Ok` and do nothing.
     ///
     /// # Errors
-    /// The body failed, panicked or took too long, or this machine does not allow namespaces.
+    /// The body failed, panicked or timed out, or this machine does not allow namespaces.
     #[track_caller]
     pub fn try_run<F, Fut>(self, body: F) -> Result<(), Failure>
     where
@@ -136,7 +138,7 @@ impl Isolation {
         shared::keep_if_asked().map_err(cannot_keep)?;
         match std::env::var(CALL) {
             Ok(wanted) if wanted == call => inside(self.time_limit, body),
-            // Another call of the same test; the one that is meant comes later.
+            // Another call of the same test; the selected one comes later.
             Ok(_) => Ok(()),
             Err(_) => self.outside(test_name::<F>(), &call),
         }
@@ -145,7 +147,7 @@ impl Isolation {
     fn outside(&self, test: Option<String>, call: &str) -> Result<(), Failure> {
         let early =
             |error: anyhow::Error| Failure { message: format!("{error:#}"), output: String::new(), directory: None };
-        // The tools are built out here: inside there is no network to fetch modules from.
+        // Built outside, since there is no network inside to fetch modules from.
         let tools = tools::dir().map_err(early)?;
         probe().map_err(early)?;
         let test = test
@@ -167,7 +169,7 @@ impl Isolation {
         }
     }
 
-    /// Runs the copy, with a leased control plane unless the test has a network of its own.
+    /// Runs the copy with a leased control plane, unless the test has its own network.
     fn leased(
         &self,
         test: &str,
@@ -196,7 +198,7 @@ impl Isolation {
         outcome
     }
 
-    /// Runs the copy to its end, by a command that enters namespaces.
+    /// Runs the copy to its end, with a command that enters namespaces.
     fn copy(
         &self,
         mut command: Command,
@@ -212,7 +214,7 @@ impl Isolation {
             .env(DIRECTORY, directory)
             .env(CALL, call)
             .env(tools::ASSETS_VARIABLE, tools)
-            // Held open and never written to: its end tells the copy that this process is gone.
+            // Never written to: when it closes, the copy knows that this process has ended.
             .stdin(Stdio::piped())
             .stdout(writer.try_clone().context("cannot make a pipe")?)
             .stderr(writer);
@@ -220,10 +222,10 @@ impl Isolation {
             command.env_remove(variable);
         }
         let mut child = command.spawn().context(HOW_TO_UNSHARE)?;
-        // The command owns the writing end of the pipe; while it lives, the reader sees no end.
+        // The command owns the writing end of the pipe, so the reader would never see its end.
         drop(command);
 
-        // A thread inherits the capture of the test harness, so the lines are shown as the test's own.
+        // A thread inherits the output capture of the test harness, so the lines appear as the test's own.
         let printer = std::thread::spawn(move || pass_on(reader));
         let status = wait(&mut child, self.time_limit + GRACE);
         *output = printer.join().unwrap_or_default();
@@ -242,7 +244,7 @@ const PROXIES: [&str; 8] =
 
 const HOW_TO_UNSHARE: &str = "cannot run `unshare` (package util-linux), which gives each test namespaces of its own";
 
-/// This program with the one test.
+/// Returns the arguments to run this program with the one test.
 fn copy_of(test: &str) -> anyhow::Result<Vec<OsString>> {
     let program = std::env::current_exe().context("cannot tell which program this is")?;
     Ok(std::iter::once(program.into()).chain(arguments(test).map(OsString::from)).collect())
@@ -252,7 +254,7 @@ fn arguments(test: &str) -> [&str; 5] {
     ["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"]
 }
 
-/// Tells what forbids namespaces here before a test fails in some stranger way.
+/// Reports why namespaces are not allowed, before a test fails in a less obvious way.
 fn probe() -> anyhow::Result<()> {
     let output = unshare().arg("true").stdin(Stdio::null()).output().context(HOW_TO_UNSHARE)?;
     if output.status.success() {
@@ -269,7 +271,8 @@ fn probe() -> anyhow::Result<()> {
     )
 }
 
-/// The harness names a test's thread after it, unless all tests run on the main thread; then the closure's type does.
+/// Returns the test's name: the harness names the thread after the test, unless all tests run on the main thread. Then
+/// the name comes from the closure's type.
 fn test_name<F>() -> Option<String> {
     let thread = std::thread::current();
     if let Some(name) = thread.name().filter(|name| *name != "main") {
@@ -278,7 +281,7 @@ fn test_name<F>() -> Option<String> {
     name_from_type(std::any::type_name::<F>())
 }
 
-/// `the_crate::module::test::{{closure}}` is the test `module::test`.
+/// Extracts the test name `module::test` from `the_crate::module::test::{{closure}}`.
 fn name_from_type(type_name: &str) -> Option<String> {
     let (function, closure) = type_name.split_once("::{{closure}}")?;
     let (_, test) = function.split_once("::")?;
@@ -314,7 +317,7 @@ fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// In the copy: runs the body and ends the process, so that nothing after the call runs twice.
+/// Runs the body in the copy and ends the process, so that nothing after the call runs twice.
 fn inside<F, Fut>(limit: Duration, body: F) -> !
 where
     F: FnOnce() -> Fut,
@@ -334,7 +337,7 @@ where
     std::process::exit(i32::from(outcome.is_err()));
 }
 
-/// As the harness ends without a word when it is interrupted, its copy listens for the end of the pipe between them.
+/// Ends the copy when the pipe from the parent closes, because an interrupted harness does not stop it.
 fn end_with_parent() {
     std::thread::spawn(|| {
         let mut byte = [0];

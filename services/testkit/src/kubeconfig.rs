@@ -4,23 +4,23 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-/// Who a kubeconfig speaks for.
+/// The identity of a kubeconfig.
 #[derive(Debug, Clone)]
 pub(crate) enum Identity<'a> {
-    /// Whoever the bearer token belongs to.
+    /// The owner of the bearer token.
     Token(&'a str),
-    /// The token's owner, acting for somebody else.
+    /// The token's owner, impersonating another user.
     Impersonation {
-        /// The token of somebody who may impersonate.
+        /// The token of a user who may impersonate.
         token: &'a str,
-        /// The user to be.
+        /// The impersonated user.
         user: &'a str,
-        /// The groups to be in, beside `system:authenticated`.
+        /// The impersonated groups, beside `system:authenticated`.
         groups: &'a [&'a str],
     },
 }
 
-/// The text of a kubeconfig with one context.
+/// Formats a kubeconfig with one context.
 pub(crate) fn render(server: &str, ca_pem: &str, identity: &Identity<'_>) -> String {
     let user: Value = match identity {
         Identity::Token(token) => json!({ "token": token }),

@@ -61,15 +61,14 @@ pub use namespace::Silence;
 pub use registration::{RegisteredService, register_service, register_webhook};
 pub use replica::{Replica, ReplicaSpec, Role};
 
-/// Whether tests that can be made of a sample or of all cases are to be made of all: `PILLION_THOROUGH` is set, as it is in
-/// `just nightly`.
+/// Whether tests use all cases instead of a sample: `PILLION_THOROUGH` is set, as in `just nightly`.
 #[must_use]
 pub fn is_thorough() -> bool {
     std::env::var_os("PILLION_THOROUGH").is_some()
 }
 
-/// Writes a test's result to the file that `PILLION_RESULT` names, if it names one: recipes such as `just rotate` print it as
-/// their last line. To be called before the result is judged.
+/// Writes a test's result to the file in `PILLION_RESULT`, if it is set; recipes such as `just rotate` print it as
+/// their last line. Call it before asserting on the result.
 ///
 /// # Errors
 /// The file cannot be written.

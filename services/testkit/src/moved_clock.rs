@@ -1,8 +1,8 @@
 //! Moves the wall clock of single processes forward or back while they run.
 //!
-//! A test cannot set the machine's clock, and Linux has no namespace for it. So the process starts with a small library
-//! before the C library, which adds an offset from a file to the kernel's time. The program itself is the one that is
-//! shipped. The C compiler that Rust links with builds the library.
+//! A test cannot set the machine's clock, and Linux has no namespace for the wall clock. So the process preloads a
+//! small library before the C library, which adds an offset from a file to the kernel's time. The program itself is
+//! unchanged. The C compiler that Rust links with builds the library.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -15,10 +15,10 @@ use anyhow::{Context, ensure};
 use crate::namespace;
 
 const SOURCE: &str = include_str!("moved_clock.c");
-/// Where the library finds by how much the clock is moved.
+/// The variable with the path of the offset's file.
 const FILE: &str = "PILLION_TEST_CLOCK";
 
-/// A clock that runs as the machine's does, so much ahead of it or behind it. Several processes may go by it.
+/// A clock with an offset to the machine's clock. Several processes can use it.
 #[derive(Debug)]
 pub struct MovedClock {
     library: PathBuf,
@@ -27,10 +27,10 @@ pub struct MovedClock {
 }
 
 impl MovedClock {
-    /// One that is right so far.
+    /// Creates a clock without an offset.
     ///
     /// # Errors
-    /// Outside of an isolated test, or there is no C compiler: `cc`, or what `CC` names.
+    /// This is not an isolated test, or there is no C compiler (`cc`, or `CC`).
     pub fn new(name: &str) -> anyhow::Result<Self> {
         let directory = namespace::directory()?;
         let library = directory.join("moved_clock.so");
@@ -44,19 +44,19 @@ impl MovedClock {
         Ok(clock)
     }
 
-    /// The environment of a process that goes by it.
+    /// Returns the environment of a process that uses the clock.
     #[must_use]
     pub fn environment(&self) -> Vec<(String, String)> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         vec![("LD_PRELOAD".to_owned(), text(&self.library)), (FILE.to_owned(), text(&self.path))]
     }
 
-    /// Puts it so many seconds ahead of the machine's clock, from now on; behind it, if negative.
+    /// Sets the offset to the machine's clock, in seconds. Negative: behind it.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn ahead_by(&self, seconds: i64) -> anyhow::Result<()> {
-        // Never cut short, which would take the page from under those who read it.
+        // The file is never truncated, since processes map it.
         self.file.write_all_at(&seconds.to_ne_bytes(), 0).context("the clock's file cannot be written")
     }
 }

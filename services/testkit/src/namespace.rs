@@ -12,10 +12,10 @@ pub const API_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 1));
 /// The address of a second API server on the same etcd.
 pub const SECOND_API_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 9));
 
-/// The whole range on `lo`: every address of it can be listened on.
+/// The range of addresses on `lo`: a process can listen on each of them.
 const RANGE: &str = "10.111.0.1/16";
 
-/// The address of the `number`th replica, counted from 1: `10.111.1.NUMBER`.
+/// Returns the address of the `number`th replica, counted from 1: `10.111.1.NUMBER`.
 #[must_use]
 pub const fn replica_address(number: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 111, 1, number))
@@ -23,16 +23,16 @@ pub const fn replica_address(number: u8) -> IpAddr {
 
 /// Set in the copy: the folder of the test.
 pub(crate) const DIRECTORY: &str = "PILLION_TEST_DIRECTORY";
-/// Set in the copy of a test that leases a control plane: the folder of that control plane.
+/// Set in the copy of a test with a leased control plane: the folder of the lease.
 pub(crate) const CONTROL_PLANE: &str = "PILLION_TEST_CONTROL_PLANE";
-/// In the folder of a lease: the control plane's own folder, which `ControlPlane::start` attaches to.
+/// The control plane's folder in that of a lease. `ControlPlane::start` attaches to it.
 pub(crate) const LEASED_CONTROL_PLANE: &str = "control-plane";
 
-/// The folder of the isolated test that this process runs: logs, data and kubeconfigs belong there. It is kept when
-/// the test fails and removed when it passes.
+/// Returns the folder of the current isolated test, for logs, data and kubeconfigs. It is kept if the test fails and
+/// removed if it passes.
 ///
 /// # Errors
-/// Outside of [`isolated`](crate::isolated).
+/// This is not inside [`isolated`](crate::isolated).
 pub fn directory() -> anyhow::Result<PathBuf> {
     std::env::var_os(DIRECTORY).map(PathBuf::from).context(
         "this runs outside of pillion_testkit::isolated, which sets up the addresses and the folder; wrap the test's \
@@ -40,12 +40,12 @@ pub fn directory() -> anyhow::Result<PathBuf> {
     )
 }
 
-/// The folder of the control plane that this test has leased; `None` if it has a network of its own.
+/// Returns the folder of the leased control plane. `None`: the test has its own network.
 pub(crate) fn leased_control_plane() -> Option<PathBuf> {
     std::env::var_os(CONTROL_PLANE).map(|folder| PathBuf::from(folder).join(LEASED_CONTROL_PLANE))
 }
 
-/// New namespaces; the command to run there is to be added.
+/// Returns a command that creates namespaces; the caller adds the program to run there.
 pub(crate) fn unshare() -> Command {
     let mut command = Command::new("unshare");
     command.args([
@@ -54,7 +54,7 @@ pub(crate) fn unshare() -> Command {
         "--net",
         "--pid",
         "--fork",
-        // When unshare dies, so does process 1 in there, and with it everything.
+        // When unshare dies, so does process 1 inside, and all processes with it.
         "--kill-child",
         "--mount-proc",
         "--",
@@ -62,26 +62,26 @@ pub(crate) fn unshare() -> Command {
     command
 }
 
-/// Makes every address of the range one of this network namespace.
+/// Adds every address of the range to this network namespace.
 pub(crate) fn set_up_addresses() -> anyhow::Result<()> {
     ip(&["link", "set", "lo", "up"])?;
     ip(&["address", "add", RANGE, "dev", "lo"])
 }
 
-/// An address whose packets vanish without a word, as those of a node without power do; until it is dropped.
+/// Drops all packets to an address, like a node without power, until it is dropped itself.
 #[derive(Debug)]
 pub struct Silence {
     address: String,
 }
 
 impl Silence {
-    /// Has the packets to an address of this network namespace go where nobody takes them. What listens there has to be
-    /// paused: what it sends would arrive.
+    /// Routes the packets to an address of this network namespace to nowhere. A process that listens there must be
+    /// paused, since packets that it sends would arrive.
     ///
     /// # Errors
-    /// The route cannot be made.
+    /// The route cannot be created.
     pub fn of(address: IpAddr) -> anyhow::Result<Self> {
-        // One end of a pair, and the address of no machine behind it: there is neither an answer nor an error.
+        // One end of a veth pair with an unused hardware address behind it: there is neither a reply nor an error.
         if ip(&["link", "show", "nowhere"]).is_err() {
             ip(&["link", "add", "nowhere", "type", "veth", "peer", "name", "nobody"])?;
             ip(&["link", "set", "nobody", "up"])?;
@@ -96,7 +96,7 @@ impl Silence {
 
 impl Drop for Silence {
     fn drop(&mut self) {
-        // With the network namespace it would go anyway.
+        // The network namespace would remove it anyway.
         let _ = ip(&["route", "delete", &self.address, "table", "local"]);
     }
 }

@@ -21,17 +21,17 @@ pub const SERVICE: &str = "pillion";
 /// The name that the API server expects in a replica's certificate.
 pub const SERVER_NAME: &str = "pillion.pillion-system.svc";
 
-/// The Service and its endpoint slices.
+/// A Service with its endpoint slices.
 #[derive(Debug, Clone)]
 pub struct RegisteredService {
     slices: Api<EndpointSlice>,
 }
 
-/// Creates the Service [`SERVICE`] in [`NAMESPACE`] (created when it is not there) with one ready endpoint for each
+/// Creates the Service [`SERVICE`] in [`NAMESPACE`] (created if it is missing), with one ready endpoint for each
 /// replica.
 ///
 /// # Errors
-/// The API server refuses an object; an endpoint must not be a loopback address, for one.
+/// The API server rejects an object, for instance a loopback address as an endpoint.
 pub async fn register_service(client: &Client, replicas: &[IpAddr]) -> anyhow::Result<RegisteredService> {
     create_namespace(client, NAMESPACE, &[]).await?;
     let service: Service = serde_json::from_value(json!({
@@ -53,10 +53,10 @@ pub async fn register_service(client: &Client, replicas: &[IpAddr]) -> anyhow::R
 }
 
 impl RegisteredService {
-    /// Adds a replica, or says of one that it is ready or not, as the endpoint slice controller would.
+    /// Adds a replica or changes its readiness, as the endpoint slice controller would.
     ///
     /// # Errors
-    /// The API server refuses the address.
+    /// The API server rejects the address.
     pub async fn set_ready(&self, replica: IpAddr, ready: bool) -> anyhow::Result<()> {
         let name = slice_name(replica);
         let slice: EndpointSlice = serde_json::from_value(json!({
@@ -75,7 +75,7 @@ impl RegisteredService {
         Ok(())
     }
 
-    /// Takes a replica away, as when its pod is deleted.
+    /// Removes a replica, as when its pod is deleted.
     ///
     /// # Errors
     /// It was never added.
@@ -90,11 +90,11 @@ impl RegisteredService {
 
 /// Creates or replaces a webhook configuration.
 ///
-/// The API server learns of it, and of endpoints, a moment later; await the first call with
+/// The API server observes it, and endpoints, a moment later; await the first call with
 /// [`eventually`](crate::eventually()).
 ///
 /// # Errors
-/// It has no name or the API server refuses it.
+/// It has no name or the API server rejects it.
 pub async fn register_webhook(client: &Client, configuration: &MutatingWebhookConfiguration) -> anyhow::Result<()> {
     let name = configuration.metadata.name.as_deref().context("a MutatingWebhookConfiguration without a name")?;
     Api::<MutatingWebhookConfiguration>::all(client.clone())

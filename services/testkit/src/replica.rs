@@ -16,37 +16,37 @@ use crate::certificates::TlsFiles;
 use crate::daemon::Daemon;
 use crate::namespace;
 
-/// Where replicas serve the API server.
+/// The port for the API server.
 pub const WEBHOOK_PORT: u16 = 8443;
-/// Where replicas serve probes and metrics.
+/// The port for probes and metrics.
 pub const METRICS_PORT: u16 = 9090;
 
-/// How long one GET may take.
+/// The timeout of one GET.
 const GET_LIMIT: Duration = Duration::from_secs(5);
 
-/// What a replica is one of.
+/// The role of a replica.
 #[derive(Debug, Clone)]
 pub enum Role {
-    /// The webhook, with its certificate in files; else the arguments say where it is.
+    /// The webhook, with its certificate in files. `None`: the arguments configure the certificate.
     Webhook(Option<TlsFiles>),
     /// The controller.
     Controller,
 }
 
-/// What all replicas of a test have in common.
+/// The common settings of a test's replicas.
 #[derive(Debug, Clone)]
 pub struct ReplicaSpec {
     /// The program: `env!("CARGO_BIN_EXE_pillion")` in the tests of its package.
     pub binary: PathBuf,
-    /// Whose eyes the replica sees the cluster with.
+    /// The kubeconfig of the replica.
     pub kubeconfig: PathBuf,
-    /// What it is.
+    /// The role.
     pub role: Role,
-    /// More arguments.
+    /// Further arguments.
     pub args: Vec<String>,
-    /// More environment variables.
+    /// Further environment variables.
     pub env: Vec<(String, String)>,
-    /// How long it may take to be ready.
+    /// How long it may take to become ready.
     pub ready_within: Duration,
 }
 
@@ -59,12 +59,12 @@ pub struct Replica {
 }
 
 impl ReplicaSpec {
-    /// A webhook with no more than the necessary arguments, ready within a minute.
+    /// Returns a webhook with only the necessary arguments, ready within a minute.
     pub fn new(binary: impl Into<PathBuf>, kubeconfig: impl Into<PathBuf>, tls: impl Into<Option<TlsFiles>>) -> Self {
         Self::of(Role::Webhook(tls.into()), binary, kubeconfig)
     }
 
-    /// The same for any role.
+    /// Like [`Self::new`], for any role.
     pub fn of(role: Role, binary: impl Into<PathBuf>, kubeconfig: impl Into<PathBuf>) -> Self {
         Self {
             binary: binary.into(),
@@ -100,18 +100,18 @@ impl ReplicaSpec {
 }
 
 impl Replica {
-    /// Starts one at `address` and waits until `/readyz` answers 200. Its log is `replica-ADDRESS.log` in the test's
-    /// folder; a replica that comes back to an address goes on with the same file.
+    /// Starts a replica at `address` and waits until `/readyz` returns 200. Its log is `replica-ADDRESS.log` in the
+    /// test's folder; a restarted replica appends to it.
     ///
     /// # Errors
-    /// It ends or is not ready in time; with the end of its log.
+    /// It ends or is not ready in time; the error has the end of its log.
     pub async fn start(spec: &ReplicaSpec, address: IpAddr) -> anyhow::Result<Self> {
         let mut replica = Self::spawn(spec, address)?;
         replica.ready().await?;
         Ok(replica)
     }
 
-    /// Starts replicas 1 to `count` at [`namespace::replica_address`], side by side, and waits until all are ready.
+    /// Starts replicas 1 to `count` at [`namespace::replica_address`] concurrently, and waits until all are ready.
     ///
     /// # Errors
     /// As [`Replica::start`], for the first that fails.
@@ -125,20 +125,20 @@ impl Replica {
         Ok(replicas)
     }
 
-    /// Starts one without waiting: for tests of the time before it is ready.
+    /// Starts a replica without waiting, for tests of the time before it is ready.
     ///
     /// # Errors
-    /// The program cannot be started, or this is outside of an isolated test.
+    /// The program cannot be started, or this is not an isolated test.
     pub fn spawn(spec: &ReplicaSpec, address: IpAddr) -> anyhow::Result<Self> {
         let log = namespace::directory()?.join(format!("replica-{address}.log"));
         let daemon = Daemon::spawn(format!("replica {address}"), &mut spec.command(address), &log)?;
         Ok(Self { daemon, address, ready_within: spec.ready_within })
     }
 
-    /// Waits until `/readyz` answers 200.
+    /// Waits until `/readyz` returns 200.
     ///
     /// # Errors
-    /// It ends or is not ready in time; with the end of its log.
+    /// It ends or is not ready in time; the error has the end of its log.
     pub async fn ready(&mut self) -> anyhow::Result<()> {
         let address = self.address;
         let probe = async || match get(address, "/readyz").await? {
@@ -148,19 +148,19 @@ impl Replica {
         self.daemon.ready(self.ready_within, probe).await
     }
 
-    /// Its address.
+    /// Returns the address.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// Its log file.
+    /// Returns the log file.
     #[must_use]
     pub fn log(&self) -> &Path {
         self.daemon.log()
     }
 
-    /// All that it has logged.
+    /// Returns the content of the log.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -168,23 +168,23 @@ impl Replica {
         std::fs::read_to_string(self.log()).with_context(|| format!("cannot read {}", self.log().display()))
     }
 
-    /// Its process: to pause and resume it, or to look up its memory by process id.
+    /// Returns the process, to pause and resume it, or to read its memory by process id.
     pub fn process(&mut self) -> &mut Daemon {
         &mut self.daemon
     }
 
-    /// A GET to the port of probes and metrics.
+    /// Sends a GET to the port of probes and metrics.
     ///
     /// # Errors
-    /// No answer within five seconds.
+    /// There is no response within five seconds.
     pub async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, String)> {
         get(self.address, path).await
     }
 
-    /// The metrics in Prometheus' text format.
+    /// Returns the metrics in Prometheus' text format.
     ///
     /// # Errors
-    /// No answer, or another than 200.
+    /// There is no response, or its status is not 200.
     pub async fn metrics_text(&self) -> anyhow::Result<String> {
         match self.get("/metrics").await? {
             (StatusCode::OK, text) => Ok(text),
@@ -192,19 +192,19 @@ impl Replica {
         }
     }
 
-    /// Asks it to end (SIGTERM) and waits for its end, which draining may put off.
+    /// Sends SIGTERM and waits for the end, which draining may delay.
     ///
     /// # Errors
-    /// It has ended before, or still runs after `limit`; with the end of its log.
+    /// It has already ended, or still runs after `limit`; the error has the end of its log.
     pub async fn terminate(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         self.daemon.terminate()?;
         self.daemon.wait(limit).await
     }
 
-    /// Kills it (SIGKILL), as when its node is gone.
+    /// Kills the replica with SIGKILL, as when its node fails.
     ///
     /// # Errors
-    /// The operating system refuses.
+    /// The operating system fails.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.daemon.kill()
     }
@@ -222,7 +222,8 @@ async fn get(address: IpAddr, path: &str) -> anyhow::Result<(StatusCode, String)
             let body = response.into_body().collect().await?.to_bytes();
             anyhow::Ok((status, String::from_utf8_lossy(&body).into_owned()))
         };
-        // The connection must be driven while the answer is awaited; it goes on longer than the answer, or fails with it.
+        // The connection must be driven while the response is awaited. It lives longer than the response, or fails with
+        // it.
         tokio::select! {
             answer = answer => answer,
             Err(error) = connection => Err(error.into()),

@@ -35,15 +35,15 @@ const KEEP: &str = "PILLION_TEST_KEEP";
 const NAMESPACES: &str = "namespaces";
 /// In a lease's folder: the control plane is up.
 const READY: &str = "ready";
-/// In a lease's folder: a test has used the control plane, which is not reset yet.
+/// In a lease's folder: a test has used the control plane, and it has not been reset yet.
 const USED: &str = "used";
-/// In a lease's folder: what the keeper prints.
+/// In a lease's folder: the output of the keeper.
 const LOG: &str = "keeper.log";
 
-/// How long a control plane may take to be there, or to be reset.
+/// How long a control plane may take to start, or to be reset.
 const LIMIT: Duration = Duration::from_mins(4);
 
-/// Keys that the API server itself keeps writing, or sets right by itself.
+/// Keys that the API server itself keeps writing or correcting.
 const VOLATILE: [&str; 8] = [
     "/registry/masterleases/",
     "/registry/leases/kube-system/",
@@ -55,20 +55,20 @@ const VOLATILE: [&str; 8] = [
     "compact_rev_key",
 ];
 
-/// A control plane that this process alone uses until the lease is given back.
+/// A control plane that only this process uses until the lease is returned.
 #[derive(Debug)]
 pub(crate) struct Lease {
     folder: PathBuf,
-    /// The lock on it is the lease.
+    /// The lock on this file is the lease.
     _lock: File,
 }
 
 impl Lease {
-    /// Leases a control plane; starts one if none is free. `keeper` is what runs in namespaces of its own to keep it: this
-    /// program, for a test that calls [`keep_if_asked`].
+    /// Leases a control plane; starts one if none is free. `keeper` is the command that keeps it in its own namespaces:
+    /// this program, for a test that calls [`keep_if_asked`].
     ///
     /// # Errors
-    /// The control plane does not start; with the end of its logs.
+    /// The control plane does not start; the error has the end of its logs.
     pub(crate) fn take(keeper: impl Fn() -> Command) -> anyhow::Result<Self> {
         let run = Run::of_this_process();
         std::fs::create_dir_all(&run.folder).with_context(|| format!("cannot make {}", run.folder.display()))?;
@@ -87,12 +87,13 @@ impl Lease {
         bail!("no control plane can be leased")
     }
 
-    /// The lease's folder.
+    /// Returns the lease's folder.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Enters the control plane's user and network namespaces; the command to run there is to be added.
+    /// Returns a command that enters the control plane's user and network namespaces; the caller adds the program to
+    /// run there.
     pub(crate) fn enter(&self) -> anyhow::Result<Command> {
         let process = self.namespaces().context("the control plane has ended")?;
         let mut command = Command::new("nsenter");
@@ -100,7 +101,7 @@ impl Lease {
         Ok(command)
     }
 
-    /// Gives the control plane back. It is reset if the test has passed, and else ended; its logs are copied to `logs`.
+    /// Returns the control plane. It is reset if the test passed, else ended; its logs are copied to `logs`.
     pub(crate) fn give_back(self, passed: bool, logs: &Path) -> anyhow::Result<()> {
         if passed {
             return std::fs::write(self.folder.join(USED), "").context("cannot ask for a reset");
@@ -109,7 +110,7 @@ impl Lease {
             let _ = std::fs::copy(self.folder.join(namespace::LEASED_CONTROL_PLANE).join(name), logs.join(name));
         }
         if let Some(process) = self.namespaces() {
-            // The keeper's own parent removes the folder.
+            // The keeper's parent removes the folder.
             let _ = Command::new("kill").args(["-KILL", &process]).status();
         }
         let deadline = Instant::now() + LIMIT;
@@ -133,7 +134,7 @@ impl Lease {
         let _ = std::fs::remove_dir_all(&self.folder);
         std::fs::create_dir_all(&self.folder).with_context(|| format!("cannot make {}", self.folder.display()))?;
         let unshared = namespace::unshare();
-        // A session of its own: a test runner that ends a test's process group must not end the control plane with it.
+        // Its own session, so that a test runner that ends a test's process group does not end the control plane.
         let mut command = Command::new("setsid");
         command
             .args(["--fork", "sh", "-c", KEEPER])
@@ -179,7 +180,7 @@ impl Lease {
     }
 }
 
-/// Runs `"$@"` until it ends or the owner has gone. `$0` is the lease's folder.
+/// Runs `"$@"` until it ends or the owner has ended. `$0` is the lease's folder.
 const KEEPER: &str = r#"
 folder=$0 owner=$1
 shift
@@ -202,7 +203,7 @@ fi
 /// The tests that run together and share control planes.
 struct Run {
     folder: PathBuf,
-    /// The process with which the control planes end.
+    /// The control planes end with this process.
     owner: u32,
 }
 
@@ -212,7 +213,7 @@ impl Run {
             folder: std::env::temp_dir().join(format!("pillion-control-planes-{name}")),
             owner,
         };
-        // cargo-nextest starts a process for each test, and tells all of them the same id.
+        // cargo-nextest starts a process for each test, all with the same run id.
         match (std::env::var("NEXTEST_RUN_ID"), rustix::process::getppid()) {
             (Ok(run), Some(runner)) => of(run, runner.as_raw_nonzero().get().unsigned_abs()),
             _ => of(std::process::id().to_string(), std::process::id()),
@@ -220,7 +221,7 @@ impl Run {
     }
 }
 
-/// Keeps a control plane and never returns, in a process that was started for that; returns at once in every other.
+/// Keeps a control plane and never returns, if this process was started for that. Returns at once in any other.
 pub(crate) fn keep_if_asked() -> anyhow::Result<()> {
     let Some(folder) = std::env::var_os(KEEP).map(PathBuf::from) else { return Ok(()) };
     namespace::set_up_addresses()?;
@@ -242,7 +243,7 @@ pub(crate) fn keep_if_asked() -> anyhow::Result<()> {
     })
 }
 
-/// What is stored in etcd, by its JSON gateway. Keys and values are in base64 there.
+/// The content of etcd, by its JSON gateway, with keys and values in base64.
 struct Keys {
     etcd: Client,
 }
@@ -256,7 +257,7 @@ impl Keys {
     }
 
     async fn read(&self) -> anyhow::Result<Stored> {
-        // From the smallest key on, to the last one.
+        // The range from the smallest to the largest key.
         let all =
             self.post("range", &json!({"key": STANDARD.encode("\0"), "range_end": STANDARD.encode("\0")})).await?;
         let text = |pair: &Value, name: &str| pair.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -264,7 +265,7 @@ impl Keys {
         Ok(pairs.map(|pair| (text(pair, "key"), text(pair, "value"))).filter(|(key, _)| !is_volatile(key)).collect())
     }
 
-    /// Writes the baseline back, and waits until the API server has seen it.
+    /// Restores the baseline, and waits until the API server has observed it.
     async fn reset(&self, baseline: &Stored, client: &Client) -> anyhow::Result<()> {
         let now = self.read().await?;
         let surplus = now.keys().filter(|key| !baseline.contains_key(*key));
@@ -272,7 +273,7 @@ impl Keys {
         let deletions = surplus.map(|key| json!({"requestDeleteRange": {"key": key}}));
         let puts = changed.map(|(key, value)| json!({"requestPut": {"key": key, "value": value}}));
         let operations: Vec<Value> = deletions.chain(puts).collect();
-        // etcd takes 128 operations in one transaction.
+        // etcd accepts at most 128 operations in one transaction.
         for chunk in operations.chunks(100) {
             self.post("txn", &json!({"success": chunk})).await?;
         }
@@ -281,7 +282,7 @@ impl Keys {
             items.filter_map(|item| Some(item.pointer("/metadata/name")?.as_str()?.to_owned())).collect::<Vec<_>>()
         };
         let cached = async |path: &str| -> anyhow::Result<Value> {
-            // Version 0 asks the API server's cache.
+            // Version 0 reads from the API server's cache.
             Ok(client.request(Request::get(format!("{path}?resourceVersion=0")).body(Vec::new())?).await?)
         };
         eventually(LIMIT, "the API server has seen the reset", async || {
@@ -308,7 +309,7 @@ impl Keys {
     }
 }
 
-/// What lists hold after a reset, at most.
+/// The names that lists may contain after a reset.
 const EMPTY: [(&str, &[&str]); 6] = [
     ("/api/v1/namespaces", &["default", "kube-system", "kube-public", "kube-node-lease"]),
     ("/api/v1/pods", &[]),

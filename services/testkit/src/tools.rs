@@ -12,25 +12,26 @@ use anyhow::{Context, bail};
 /// The programs of a control plane.
 pub const PROGRAMS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
-/// The variable that names a folder of ready-made programs of a control plane, as envtest and Kubebuilder have it.
+/// The variable for a folder of prebuilt control plane programs, as in envtest and Kubebuilder.
 pub const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
 
-/// The folder that holds `etcd`, `kube-apiserver` and `kubectl`.
+/// Returns the folder that contains `etcd`, `kube-apiserver` and `kubectl`.
 ///
-/// Takes milliseconds when they are built, and about ten minutes on two cores the first time; the script's progress
-/// goes to standard error meanwhile, past the capture of the test harness.
+/// It takes milliseconds if they are built, and about ten minutes on two cores the first time. Meanwhile the script's
+/// progress goes to standard error, past the capture of the test harness.
 ///
 /// # Errors
-/// Says which program is missing from `KUBEBUILDER_ASSETS`, or passes on what the script said: without Go it names the
-/// ways out.
+/// A program is missing from `KUBEBUILDER_ASSETS`, or the script failed; the error has its output, which suggests
+/// remedies if Go is missing.
 pub fn dir() -> anyhow::Result<PathBuf> {
     let dir = built(&PROGRAMS)?;
     check(&dir)?;
     Ok(dir)
 }
 
-/// The path of one program: one of [`PROGRAMS`], `kube-controller-manager`, `prometheus`, `promtool`, `k6`, `otelcol`, `helm`,
-/// `kubeconform`, or one of a [cluster](crate::cluster). The first time it is built, which takes minutes.
+/// Returns the path of one program: one of [`PROGRAMS`], `kube-controller-manager`, `prometheus`, `promtool`, `k6`,
+/// `otelcol`, `helm`, `kubeconform`, or one of a [cluster](crate::cluster). It is built on first use, which takes
+/// minutes.
 ///
 /// # Errors
 /// As [`dir`].
@@ -42,10 +43,10 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The folder with these programs, if all of them have been built before; nothing is built.
+/// Returns the folder with these programs, if all of them are built; builds nothing.
 ///
 /// # Errors
-/// Names those that are not there.
+/// The names of those that are missing.
 pub(crate) fn built_before(programs: &[&str]) -> anyhow::Result<PathBuf> {
     let output = Command::new("bash")
         .arg(script())
@@ -65,10 +66,10 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/build.sh")
 }
 
-/// The folder with these programs, which the script is asked for once in a process.
+/// Returns the folder with these programs, and runs the script once for each process.
 pub(crate) fn built(programs: &[&str]) -> anyhow::Result<PathBuf> {
     static FOUND: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
-    // Held during the build: tests of one process must not start it side by side.
+    // Held during the build, so that tests of one process do not start it concurrently.
     let mut found = FOUND.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let names = programs.join(" ");
     if let Some(dir) = found.get(&names) {
@@ -94,7 +95,7 @@ fn check(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the script; its last line is the folder.
+/// Runs the script, and returns the folder from its last line.
 fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
     let mut child = Command::new("bash")
         .arg(script)
@@ -109,7 +110,7 @@ fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).lines() {
             let line = line.context("reading what the build of the tools says")?;
-            // Directly, since a captured message would be seen only after the ten minutes it is about.
+            // Written directly, since the harness would show captured output only after the build.
             let _ = writeln!(std::io::stderr(), "tools: {line}");
             said.push_str(&line);
             said.push('\n');

@@ -1,7 +1,7 @@
-//! Decides a review that has been read, as soon as everything that it needs is known.
+//! Decides a parsed review once all lookups that it needs are done.
 //!
-//! Computing and waiting are separate. `Admission::next` computes, on the thread that calls it. If it needs a lookup,
-//! it returns that as data, and the caller calls it again with the result.
+//! Computing and waiting are separate. `Admission::next` computes on the calling thread. If it needs a lookup, it
+//! returns that lookup as data, and the caller calls it again with the result.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -26,46 +26,46 @@ use crate::refusal::Refusal;
 use crate::switch::Switch;
 use crate::trace::RequestSpan;
 
-/// The look-up of one namespace.
+/// The lookup of one namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceLookup<'n> {
-    /// Whatever a client wrote, of any length.
+    /// The name that the client sent: unchecked, and of any length.
     pub name: &'n str,
     /// The client that sent the review.
     pub client: IpAddr,
-    /// An answer that was given before this moment will not do: it contradicts what the API server calls.
+    /// The oldest acceptable cached result. Set if the snapshot contradicts the path that the API server called.
     pub after: Option<Instant>,
 }
 
-/// Looks a namespace up where it is known for certain, because the snapshot does not know it: it may be a second old.
-/// Missing: it is not known there either. Failed: it cannot be looked up now.
+/// Looks up a namespace that is missing from the snapshot, which may be a second old. Returns `Missing` if the cluster
+/// has no such namespace, and `Failed` if it cannot be looked up now.
 ///
-/// The router bounds the time of one look-up. The function has to make sure that the name can be one, and to bound the
-/// look-ups' number, in all and for each client.
+/// The router bounds the time of each lookup. The function must validate the name and limit the number of lookups, in
+/// all and for each client.
 pub type LiveNamespace =
     Arc<dyn for<'n> Fn(NamespaceLookup<'n>) -> BoxFuture<'static, Answer<Arc<Namespace>>> + Send + Sync>;
 
-/// Looks up what a review of this client wants besides its namespace: service accounts, owners, objects that profiles declare.
+/// Looks up the other objects that a review needs: service accounts, owners, and objects that profiles declare.
 ///
-/// The router bounds the time of it, and asks only where something is wanted, which is seldom. The function remembers answers,
-/// takes calls for the same object together, bounds the requests in all and for each client, and says of what could not be
-/// had that it failed.
+/// The router limits its time, and calls it only if a review needs such objects, which is rare. The function caches
+/// results, merges concurrent lookups of one object, and limits requests in all and for each client. It reports objects
+/// that it could not fetch as failed.
 pub type LookUps = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + Send + Sync>;
 
 /// The limits of one request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RequestSettings {
-    /// Bytes of a body. A review of an update holds two objects of up to 3 MiB.
+    /// Bytes of one body. A review of an update holds two objects of up to 3 MiB.
     pub body_limit: usize,
-    /// Bytes that the bodies of all requests may take together; what would be more is answered with 503. Large bodies
-    /// leave a quarter of it to small ones.
+    /// Bytes that all bodies may take together; a request above the limit gets 503. Large bodies leave a quarter of it
+    /// to small ones.
     pub body_budget: usize,
     /// From the end of a request's head to the end of its body.
     pub body_timeout: Duration,
-    /// How long the look-up of a namespace may take, and all that a review wants besides.
+    /// How long the lookup of a namespace may take, and likewise the review's other lookups together.
     pub live_timeout: Duration,
-    /// How many requests there may be at one time, and how long they may take.
+    /// Limits on concurrent requests and on their time.
     pub overload: OverloadSettings,
 }
 
@@ -81,22 +81,22 @@ impl Default for RequestSettings {
     }
 }
 
-/// What requests are answered with.
+/// The state and the functions with which requests are decided.
 #[derive(Clone)]
 pub struct Admission {
-    /// Profiles and namespaces, replaced as a whole by whoever watches the cluster.
+    /// Profiles and namespaces, replaced as a whole when the cluster changes.
     pub snapshot: Arc<ArcSwap<Snapshot>>,
-    /// The look-up of namespaces that the snapshot does not know, if there is one.
+    /// Looks up namespaces that are missing from the snapshot. `None`: they are treated as missing.
     pub live_namespace: Option<LiveNamespace>,
-    /// The look-ups that reviews want. Without it nothing is found.
+    /// Looks up other objects that reviews need. `None`: they are treated as missing.
     pub look_ups: Option<LookUps>,
-    /// What the platform says, replaced as a whole by whoever reads its file.
+    /// The platform's settings, replaced as a whole when their file changes.
     pub policy: Arc<ArcSwap<Policy>>,
-    /// Whether anything is decided at all.
+    /// Turns all decisions off.
     pub switch: Switch,
-    /// Where requests are counted.
+    /// Counts requests and decisions.
     pub metrics: Arc<Metrics>,
-    /// The limits.
+    /// Limits of each request.
     pub settings: RequestSettings,
 }
 
@@ -111,57 +111,57 @@ impl fmt::Debug for Admission {
     }
 }
 
-/// A review's answer.
+/// The response to a review.
 #[derive(Debug)]
 pub(crate) struct Answered {
     pub(crate) outcome: RequestOutcome,
     pub(crate) body: Vec<u8>,
 }
 
-/// What has been looked up for a review so far.
+/// The lookup results for a review so far.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     namespace: Answer<Arc<Namespace>>,
     looked_up: Option<LookedUp>,
 }
 
-/// What a review needs next.
+/// The next step for a review.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Nothing: this is the answer.
+    /// Send this response.
     Answer(Answered),
-    /// The namespace of this name. The snapshot does not know it, or what it knows contradicts the path that was called.
+    /// Look up the namespace of this name. The snapshot lacks it, or contradicts the path that the API server called.
     Namespace { name: Box<str>, contradicts: bool },
-    /// These look-ups.
+    /// Do these lookups.
     LookUps(Wanted),
 }
 
-/// What all parts of one decision share.
+/// The inputs that all parts of one decision share.
 pub(crate) struct Case<'c> {
     pub(crate) endpoint: Endpoint,
-    /// One state of the cluster from the first part to the last.
+    /// The snapshot that the whole decision uses.
     pub(crate) snapshot: &'c Snapshot,
     pub(crate) span: &'c RequestSpan,
-    /// Whose it is, for who counts that.
+    /// Tenant, for metrics.
     pub(crate) tenant: &'c Tenant,
-    /// When it has to be answered.
+    /// The time by which the response is due.
     pub(crate) deadline: Deadline,
 }
 
-/// On whose behalf something is looked up, and until when.
+/// The client that a lookup is done for, and its deadline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LookUpTerms {
     pub(crate) client: IpAddr,
     pub(crate) deadline: Deadline,
 }
 
-/// How old an answer may be that settles a contradiction. Each pod of a namespace would cost a request otherwise, where
-/// replicas are told of other opt-in labels than the controller.
+/// The maximum age of a cached namespace that settles a contradiction. Without a cache, each pod of a namespace would
+/// cost a request while replicas see other opt-in labels than the controller.
 const CONTRADICTION_FRESH_FOR: Duration = Duration::from_secs(1);
 
 impl Admission {
-    /// Decides about a review, or says what is needed for it. That is asked for at most once each. `resolve` is the span of
-    /// finding that out, and ends where the decision begins.
+    /// Decides a review, or returns the lookups that it needs. Each lookup is requested at most once. The span
+    /// `resolve` covers the lookups and ends when the decision begins.
     pub(crate) fn next(
         &self,
         case: &Case<'_>,
@@ -173,22 +173,22 @@ impl Admission {
         if self.switch.is_off() {
             *resolve = Span::none();
             let decided = Decided { decision: Decision::skipped(Reason::SwitchedOff), patch: None };
-            // The path says the level: what is known of the namespace does not matter.
+            // The path gives the failure mode, so the namespace is not needed.
             let decided = review.without_gate(endpoint, &Facts::default(), decided).map_err(Refusal::Fault)?;
             return Ok(Next::Answer(self.answer(case, review, &decided)));
         }
         let in_snapshot = snapshot.namespace(review.namespace());
         tenant.found(review.namespace(), in_snapshot.is_some());
         let contradicts = in_snapshot.as_ref().is_some_and(|namespace| contradicts(endpoint, namespace));
-        // Where nothing can be looked up, what is known is all there is.
+        // If there is no live lookup, use the snapshot even if it contradicts the path.
         let in_snapshot = in_snapshot.filter(|_| !contradicts || self.live_namespace.is_none());
         let namespace = match (in_snapshot, &known.namespace) {
             (Some(namespace), _) => Some(namespace),
             (None, Answer::Found(looked_up)) => Some(Arc::clone(looked_up)),
-            // What profiles select by is not known, and the level asks for all of them: `failurePolicy` decides, unless another
-            // replica, or this one in a second, knows it.
+            // Profiles cannot be selected without the namespace, and this failure mode requires all of them. So reject
+            // with 503: another replica may know the namespace, or else `failurePolicy` decides.
             (None, Answer::Failed(_)) if needs_namespace(endpoint) => return Err(Refusal::Shed(Shed::Namespace)),
-            // Objects of the cluster's own have no namespace.
+            // Cluster-scoped objects have no namespace.
             (None, Answer::NotAsked) if self.live_namespace.is_some() && !review.namespace().is_empty() => {
                 return Ok(Next::Namespace { name: review.namespace().into(), contradicts });
             }
@@ -220,7 +220,7 @@ impl Admission {
         Ok(Next::Answer(self.answer(case, review, &decided)))
     }
 
-    /// Tells what was decided to all who want to know it.
+    /// Logs, traces and counts a decision, and returns its response.
     fn answer(&self, case: &Case<'_>, review: &Review<'_>, decided: &Decided) -> Answered {
         let Case { endpoint, span, .. } = *case;
         span.decided(&decided.decision);
@@ -233,7 +233,7 @@ impl Admission {
         Answered { outcome: RequestOutcome::Decided(decided.decision.outcome), body }
     }
 
-    /// Looks up what is needed, as far as it is to be had in time; the answer if nothing is.
+    /// Does the lookup that `next` requests, within the deadline. Returns the response if `next` is one.
     pub(crate) async fn fetch(&self, next: Next, known: &mut Known, terms: LookUpTerms) -> Option<Answered> {
         match next {
             Next::Answer(answered) => return Some(answered),
@@ -245,7 +245,7 @@ impl Admission {
         None
     }
 
-    /// A namespace that the snapshot does not know, if it is to be found in time.
+    /// Looks up a namespace that is missing from the snapshot, within the deadline.
     async fn look_up(&self, name: &str, contradicts: bool, terms: LookUpTerms) -> Answer<Arc<Namespace>> {
         let Some(look_up) = &self.live_namespace else { return Answer::Missing };
         let LookUpTerms { client, deadline } = terms;
@@ -253,7 +253,8 @@ impl Admission {
         let after = contradicts.then(|| Instant::now().checked_sub(CONTRADICTION_FRESH_FOR)).flatten();
         let found = timeout(limit, look_up(NamespaceLookup { name, client, after })).await;
         if found.is_err() {
-            // A client can bring this about with each request: whoever gives the function tells of it, now and then.
+            // Clients can cause this with every request, so it is not a warning here: the lookup function warns at a
+            // limited rate.
             tracing::debug!(
                 namespace = %Bounded(name, LOGGED_BYTES),
                 timeout = ?limit,
@@ -263,7 +264,7 @@ impl Admission {
         found.unwrap_or_else(|_| Answer::Failed("no answer in time".into()))
     }
 
-    /// What a review wants, as far as it is to be had in time.
+    /// Does the other lookups of a review, within the deadline.
     pub(crate) async fn look_up_all(&self, wanted: Wanted, terms: LookUpTerms) -> LookedUp {
         let Some(look_ups) = &self.look_ups else { return wanted.answered(&Answer::Missing) };
         let LookUpTerms { client, deadline } = terms;
@@ -275,8 +276,8 @@ impl Admission {
     }
 }
 
-/// Whether the API server calls this path for another kind of namespace than the one that is known: then its labels changed,
-/// and the snapshot or the API server has not seen it yet.
+/// Whether the API server called the path of another failure mode than the namespace in the snapshot has. Then its
+/// labels changed, and the snapshot or the API server lags behind.
 fn contradicts(endpoint: Endpoint, namespace: &Namespace) -> bool {
     match endpoint {
         Endpoint::Level(level) | Endpoint::ValidateLevel(level) => namespace.level() != Some(level),
@@ -284,7 +285,7 @@ fn contradicts(endpoint: Endpoint, namespace: &Namespace) -> bool {
     }
 }
 
-/// Whether nothing is to be decided without the namespace: where a pod must not be without what is meant for it.
+/// Whether a decision requires the namespace: in failure modes where no pod may miss its sidecars.
 const fn needs_namespace(endpoint: Endpoint) -> bool {
     match endpoint {
         Endpoint::Level(level) | Endpoint::ValidateLevel(level) => !matches!(level, InjectionLevel::Enabled),
@@ -292,7 +293,7 @@ const fn needs_namespace(endpoint: Endpoint) -> bool {
     }
 }
 
-/// One line for each decision: who and why, and never the object, which can hold secrets.
+/// Logs one line for each decision: the subject and the reason, but never the object, which can hold secrets.
 fn log(endpoint: Endpoint, review: &Review<'_>, decided: &Decided) {
     let decision = &decided.decision;
     tracing::debug!(
@@ -308,7 +309,7 @@ fn log(endpoint: Endpoint, review: &Review<'_>, decided: &Decided) {
     );
 }
 
-/// What was decided about each profile, for the log: `nginx@3f2a=applied/injected team-a/x@91bc=skipped/name_taken`.
+/// Formats the decision on each profile for the log: `nginx@3f2a=applied/injected team-a/x@91bc=skipped/name_taken`.
 struct Profiles<'d>(&'d [ProfileDecision]);
 
 impl fmt::Display for Profiles<'_> {

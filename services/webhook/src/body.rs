@@ -1,7 +1,7 @@
 //! Reads a request's body into one buffer, bounded in bytes, in time and in the memory of all bodies together.
 //!
-//! Memory is taken for bytes that have arrived, never for a `Content-Length` alone. A body that has to be waited for is
-//! registered as unfinished, and is given up when too many are ([`crate::overload::UnfinishedBodies`]).
+//! Memory is taken for bytes that have arrived, never for a `Content-Length` alone. A body that has not fully arrived
+//! is registered as unfinished, and is evicted when there are too many ([`crate::overload::UnfinishedBodies`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,29 +21,29 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::budget::{Budget, Exhausted, SMALL, Share};
 use crate::overload::{Eviction, Shed, Unfinished, UnfinishedBodies};
 
-/// The least that is taken for a body of more than one piece.
+/// The smallest reservation, in bytes, for a body of more than one piece.
 const FIRST_STEP: usize = 16 * 1024;
-/// How long a client is listened to after its body was refused for want of memory or of a place.
+/// How long the rest of a body is read after the request was rejected for lack of memory or of a permit.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A body, and the memory that it takes of the budget.
+/// A complete body, and its share of the memory budget.
 #[derive(Debug)]
 pub(crate) struct BufferedBody {
     pub(crate) bytes: Bytes,
-    /// Given back when it is dropped, with the bytes.
+    /// Returns the memory when the body is dropped.
     _share: Share,
 }
 
-/// Why a body is not there.
+/// Why a body could not be read.
 #[derive(Debug)]
 pub(crate) enum BodyError {
-    /// It is larger than the limit, or says that it will be.
+    /// The body is larger than the limit, or its declared length is.
     TooLarge,
-    /// It was not there in time.
+    /// The body did not arrive in time.
     TooSlow,
-    /// It broke off, or was malformed.
+    /// The connection broke, or the body was malformed.
     Broken(axum::Error),
-    /// It was given up, by this bound.
+    /// The body was evicted by this limit.
     Shed(Shed),
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Limits {
     pub(crate) time: Duration,
 }
 
-/// What bounds all bodies together.
+/// The limits that all bodies share.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     pub(crate) budget: Arc<Budget>,
@@ -65,13 +65,14 @@ pub(crate) struct Shared {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sender {
     pub(crate) address: IpAddr,
-    /// Whether it may be writing the body when the answer comes, and would miss the answer if the rest were not read.
+    /// Whether the client may still be writing its body when it gets the response. It would miss the response unless
+    /// the rest were read.
     pub(crate) needs_draining: bool,
 }
 
 impl Sender {
-    /// The sender of this request. A client that sends its body only when told to is not writing, and HTTP/2 ends a request
-    /// without the connection.
+    /// Returns the sender of this request. No draining is needed for a client that waits for `100 Continue`, nor on
+    /// HTTP/2, which ends a request without the connection.
     pub(crate) fn of(request: &Request) -> Self {
         let waits = request.headers().contains_key(EXPECT);
         let needs_draining = !waits && request.version() < Version::HTTP_2;
@@ -79,10 +80,10 @@ impl Sender {
     }
 }
 
-/// Reads the body. One that came in a single piece is not copied.
+/// Reads the body. A body that arrives in a single piece is not copied.
 ///
-/// Of one that is refused the rest is read and thrown away, within twice the limits' bytes and the same time (or a short
-/// one, if there is no memory), so that the client has written what it wanted to and reads the answer.
+/// After a rejection, the rest is read and discarded, so that the client finishes writing and reads the response.
+/// Draining is limited to twice the limit's bytes and to the same time, or to a short time if memory is exhausted.
 pub(crate) async fn read(
     mut body: Body,
     limits: Limits,
@@ -108,8 +109,8 @@ pub(crate) async fn read(
     Err(error)
 }
 
-/// Reads the body of a request that is turned away and throws it away, within so many bytes and a short time: a client that
-/// has written what it wanted to reads the answer.
+/// Reads and discards the body of a rejected request, up to `limit` bytes and for a short time. The client then
+/// finishes writing and reads the response.
 pub(crate) async fn pass_over(request: Request, limit: usize) {
     if Sender::of(&request).needs_draining {
         let _ = timeout(LINGER, discard(&mut request.into_body(), limit)).await;
@@ -121,9 +122,9 @@ struct Reading<'s> {
     shared: &'s Shared,
     address: IpAddr,
     share: Share,
-    /// Once it has been waited for.
+    /// Set once the reader has had to wait for the body.
     unfinished: Option<Unfinished>,
-    /// Dropped after the share: it says that the memory is released.
+    /// Dropped after the share, which signals that the memory is released.
     eviction: Option<Eviction>,
 }
 
@@ -148,7 +149,7 @@ impl<'s> Reading<'s> {
         let mut piece = Some(second);
         while let Some(bytes) = piece {
             self.append(&mut whole, &bytes, upper_bound(body), limit).await?;
-            // One that is large lets the others go first: to read it takes as long as to answer several of them.
+            // A large body yields first: reading it takes as long as answering several small ones.
             if whole.len() > SMALL {
                 yield_now().await;
             }
@@ -157,8 +158,8 @@ impl<'s> Reading<'s> {
         Ok(whole.into())
     }
 
-    /// Appends a piece, behind which no more than `rest` can come. Where there is no room for it, half as much again is taken,
-    /// but no more than the body can need.
+    /// Appends a piece; at most `rest` bytes can follow it. If the buffer is full, it grows by half, but never beyond
+    /// what the body can need.
     async fn append(
         &mut self,
         whole: &mut Vec<u8>,
@@ -181,7 +182,7 @@ impl<'s> Reading<'s> {
         Ok(())
     }
 
-    /// Takes so much of the budget. Older unfinished bodies are given up for it, if they hold enough.
+    /// Grows the share to this size. Evicts older unfinished bodies if they hold enough memory.
     async fn grow_to(&mut self, bytes: usize) -> Result<(), BodyError> {
         while let Err(Exhausted { missing }) = self.share.grow_to(bytes) {
             let made = self.shared.unfinished.make_room(self.unfinished.as_ref(), missing);
@@ -193,7 +194,7 @@ impl<'s> Reading<'s> {
         Ok(())
     }
 
-    /// The next piece of data; trailers are passed over.
+    /// Returns the next piece of data, and skips trailers.
     async fn next(&mut self, body: &mut Body) -> Result<Option<Bytes>, BodyError> {
         while let Some(frame) = self.frame(body).await? {
             if let Ok(data) = frame.into_data()
@@ -205,8 +206,8 @@ impl<'s> Reading<'s> {
         Ok(None)
     }
 
-    /// The next frame. One that has arrived is there when the connection's task has had a turn to deliver it; from the first
-    /// one on that has not, the body is unfinished.
+    /// Returns the next frame. A frame that has arrived is available once the connection's task has run. The first
+    /// frame that is not available then makes the body unfinished.
     async fn frame(&mut self, body: &mut Body) -> Result<Option<Frame<Bytes>>, BodyError> {
         let delivered = |frame: Option<Result<_, _>>| frame.transpose().map_err(BodyError::Broken);
         if self.unfinished.is_none() {
@@ -270,14 +271,14 @@ mod tests {
         Shared { budget: Budget::new(memory, gauge), unfinished }
     }
 
-    /// [`super::read`] with plenty of memory.
+    /// [`super::read`] with ample memory.
     async fn read(body: Body, limits: Limits, waits: bool) -> Result<Bytes, BodyError> {
         let shared = shared(64 * SMALL, Gauge::default(), 8);
         let sender = Sender { needs_draining: !waits, ..SENDER };
         super::read(body, limits, &shared, sender).await.map(|whole| whole.bytes)
     }
 
-    /// A body that ends after so many pieces, or never, and is not there at once.
+    /// A body that never ends: it has this many pieces, and none is available at once.
     fn stalled(pieces: usize, bytes: usize) -> Body {
         let piece = Bytes::from(vec![b'x'; bytes]);
         let pieces = stream::iter(0..pieces).map(move |_| Ok::<_, Infallible>(piece.clone()));
@@ -348,7 +349,7 @@ mod tests {
         assert_eq!(pulled(false).await, 11 + 21);
     }
 
-    /// Takes a body piece by piece, and what is taken of the budget after each.
+    /// Reads a body piece by piece, and returns the budget in use after each.
     async fn taken(length: usize, pieces: usize) -> Vec<usize> {
         let gauge = Gauge::default();
         let shared = shared(64 * SMALL, gauge.clone(), 8);
@@ -413,7 +414,7 @@ mod tests {
         let sender = Sender { needs_draining: false, ..SENDER };
         let mut reading: Vec<_> =
             (0..4).map(|_| Box::pin(super::read(stalled(1, SMALL / 4), limits, &shared, sender))).collect();
-        // Each is read in a few turns, and only then known to be unfinished.
+        // A body is polled several times before it counts as unfinished.
         for _ in 0..10 {
             for body in &mut reading {
                 assert!(futures::poll!(body.as_mut()).is_pending());

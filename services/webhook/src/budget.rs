@@ -10,28 +10,28 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use prometheus_client::metrics::gauge::Gauge;
 
-/// Bytes of a body that may have the whole budget. A pod's review is some 8 KiB.
+/// Bytes up to which a body may use the whole budget. A pod's review has some 8 KiB.
 pub(crate) const SMALL: usize = 128 * 1024;
 
 /// Bytes that bodies may take together.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: usize,
-    /// What a body that is not [`SMALL`] may find taken, itself included.
+    /// The limit for bodies that are not [`SMALL`]: bytes in use, including their own.
     large_limit: usize,
     taken: AtomicUsize,
-    /// The same as `taken`, for people.
+    /// Exports `taken` as a metric.
     gauge: Gauge,
 }
 
-/// What one body has of the budget. Dropped, it is given back.
+/// The part of the budget that one body uses. Returned on drop.
 #[derive(Debug)]
 pub(crate) struct Share {
     budget: Arc<Budget>,
     bytes: usize,
 }
 
-/// There is no more to be had.
+/// The budget has too few bytes left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exhausted {
     /// Bytes that would have to be released first.
@@ -43,14 +43,14 @@ impl Budget {
         Arc::new(Self { limit, large_limit: limit / 4 * 3, taken: AtomicUsize::new(0), gauge })
     }
 
-    /// A share of nothing, to begin with.
+    /// Returns an empty share.
     pub(crate) fn share(self: &Arc<Self>) -> Share {
         Share { budget: Arc::clone(self), bytes: 0 }
     }
 }
 
 impl Share {
-    /// Makes it so large, if it is not. If that is more than there is, it stays as it was.
+    /// Grows the share to this size, and never shrinks it. On an error it stays unchanged.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), Exhausted> {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else { return Ok(()) };
         let Budget { limit, large_limit, taken, gauge } = &*self.budget;
@@ -63,7 +63,7 @@ impl Share {
         Ok(())
     }
 
-    /// How many bytes it has.
+    /// The size of the share in bytes.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }

@@ -2,10 +2,10 @@
 
 use std::fmt::{self, Write};
 
-/// Bytes of a text that a client wrote, as far as it is logged.
+/// Bytes of client text in a log line.
 pub(crate) const LOGGED_BYTES: usize = 256;
 
-/// A text on one line of printable characters, and of so many bytes at most.
+/// Formats a string on one line of printable characters, cut to this many bytes.
 pub(crate) struct Bounded<'t>(pub(crate) &'t str, pub(crate) usize);
 
 impl fmt::Display for Bounded<'_> {

@@ -32,53 +32,53 @@ use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::tls::{PemText, provider};
 use crate::transport::{TransportMetrics, Unauthorized};
 
-/// How long the body of a request that was turned away is thrown away, so that its client comes to read the answer.
+/// How long the body of a rejected request is read and discarded, so that its client reads the response.
 const LINGER: Duration = Duration::from_secs(1);
-/// A body of more bytes than these is not waited for: its connection ends with the answer.
+/// Bytes up to which a rejected body is discarded. With a larger body, the connection closes with the response.
 const SMALL_BODY: u64 = 64 * 1024;
 
-/// Why an authority for clients cannot be used.
+/// Why a CA for clients cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientAuthorityError {
-    /// The text is not PEM, or breaks off.
+    /// The input is not PEM, or is truncated.
     #[error("{origin} is not PEM text: {error}; expected one or more BEGIN CERTIFICATE sections")]
     NotPem {
-        /// Which text.
+        /// The source of the input.
         origin: String,
-        /// What the PEM parser says.
+        /// The error of the PEM parser.
         error: pem::Error,
     },
-    /// There is no certificate in the text.
+    /// The input has no certificate.
     #[error("{origin} has no certificate: expected those of the authorities of clients, each as BEGIN CERTIFICATE")]
     NoCertificate {
-        /// Which text.
+        /// The source of the input.
         origin: String,
     },
-    /// A certificate in it cannot be an authority's.
+    /// A certificate in the input is not a CA certificate.
     #[error("certificate {number} in {origin} cannot be an authority's: {reason}")]
     NoAuthority {
-        /// Which text.
+        /// The source of the input.
         origin: String,
-        /// Which certificate in it, from 1.
+        /// Position of the certificate in the input, from 1.
         number: usize,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// They cannot be used together.
+    /// The certificates cannot be used together.
     #[error("the certificates in {origin} cannot be used: {reason}")]
     Unusable {
-        /// Which text.
+        /// The source of the input.
         origin: String,
-        /// What the TLS library says.
+        /// The error of the TLS library.
         reason: String,
     },
 }
 
-/// The certificates by which clients are known.
+/// The CA that client certificates are verified against, and the names that are allowed.
 pub struct ClientCertificates {
     current: ArcSwap<Authority>,
-    /// The names of which a certificate has to have one; any certificate will do if there are none.
+    /// Names of which a certificate must have at least one. Empty: any name is accepted.
     names: Box<[Box<str>]>,
 }
 
@@ -87,15 +87,15 @@ struct Authority {
     verifier: Arc<dyn ClientCertVerifier>,
 }
 
-/// Who is on the other end of a connection.
+/// The authenticated state of a connection's client.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     refusal: Option<Arc<Refusal>>,
-    /// Whether a certificate says so.
+    /// Whether the client showed an accepted certificate.
     is_known: bool,
 }
 
-/// Why the requests of a connection are turned away.
+/// Why the requests of a connection are rejected.
 #[derive(Debug)]
 struct Refusal {
     reason: Unauthorized,
@@ -115,11 +115,11 @@ impl fmt::Debug for ClientCertificates {
 }
 
 impl ClientCertificates {
-    /// Knows clients by certificates of one of the authorities in this text. With names, a certificate has to have one of
+    /// Accepts client certificates of the CAs in this input. If `names` is not empty, a certificate must have one of
     /// them: as the common name of its subject, or as a DNS name, URI or e-mail address among its alternative names.
     ///
     /// # Errors
-    /// The text holds no certificate, or one that cannot be an authority's.
+    /// The input has no certificate, or one that is not a CA certificate.
     pub fn new(
         authority: PemText<'_>,
         names: impl IntoIterator<Item = String>,
@@ -128,8 +128,8 @@ impl ClientCertificates {
         Ok(Arc::new(Self { current: ArcSwap::from_pointee(Authority::read(authority)?), names }))
     }
 
-    /// Knows clients by these authorities from the next handshake on. On an error those of before stay. `false` if they
-    /// are the same.
+    /// Replaces the CAs from the next handshake on, and returns whether they changed. On an error the previous ones
+    /// stay.
     ///
     /// # Errors
     /// As [`ClientCertificates::new`].
@@ -140,7 +140,7 @@ impl ClientCertificates {
         Ok(changed)
     }
 
-    /// Who shows these certificates, which were found to be good.
+    /// Authorizes a client by its certificates, which TLS has verified.
     pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &TransportMetrics) -> Caller {
         let refused = |reason, text| Caller {
             refusal: Some(Arc::new(Refusal { reason, text, metrics: metrics.clone() })),
@@ -182,7 +182,8 @@ impl Authority {
         for (index, certificate) in certificates.iter().enumerate() {
             let unfit = |reason| ClientAuthorityError::NoAuthority { origin: origin(), number: index + 1, reason };
             roots.add(certificate.clone()).map_err(|error| unfit(error.to_string()))?;
-            // A leaf would be taken as a root as well, and then vouch for nobody: every client would be turned away.
+            // A certificate that is not a CA would be accepted as a root but verify no client: all clients would be
+            // rejected.
             if !is_authority(certificate) {
                 return Err(unfit("it is not a CA (basic constraints)".to_owned()));
             }
@@ -199,7 +200,7 @@ fn is_authority(certificate: &CertificateDer<'_>) -> bool {
     certificate.is_ca()
 }
 
-/// The names that a certificate has.
+/// Returns the certificate's names.
 fn names_of(certificate: &CertificateDer<'_>) -> Vec<Box<str>> {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
     let common = certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok());
@@ -216,12 +217,12 @@ impl ClientCertVerifier for ClientCertificates {
         true
     }
 
-    /// Who shows none is told so by an answer.
+    /// A client without a certificate gets a 401 with an explanation instead of a TLS error.
     fn client_auth_mandatory(&self) -> bool {
         false
     }
 
-    /// No hints: a client with a certificate of another authority shows it, and learns that it is the wrong one.
+    /// No hints: a client with a certificate of another CA then shows it, and gets an error that says so.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -259,12 +260,12 @@ impl ClientCertVerifier for ClientCertificates {
 }
 
 impl Caller {
-    /// Whoever it is may call.
+    /// A client on a server without client authentication.
     pub(crate) const fn anybody() -> Self {
         Self { refusal: None, is_known: false }
     }
 
-    /// Who has shown a certificate that may call.
+    /// A client with an accepted certificate.
     const fn known() -> Self {
         Self { refusal: None, is_known: true }
     }
@@ -277,7 +278,7 @@ impl Caller {
         self.refusal.is_some()
     }
 
-    /// Gives a request back, or the answer that turns it away.
+    /// Returns the request, or the response that rejects it.
     pub(crate) fn admit(&self, request: Request<Incoming>) -> ControlFlow<Response<Body>, Request<Incoming>> {
         let Some(refusal) = &self.refusal else { return ControlFlow::Continue(request) };
         refusal.metrics.unauthorized(refusal.reason);
@@ -295,8 +296,8 @@ impl Caller {
             if body.size_hint().upper().is_none_or(|bytes| bytes > SMALL_BODY) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            // Beside the answer, so that this does not wait for it. Whoever is still writing might else see the
-            // connection reset in place of the answer.
+            // Runs beside the response, so that the response does not wait for it. A client that is still writing might
+            // otherwise see a connection reset instead of the response.
             tokio::spawn(tokio::time::timeout(LINGER, discard(body)));
         }
         ControlFlow::Break(response)

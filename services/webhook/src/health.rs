@@ -26,11 +26,11 @@ use tower_http::timeout::TimeoutLayer;
 use crate::metrics::Exposition;
 use crate::metrics::exposition::Format;
 
-/// How long an answer may take. The longest, a scrape of everything, takes milliseconds; what takes longer is stuck, and
-/// whoever asks had better hear it.
+/// How long a response may take. A full scrape takes milliseconds, so anything slower is stuck, and the client should
+/// get an error.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Whether requests may come: all components are ready, and nobody has said that the process is to end.
+/// Whether requests may arrive: all components are ready, and the process is not draining.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     shared: Arc<Shared>,
@@ -42,7 +42,7 @@ struct Shared {
     components: Mutex<Vec<Arc<ComponentState>>>,
 }
 
-/// One component's part in [`Readiness`]. Not ready until it is said to be.
+/// One component's part in [`Readiness`]. It starts as not ready.
 #[derive(Clone, Debug)]
 #[must_use = "the process is not ready before this component is set ready"]
 pub struct Component {
@@ -55,30 +55,30 @@ struct ComponentState {
     ready: AtomicBool,
 }
 
-/// Why requests may not come.
+/// Why the process is not ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotReady {
-    /// The process is to end.
+    /// The process is shutting down.
     pub draining: bool,
     /// The components that are not ready, in the order in which they were registered.
     pub waiting_for: Vec<&'static str>,
 }
 
 impl Readiness {
-    /// Adds a component, which is not ready yet. A name twice is two components, and both must be ready.
+    /// Adds a component that is not ready yet. Two components may share a name, and both must be ready.
     pub fn component(&self, name: &'static str) -> Component {
         let state = Arc::new(ComponentState { name, ready: AtomicBool::new(false) });
         self.components().push(Arc::clone(&state));
         Component { state }
     }
 
-    /// Says that the process is to end: not ready from now on, for good. Before the servers drain, so that the API
-    /// server is told to go elsewhere while they still answer.
+    /// Marks the process as draining: it is not ready from now on. Call this before the servers drain, so that traffic
+    /// moves to other replicas while they still answer.
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::Release);
     }
 
-    /// Whether requests may come, and if not, why.
+    /// Returns an error with the reasons if the process is not ready.
     pub fn check(&self) -> Result<(), NotReady> {
         let waiting_for: Vec<_> = self
             .components()
@@ -90,7 +90,7 @@ impl Readiness {
         if draining || !waiting_for.is_empty() { Err(NotReady { draining, waiting_for }) } else { Ok(()) }
     }
 
-    /// Adds whether the process is ready, and whether it is to end.
+    /// Registers the readiness and draining metrics.
     pub fn register(&self, registry: &mut Registry) {
         registry.sub_registry_with_prefix("pillion").register_collector(Box::new(self.clone()));
     }
@@ -109,7 +109,7 @@ impl Collector for Readiness {
 }
 
 impl Component {
-    /// Sets the component ready, or not ready any more.
+    /// Sets whether the component is ready.
     pub fn set_ready(&self, ready: bool) {
         self.state.ready.store(ready, Ordering::Release);
     }

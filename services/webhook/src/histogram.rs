@@ -14,37 +14,37 @@ use opentelemetry::trace::TraceId;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
-/// What is measured: bytes, or time.
+/// A histogram of sizes in bytes or of durations.
 #[derive(Clone, Debug)]
 pub struct Histogram(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Upper bounds, in what is counted (bytes, nanoseconds); one bucket more is for what is above them.
+    /// Upper bounds in the counted unit (bytes, nanoseconds). Values above them go to one more bucket.
     bounds: &'static [u64],
-    /// How many of what is counted make one of what is shown: 10⁹ nanoseconds are a second.
+    /// Counted units for each exported unit: 10⁹ nanoseconds are a second.
     scale: f64,
     buckets: Box<[AtomicU64]>,
     sum: AtomicU64,
     exemplars: Box<[ArcSwapOption<Exemplar>]>,
 }
 
-/// A measured request that can be looked at in its trace.
+/// A measured request with its trace.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Exemplar {
     pub(crate) trace: TraceId,
-    /// In the unit that is shown.
+    /// In the exported unit.
     pub(crate) value: f64,
     pub(crate) at: SystemTime,
 }
 
 impl Histogram {
-    /// Of sizes in bytes, with these upper bounds.
+    /// Returns a histogram of sizes in bytes with these upper bounds.
     pub(crate) fn bytes(bounds: &'static [u64]) -> Self {
         Self::new(bounds, 1.0)
     }
 
-    /// Of times; the upper bounds are in nanoseconds. They are shown in seconds.
+    /// Returns a histogram of durations. The bounds are nanoseconds; seconds are exported.
     pub(crate) fn seconds(bounds: &'static [u64]) -> Self {
         Self::new(bounds, 1e9)
     }
@@ -59,17 +59,17 @@ impl Histogram {
         }))
     }
 
-    /// Counts a size.
+    /// Counts a size in bytes.
     pub fn observe_bytes(&self, bytes: usize) {
         self.observe(bytes as u64);
     }
 
-    /// Counts a time.
+    /// Counts a duration.
     pub fn observe_time(&self, time: Duration) {
         self.observe(nanoseconds(time));
     }
 
-    /// Counts a time, and remembers the trace that tells where it went.
+    /// Counts a duration, and keeps its trace as an exemplar.
     pub(crate) fn observe_traced(&self, time: Duration, trace: TraceId) {
         let bucket = self.observe(nanoseconds(time));
         if let Some(exemplar) = self.0.exemplars.get(bucket) {
@@ -77,7 +77,7 @@ impl Histogram {
         }
     }
 
-    /// The bucket that it fell into.
+    /// Counts a value and returns the index of its bucket.
     fn observe(&self, value: u64) -> usize {
         let Inner { bounds, buckets, sum, .. } = &*self.0;
         let bucket = bounds.partition_point(|bound| *bound < value);
@@ -88,7 +88,7 @@ impl Histogram {
         bucket
     }
 
-    /// The upper bounds as they are shown, each with what was counted up to it and above the one before.
+    /// Returns the exported upper bounds, each with the count of its own bucket (not cumulative).
     fn counted(&self) -> Vec<(f64, u64)> {
         let counts = self.0.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
         self.shown_bounds().zip(counts).collect()
@@ -98,7 +98,7 @@ impl Histogram {
         self.0.bounds.iter().map(|bound| as_shown(*bound, self.0.scale)).chain([f64::INFINITY])
     }
 
-    /// The last trace of each bucket that has one, with the bucket's upper bound.
+    /// Returns the latest trace of each bucket that has one, with the bucket's upper bound.
     pub(crate) fn exemplars(&self) -> impl Iterator<Item = (f64, Arc<Exemplar>)> {
         let exemplars = self.0.exemplars.iter().map(ArcSwapOption::load_full);
         self.shown_bounds().zip(exemplars).filter_map(|(bound, exemplar)| Some((bound, exemplar?)))

@@ -62,7 +62,7 @@ struct StageLabel {
     stage: &'static str,
 }
 
-/// What is measured besides what always is.
+/// Optional metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MetricsSettings {
@@ -79,34 +79,34 @@ pub struct Metrics {
     profiles: ProfileCounters,
     self_checks: [Counter; CheckStage::ALL.len()],
     dry_runs: Counter,
-    /// Bytes of the bodies that were read whole.
+    /// Bytes of bodies that were read completely.
     pub request_bytes: Histogram,
     /// Bytes of the patches, before base64.
     pub patch_bytes: Histogram,
-    /// Bytes that the bodies of the requests that are being answered take.
+    /// Bytes in use by the bodies of requests in flight.
     pub body_bytes: Gauge,
-    /// Requests that are being answered.
+    /// Requests in flight.
     pub inflight: Gauge,
     /// Requests whose bodies are still arriving.
     pub unfinished_bodies: Gauge,
     /// Panics that were caught.
     pub panics: Counter,
-    /// What was turned away, and what waited.
+    /// Rejected requests and queue waits.
     pub overload: OverloadMetrics,
     /// The connections.
     pub connections: ConnectionMetrics,
-    /// The namespaces that requests are about.
+    /// Requests by namespace.
     pub tenants: Tenants,
 }
 
 impl Metrics {
-    /// [`Metrics::register_with`] what is measured unless somebody asks for more.
+    /// Calls [`Metrics::register_with`] with the default settings.
     pub fn register(registry: &mut Registry) -> Self {
         Self::register_with(registry, &MetricsSettings::default())
     }
 
-    /// Makes the metrics and registers them: those of the process by the names that they have everywhere, all others
-    /// with the prefix `pillion_`.
+    /// Creates and registers the metrics. Those of the process keep their standard names; all others get the prefix
+    /// `pillion_`.
     pub fn register_with(registry: &mut Registry, settings: &MetricsSettings) -> Self {
         registry.register_collector(Box::new(Process));
         let registry = registry.sub_registry_with_prefix("pillion");
@@ -177,14 +177,14 @@ impl Metrics {
         }
     }
 
-    /// Adds the sizes of the snapshot, computed at each scrape; profiles and namespaces that it does not know any more
-    /// lose their series some time later.
+    /// Registers the sizes of the snapshot, computed at each scrape. Series of profiles and namespaces that leave the
+    /// snapshot are removed some time later.
     pub fn register_snapshot(&self, registry: &mut Registry, snapshot: Arc<ArcSwap<Snapshot>>) {
         let cluster = Cluster { snapshot, tenants: self.tenants.clone(), profiles: self.profiles.clone() };
         registry.sub_registry_with_prefix("pillion").register_collector(Box::new(cluster));
     }
 
-    /// Counts a request that was answered, and remembers its trace if it has one that is kept.
+    /// Counts an answered request, with its trace as an exemplar if the trace is sampled.
     pub fn answered(
         &self,
         endpoint: Endpoint,
@@ -198,7 +198,7 @@ impl Metrics {
         tenant.answered(outcome);
     }
 
-    /// Counts what was decided.
+    /// Counts a decision.
     pub fn decided(&self, decision: &Decision, dry_run: bool) {
         self.decisions.decided(decision);
         self.profiles.decided(decision);
@@ -207,7 +207,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a fault of the engine.
+    /// Counts an internal error of the engine by its stage.
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub fn failed(&self, fault: &InternalError) {
         self.self_checks[fault.stage() as usize].inc();

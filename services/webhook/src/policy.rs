@@ -5,12 +5,12 @@ use std::sync::Arc;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::limits::Guardrails;
 
-/// Each request is decided by one of these from its beginning to its end. Whoever reads the platform's file replaces it
-/// as a whole.
+/// The settings of one request, constant during its decision. The value is replaced as a whole when the platform's file
+/// changes.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
-    /// What expressions read as `cluster`: a map. `None`: an empty one.
+    /// The map that expressions read as `cluster`. `None`: an empty one.
     pub cluster: Option<Arc<OwnedTape>>,
-    /// What tenants' profiles may do. `None`: what the snapshot says.
+    /// The limits of tenants' profiles. `None`: those of the snapshot.
     pub guardrails: Option<Arc<Guardrails>>,
 }

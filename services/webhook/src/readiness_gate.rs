@@ -1,7 +1,7 @@
-//! Rejects requests until the first lists of the cluster are complete, since a pod could miss its sidecar otherwise.
+//! Rejects requests until the first lists of the cluster are complete, since a pod could otherwise miss its sidecar.
 //!
 //! A replica that is not ready still gets requests when its container restarts at an address that the API server knows.
-//! They are answered with 503 and `Retry-After`. The API server then tries again within its timeout, on a new
+//! The requests are rejected with 503 and `Retry-After`. The API server then retries within its timeout, on a new
 //! connection and most likely at another replica. After that the failure policy decides.
 
 use std::convert::Infallible;
@@ -23,10 +23,10 @@ use crate::metrics::Metrics;
 use crate::overload::Shed;
 use crate::refusal::Refusal;
 
-/// Bytes of a body that are read and thrown away: what a body may have unless the settings say otherwise.
+/// Bytes of a rejected body that are read and discarded: the default limit of a body.
 const PASSED_OVER: usize = 7 * 1024 * 1024;
 
-/// Answers 503 for as long as a component of `readiness` has never been ready; then it is `app` for good, also while the
+/// Answers 503 until all components of `readiness` are ready. From then on it always calls `app`, also while the
 /// process drains.
 pub fn once_ready(app: Router, readiness: Readiness, metrics: Arc<Metrics>) -> Router {
     app.layer(OnceReady { readiness, metrics, was_ready: Arc::default() })
@@ -40,7 +40,7 @@ struct OnceReady {
 }
 
 impl OnceReady {
-    /// Why not yet.
+    /// Returns an error with the components that have yet to become ready for the first time.
     fn check(&self) -> Result<(), NotReady> {
         if self.was_ready.load(Ordering::Acquire) {
             return Ok(());
@@ -92,14 +92,14 @@ where
     }
 }
 
-/// A client that is still writing would see its connection reset in place of the answer, and the API server does not send
-/// a request again that ended so.
+/// Rejects a request after reading its body. A client that is still writing would see its connection reset instead of
+/// the response, and the API server does not repeat such a request.
 async fn turn_away(why: NotReady, request: Request) -> Result<Response<Body>, Infallible> {
     tracing::debug!(%why, "a request was answered with 503");
     let version = request.version();
     body::pass_over(request, PASSED_OVER).await;
     let mut response = Refusal::Shed(Shed::NotReady).answer(version);
-    // What exactly is not known yet.
+    // Names the components that are not ready.
     *response.body_mut() = Body::from(format!("{why}: try again\n"));
     Ok(response)
 }
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(answer(&app).await, later, "a process that is asked to end knows no more");
         lists.set_ready(true);
         assert_eq!(answer(&app).await, (200, None), "a process that drains answers what comes");
-        // Whatever is lost later, what was known stays.
+        // Losing readiness later changes nothing.
         lists.set_ready(false);
         assert_eq!(answer(&app).await, (200, None));
         let mut text = String::new();

@@ -17,29 +17,29 @@ use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::metrics::RequestOutcome;
 use crate::overload::Shed;
 
-/// Bytes of an answer that is a text.
+/// Bytes of a plain-text response.
 pub(crate) const ANSWERED_BYTES: usize = 1024;
 
-/// Why a request is not answered with a review.
+/// Why a request gets no review in its response.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Its content type is not JSON; the one it has.
+    /// Its content type is not JSON. Holds the content type, if any.
     ContentType(Option<HeaderValue>),
-    /// Its content is encoded; the encoding.
+    /// Its content is encoded. Holds the encoding.
     ContentEncoding(HeaderValue),
-    /// Its body is larger than so many bytes.
+    /// Its body is larger than this many bytes.
     TooLarge(usize),
-    /// Its body was not there after so long.
+    /// Its body did not arrive within this time.
     TooSlow(Duration),
-    /// Its body broke off.
+    /// Reading its body failed.
     Broken(axum::Error),
-    /// It is turned away although nothing is wrong with it.
+    /// It is valid but was rejected.
     Shed(Shed),
-    /// Its body is no review.
+    /// Its body is not a valid review.
     Review(ReviewError),
     /// The engine failed.
     Fault(InternalError),
-    /// Something panicked; what it said.
+    /// The code panicked. Holds the message.
     Panic(Box<str>),
 }
 
@@ -77,7 +77,7 @@ impl Refusal {
         }
     }
 
-    /// Why, as it stands in traces.
+    /// Returns the reason as shown in traces.
     pub(crate) const fn reason(&self) -> &'static str {
         match self {
             Self::ContentType(_) => "content_type",
@@ -92,14 +92,14 @@ impl Refusal {
         }
     }
 
-    /// The answer to a request that came by this version of HTTP.
+    /// Returns the response to a request of this HTTP version.
     pub(crate) fn answer(&self, version: Version) -> Response<Body> {
         let text = format!("{}\n", Bounded(&self.to_string(), ANSWERED_BYTES));
         let mut response = Response::new(Body::from(text));
         *response.status_mut() = self.status();
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        // What is left of the body is in the way of the next request; and whoever is turned away may meet another replica
-        // on a new connection. HTTP/2 has streams, and no such header.
+        // The rest of the body would block the next request, and a rejected client may reach another replica on a new
+        // connection. HTTP/2 has streams, and no such header.
         let left = matches!(self, Self::TooLarge(_) | Self::TooSlow(_) | Self::Broken(_) | Self::Shed(_));
         if left && version < Version::HTTP_2 {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -131,13 +131,13 @@ impl fmt::Display for Refusal {
             Self::Shed(shed) => write!(formatter, "{shed}"),
             Self::Review(error) => write!(formatter, "not an AdmissionReview that can be answered: {error}"),
             Self::Fault(fault) => write!(formatter, "Pillion failed: {fault}"),
-            // What a panic says is for the log.
+            // The panic's message goes to the log only.
             Self::Panic(_) => formatter.write_str("Pillion failed: a fault in its program, see its log"),
         }
     }
 }
 
-/// A header's value, quoted.
+/// Formats a header's value in quotes.
 struct Header<'h>(&'h HeaderValue);
 
 impl fmt::Display for Header<'_> {

@@ -1,8 +1,8 @@
 //! The routes of the admission port: a request becomes a review, the engine decides it, and the decision becomes a
 //! response, a log line and counters.
 //!
-//! Deciding a small pod computes for some 30 us, less than a handover to another thread costs, so it runs on the thread
-//! that read the request, once it holds a permit. A large object is decided on a thread of its own.
+//! Deciding a small pod takes some 30 us, less than a handover to another thread. So it runs on the thread that read
+//! the request, once it holds a permit. A large object is decided on a separate thread.
 
 mod canary;
 mod profiles;
@@ -34,14 +34,15 @@ use crate::refusal::{ANSWERED_BYTES, Refusal};
 use crate::trace::RequestSpan;
 use crate::transport::client_address;
 
-/// [`Admission`], and what all requests share besides.
+/// [`Admission`], and the limits that all requests share.
 pub(crate) struct Service {
     admission: Admission,
     bodies: Shared,
     overload: Overload,
 }
 
-/// The routes: POST to `/mutate`, to `/validate`, and to the paths of each injection level below them.
+/// Returns the routes: POST to `/mutate`, `/validate` and their paths for each failure mode, and to the paths for
+/// profiles and connectivity checks.
 pub fn router(admission: Admission) -> Router {
     let metrics = &admission.metrics;
     let settings = &admission.settings;
@@ -65,7 +66,7 @@ pub fn router(admission: Admission) -> Router {
     let canary = async |State(service): State<Arc<Service>>, request: Request| service.answer_canary(request).await;
     router
         .route(VALIDATE_PROFILES_PATH, post(profile))
-        // With the epoch of who asks, which is nothing to a replica.
+        // The path ends with the caller's epoch, which a replica ignores.
         .route(&format!("{}/{{epoch}}", pillion_api::canary::PATH), post(canary))
         .fallback(async || {
             (
@@ -79,7 +80,7 @@ pub fn router(admission: Admission) -> Router {
         .with_state(Arc::new(Service { admission, bodies, overload }))
 }
 
-/// What is known of a request besides its body.
+/// The context of a request, without its body.
 #[derive(Clone, Copy)]
 struct Asked<'r> {
     endpoint: Endpoint,
@@ -94,7 +95,7 @@ impl Service {
         let version = request.version();
         let span = RequestSpan::begin(endpoint, request.headers());
         let tenant = self.admission.metrics.tenants.request();
-        // Unwind-safe: what a panic leaves behind are counters and an immutable snapshot.
+        // Unwind-safe: a panic leaves only counters and an immutable snapshot.
         let result = AssertUnwindSafe(self.decide(endpoint, request, &span, &tenant)).catch_unwind().await;
         let result = result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)));
         let (outcome, response) = match result {
@@ -121,19 +122,20 @@ impl Service {
         let terms = LookUpTerms { client: client_address(request.extensions()), deadline };
         let receive = span.receive();
         let body = self.receive(request, deadline).instrument(receive.clone()).await?;
-        // Only now: a client that never finishes its body takes no permit from those that have.
+        // Taken only now, so that a client with an unfinished body takes no permit.
         let _request_permit = self.request_permit()?;
         let asked = Asked { endpoint, span, tenant, terms };
         if overload::is_large(&body.bytes) {
             drop(receive);
-            // Elsewhere in memory: each request is moved about with room for the largest of its states.
+            // Boxed: the future of each request is as large as its largest state.
             Box::pin(self.decide_offloaded(asked, body)).await
         } else {
             self.decide_here(asked, &body.bytes, receive).await
         }
     }
 
-    /// Waits for a permit to compute. A rejected request is attributed to the namespace peeked from its body, if that exists.
+    /// Waits for a permit to compute. A rejected request is attributed to the namespace peeked from its body, if that
+    /// exists.
     async fn permit(&self, asked: Asked<'_>, body: &Bytes) -> Result<Permit, Refusal> {
         self.overload.permit(body, asked.terms.deadline).await.map_err(|shed| {
             if let Some(name) = overload::namespace(body) {
@@ -143,7 +145,7 @@ impl Service {
         })
     }
 
-    /// Decides on the thread that the request was read on.
+    /// Decides on the current thread.
     async fn decide_here(&self, asked: Asked<'_>, body: &Bytes, receive: Span) -> Result<Answered, Refusal> {
         let Asked { endpoint, span, tenant, terms } = asked;
         let mut permit = self.permit(asked, body).instrument(receive.clone()).await?;
@@ -160,7 +162,7 @@ impl Service {
                 &mut known,
                 &mut resolve,
             )?;
-            // Others compute while this one waits for a look-up.
+            // Releases the permit while this request waits for a lookup.
             drop(permit);
             let answered = self.admission.fetch(next, &mut known, terms).instrument(resolve.clone()).await;
             if let Some(answered) = answered {
@@ -181,7 +183,7 @@ impl Service {
             let (service, snapshot) = (Arc::clone(self), Arc::clone(&snapshot));
             let (span, tenant) = (asked.span.clone(), asked.tenant.clone());
             let work = move || {
-                // Given back when the work is done, also if nobody waits for it any more, as are the body's bytes.
+                // Released when the work is done, like the body's bytes, even if the caller no longer waits.
                 let _permit = permit;
                 let review = resolve.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review);
                 let next = review.and_then(|review| {
@@ -202,12 +204,12 @@ impl Service {
         }
     }
 
-    /// The body of a request that may be a review.
+    /// Reads the body of a request that claims to be a review.
     pub(crate) async fn receive(&self, request: Request, deadline: Deadline) -> Result<BufferedBody, Refusal> {
         self.receive_at_most(self.admission.settings.body_limit, request, deadline).await
     }
 
-    /// The same of one that has so many bytes at most.
+    /// Like `receive`, with this limit on the body's size.
     pub(crate) async fn receive_at_most(
         &self,
         bytes: usize,
@@ -240,7 +242,7 @@ impl Service {
         self.overload.deadline(query)
     }
 
-    /// What reviews of profiles share.
+    /// Returns the overload limits, which reviews of profiles share.
     pub(crate) const fn overload(&self) -> &Overload {
         &self.overload
     }
@@ -270,7 +272,7 @@ impl Service {
     }
 }
 
-/// What Kubernetes sends is JSON as it is. Anything that would have to be unpacked is refused before it is.
+/// Requires plain JSON, as Kubernetes sends it. Encoded content is rejected before it is decoded.
 fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
     for encoding in headers.get_all(CONTENT_ENCODING) {
         if !encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity") {
@@ -285,14 +287,14 @@ fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
     if is_json { Ok(()) } else { Err(Refusal::ContentType(content_type.cloned())) }
 }
 
-/// An answer to a review, as JSON.
+/// Returns the HTTP response for a review, as JSON.
 pub(crate) fn review_answer(body: Vec<u8>) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
-/// An answer to what is no review of a kind of object. Why may have as many bytes as the body, and is not answered in full.
+/// Returns a 400 response for a body that is not a review of this kind. The reason is truncated.
 pub(crate) fn no_review_of(kind: &str, why: &dyn fmt::Display) -> Response<Body> {
     let why = why.to_string();
     let text = format!("not a review of a {kind}: {}\n", Bounded(&why, ANSWERED_BYTES));

@@ -38,52 +38,52 @@ use crate::metrics::{ConnectionMetrics, HandshakeResult};
 use crate::tls::{ServingCertificate, provider};
 use crate::transport::TransportMetrics;
 
-/// How long to wait after `accept` failed: most likely for a file descriptor.
+/// How long to wait after `accept` failed: most likely no file descriptor was free.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
-/// How long the log is quiet after it told that nothing can be accepted.
+/// The minimum time between log lines about failed accepts.
 const ACCEPT_QUIET: Duration = Duration::from_secs(5);
-/// How many are taken without a look at anything else. The kernel keeps about as many.
+/// Connections accepted in a row during the drain. The kernel's queue has about this length.
 const BACKLOG: usize = 1024;
-/// By how much the age of a connection differs from the next one's, so that they do not all come back at once.
+/// The random variation of a connection's maximum age, so that clients do not all reconnect at once.
 const AGE_JITTER: f64 = 0.2;
 
-/// The limits of a server. All that a client can hold on to is bounded by one of them.
+/// The limits of a server. They bound every resource that a client can hold.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerSettings {
     /// From the TCP connection to the end of the TLS handshake.
     pub handshake_timeout: Duration,
-    /// Handshakes at one time whose client has spoken; others wait, within their own timeout.
+    /// Concurrent handshakes whose client has sent data; others wait, within their own timeout.
     pub max_handshakes: usize,
     /// From the first byte of a request's head to its last (HTTP/1.1).
     pub header_timeout: Duration,
-    /// How long a connection may be open without a request. More than the API server's 90 s: who closes first must be
-    /// the client, as it might be sending a request at that moment. A client that is not answered anyway, for want of a
-    /// certificate, has no longer than for its handshake.
+    /// How long a connection may be open without a request. It exceeds the API server's 90 s, because the client must
+    /// close first: it might be sending a request at that moment. A client without a required certificate has only as
+    /// long as for its handshake.
     pub idle_timeout: Duration,
-    /// From a request's head to its answer; a backstop behind the shorter limits of the routes.
+    /// From a request's head to its response; a backstop behind the shorter limits of the routes.
     pub request_timeout: Duration,
-    /// How long an answer may wait for its client to read it. A client that reads slowly has a second more for each
+    /// How long a response may wait for its client to read it. A client that reads slowly has a second more for each
     /// 256 KiB.
     pub answer_timeout: Duration,
-    /// Bytes of answers that may wait for the client of one connection, beside one answer of any size.
+    /// Bytes of responses that may be pending on one connection, beside one response of any size.
     pub max_untaken_bytes: usize,
-    /// Connections at one time. For one more, the address that has the most of them gives up one, unless the newcomer would
-    /// have as many itself: that is closed at once.
+    /// Concurrent connections. Beyond that, the address with the most connections loses one, unless the new client
+    /// would have as many itself. Then the new connection is closed at once.
     pub max_connections: usize,
-    /// After this time (20 per cent more or less) the client is asked to connect anew, so that load spreads over
-    /// replicas that came later. `None`: never.
+    /// After this time (20 per cent more or less) the client is asked to reconnect, so that new replicas get their
+    /// share of load. `None`: never.
     pub max_age: Option<Duration>,
-    /// How long new connections are accepted at least after the drain has begun: until nobody routes here any more.
+    /// The minimum time during which a draining server accepts connections, until clients no longer route to it.
     pub drain_minimum: Duration,
-    /// How long the drain may take before the connections that are left are cut.
+    /// How long the drain may take before the remaining connections are cut.
     pub drain_deadline: Duration,
-    /// Bytes that the operating system may keep for a connection whose client does not read. It takes twice as many, and
-    /// left to itself up to some MiB; an answer is a few KiB.
+    /// Send buffer of a connection in the operating system, which allocates twice as many bytes. Its default grows up
+    /// to some MiB, while a response has a few KiB.
     pub send_buffer_bytes: usize,
-    /// Bytes that a connection buffers in each direction; the head of a request must fit.
+    /// Buffer of a connection in each direction; the head of a request must fit.
     pub max_buffer_bytes: usize,
-    /// Requests at one time on one HTTP/2 connection.
+    /// Concurrent requests on one HTTP/2 connection.
     pub max_streams: u32,
     /// Bytes of a request's head on HTTP/2.
     pub max_header_bytes: u32,
@@ -112,12 +112,12 @@ impl Default for ServerSettings {
 }
 
 impl ServerSettings {
-    /// For the operations port: few clients, and nothing is lost when it ends.
+    /// Returns the settings for the operations port, which has few clients and needs no long drain.
     #[must_use]
     pub fn ops() -> Self {
         Self {
             max_connections: 256,
-            // Whoever holds connections here must not keep out the kubelet, whose probes decide whether this process lives.
+            // Idle connections must not keep out the kubelet, whose probes decide whether this process lives.
             idle_timeout: Duration::from_secs(10),
             max_age: None,
             drain_minimum: Duration::ZERO,
@@ -127,7 +127,7 @@ impl ServerSettings {
     }
 }
 
-/// How a server speaks TLS: with which certificate, and to whom.
+/// The TLS configuration of a server: its certificate, and the authentication of its clients.
 #[derive(Clone, Debug)]
 pub struct Tls {
     config: Arc<ServerConfig>,
@@ -135,11 +135,11 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Serves this certificate, whatever it is at the time: TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1 offered. With `clients`,
-    /// only those are answered that have shown a certificate of theirs, whatever they are at the time.
+    /// Serves the current certificate at each handshake: TLS 1.2 and 1.3, offering HTTP/2 and HTTP/1.1. With `clients`,
+    /// requests require a client certificate of the CAs current at the handshake.
     ///
     /// # Errors
-    /// The cryptography library does not support these versions of TLS, which would be a fault of the build.
+    /// The cryptography library does not support these versions of TLS, which would be a build error.
     pub fn new(
         certificate: Arc<ServingCertificate>,
         clients: Option<Arc<ClientCertificates>>,
@@ -152,8 +152,8 @@ impl Tls {
         };
         let mut config = builder.with_cert_resolver(certificate);
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        // The API server keeps no sessions. Without resumption every handshake shows the present certificate, and the
-        // client's is looked at each time.
+        // The API server keeps no sessions. Without resumption, every handshake uses the current certificate and
+        // verifies the client's.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Self { config: Arc::new(config), clients })
@@ -163,13 +163,13 @@ impl Tls {
         Arc::clone(&self.config)
     }
 
-    /// Who has connected, by the certificates that were shown and found to be good.
+    /// Returns the authenticated client for these verified certificates.
     pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &TransportMetrics) -> Caller {
         self.clients.as_ref().map_or_else(Caller::anybody, |clients| clients.caller(shown, metrics))
     }
 }
 
-/// A server that is bound, and not yet running.
+/// A bound server that is not running yet.
 #[derive(Debug)]
 #[must_use = "a server does nothing until it is run"]
 pub struct Server {
@@ -188,7 +188,7 @@ enum Security {
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
-    /// Connections that were cut because the deadline had come.
+    /// Connections that were cut at the deadline.
     pub cut: usize,
 }
 
@@ -211,15 +211,15 @@ impl Server {
         Self { listener, app, settings, security: Security::Plain }
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     ///
     /// # Errors
-    /// The operating system does not tell.
+    /// The operating system does not return it.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until `drain` is cancelled and all connections are gone, or the deadline has come.
+    /// Serves until `drain` is cancelled and all connections have ended, or until the deadline.
     pub async fn run(self, drain: CancellationToken) -> Drained {
         let Self { listener, app, settings, security } = self;
         let drain = Drain::when(drain);
@@ -255,14 +255,14 @@ impl Server {
     }
 }
 
-/// Connections inherit what their listener has, so this comes before the first of them.
+/// Sets the send buffer on the listener, since accepted connections inherit it.
 fn bound_buffers(listener: &TcpListener, settings: &ServerSettings) {
     if let Err(error) = SockRef::from(listener).set_send_buffer_size(settings.send_buffer_bytes) {
         tracing::debug!(%error, "the buffers of connections cannot be bounded");
     }
 }
 
-/// What all connections of a server have in common.
+/// The state that all connections of a server share.
 struct Shared {
     builders: Builders,
     handshakes: Semaphore,
@@ -279,13 +279,13 @@ struct Connections {
 }
 
 impl Connections {
-    /// Accepts for ever.
+    /// Accepts connections forever.
     async fn accept(&self, listener: &TcpListener) -> Infallible {
         let mut told: Option<Instant> = None;
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => self.spawn(stream, peer),
-                // The connection was gone before it was taken: the next one is not.
+                // Only this connection failed, so accepting continues at once.
                 Err(error) if is_of_one_connection(&error) => {
                     tracing::debug!(%error, "a connection could not be accepted");
                 }
@@ -307,8 +307,8 @@ impl Connections {
         }
     }
 
-    /// Goes on after the last connection has ended, until nobody comes any more: the kernel says yes to who connects before
-    /// we hear of it, and would reset it together with the listener.
+    /// Keeps accepting after the last connection has ended, until none waits. The kernel completes connections before
+    /// the process accepts them, and would reset those with the listener.
     async fn accept_the_last(&self, listener: &TcpListener, deadline: Instant) {
         let Shared { drain, settings, .. } = &*self.shared;
         let mut last_answers = pin!(drain.last_answers(deadline, settings));
@@ -332,8 +332,8 @@ impl Connections {
         }
     }
 
-    /// Takes those to whom the kernel has said yes. It is asked itself: the runtime may not have been told yet of who came a
-    /// moment ago.
+    /// Accepts the connections that wait in the kernel's queue. Calls `accept` directly, because the runtime may not
+    /// have been notified of recent ones yet.
     fn take_who_waits(&self, listener: &TcpListener) {
         for _ in 0..BACKLOG {
             let accepted = SockRef::from(listener).accept().and_then(|(socket, peer)| {
@@ -369,7 +369,7 @@ impl Connections {
 
 impl Shared {
     async fn serve(&self, stream: TcpStream, peer: SocketAddr, permit: &ConnectionPermit) {
-        // An answer is one small write. Waiting for more to send with it would only make it late.
+        // A response is one small write, so waiting to combine it with more data would only delay it.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%peer, %error, "TCP_NODELAY cannot be set");
         }
@@ -411,7 +411,7 @@ impl Shared {
         let began = Instant::now();
         let handshake = async {
             let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
-            // Only now, so that clients that say nothing keep nobody waiting.
+            // Acquired only now, so that silent clients do not block others.
             let _permit = self.handshakes.acquire().await.map_err(io::Error::other)?;
             start.into_stream(tls.config()).await
         };
@@ -473,7 +473,7 @@ impl Drop for Open<'_> {
     }
 }
 
-/// An error with its causes, on one line.
+/// Formats an error with its causes on one line.
 struct Causes<'e>(&'e (dyn std::error::Error + Send + Sync));
 
 impl std::fmt::Display for Causes<'_> {
@@ -498,13 +498,13 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Whether a handshake failed for the certificate that the client showed: a server sees no other.
+/// Whether a handshake failed because of the client's certificate, the only one that a server verifies.
 fn is_of_clients_certificate(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     matches!(cause, Some(rustls::Error::InvalidCertificate(_)))
 }
 
-/// `age`, up to [`AGE_JITTER`] shorter or longer, as a random number says.
+/// Returns `age`, up to [`AGE_JITTER`] shorter or longer, depending on the random number.
 fn jittered(age: Duration, random: u64) -> Duration {
     #[expect(clippy::cast_precision_loss, reason = "any number between 0 and 1 will do")]
     let fraction = random as f64 / u64::MAX as f64;

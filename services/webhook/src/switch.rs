@@ -3,21 +3,21 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether requests are decided at all. Clones share it; who watches the cluster moves it. On at the beginning.
+/// Whether requests are decided. Clones share the state, which the cluster watch sets. It starts as on.
 ///
-/// A request is decided by what it is when its decision begins; one that is being decided is not stopped.
+/// A request uses the state at the beginning of its decision; a decision that has begun is not stopped.
 #[derive(Clone, Debug, Default)]
 pub struct Switch {
     off: Arc<AtomicBool>,
 }
 
 impl Switch {
-    /// Moves it.
+    /// Turns the webhook off or on.
     pub fn set_off(&self, off: bool) {
         self.off.store(off, Ordering::Relaxed);
     }
 
-    /// Whether everything is allowed as it is.
+    /// Whether every object is allowed unchanged.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.off.load(Ordering::Relaxed)

@@ -16,103 +16,102 @@ use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-/// PEM text, and the name under which people know it.
+/// PEM text, and its source for error messages.
 #[derive(Clone, Copy)]
 pub struct PemText<'t> {
-    /// Where it comes from, for error messages: a file's path, or "Secret pillion/serving-certificate, key tls.crt".
+    /// A file's path, or "Secret pillion/serving-certificate, key tls.crt".
     pub source: &'t str,
     /// The text.
     pub text: &'t [u8],
 }
 
-/// Why a certificate and a key cannot be served.
+/// Why a certificate and its key cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateError {
-    /// The text is not PEM, or breaks off.
+    /// The input is not PEM, or is truncated.
     #[error("{origin} is not PEM text: {error}; expected {expected}")]
     NotPem {
-        /// Which text.
+        /// The source of the input.
         origin: String,
-        /// What the PEM parser says.
+        /// The error of the PEM parser.
         error: pem::Error,
-        /// What should stand there.
+        /// The expected content.
         expected: &'static str,
     },
-    /// There is no certificate in the text.
+    /// The input has no certificate.
     #[error("{origin} has no certificate: expected the leaf first, then its intermediates, each as BEGIN CERTIFICATE")]
     NoCertificate {
-        /// Which text.
+        /// The source of the input.
         origin: String,
     },
-    /// There is no private key in the text.
+    /// The input has no private key.
     #[error(
         "{origin} has no private key: expected one, as BEGIN PRIVATE KEY, BEGIN EC PRIVATE KEY or BEGIN RSA PRIVATE KEY"
     )]
     NoKey {
-        /// Which text.
+        /// The source of the input.
         origin: String,
     },
-    /// The key is of no kind that can sign a handshake.
+    /// The key's type cannot sign a handshake.
     #[error(
         "the private key in {origin} cannot be used: {error}; expected ECDSA P-256 or P-384, Ed25519, or RSA of 2048 bits or more"
     )]
     UnusableKey {
-        /// Which text.
+        /// The source of the input.
         origin: String,
-        /// What the TLS library says.
+        /// The error of the TLS library.
         error: rustls::Error,
     },
-    /// The first certificate cannot be read.
+    /// The first certificate is unreadable.
     #[error("the first certificate in {origin} is not X.509: {error}")]
     UnreadableCertificate {
-        /// Which text.
+        /// The source of the input.
         origin: String,
-        /// What the TLS library says.
+        /// The error of the TLS library.
         error: rustls::Error,
     },
-    /// The two do not belong together.
+    /// The certificate and the key do not match.
     #[error(
         "the private key in {key} does not belong to the first certificate in {certificate}: one of the two was replaced \
          without the other, or the leaf does not stand first"
     )]
     Mismatch {
-        /// Which text has the certificate.
+        /// The source of the certificate.
         certificate: String,
-        /// Which text has the key.
+        /// The source of the key.
         key: String,
     },
 }
 
-/// The certificate that the next handshake is answered with. Without one, it is answered with an alert: there is no
-/// certificate that a client could be right to trust.
+/// The certificate for the next handshake. Without one, the handshake fails with an alert.
 #[derive(Debug)]
 pub struct ServingCertificate {
     current: ArcSwapOption<CertifiedKey>,
 }
 
 impl std::fmt::Debug for PemText<'_> {
-    /// Not the text: it can be a private key.
+    /// Omits the text: it can be a private key.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("PemText").field("source", &self.source).finish_non_exhaustive()
     }
 }
 
 impl ServingCertificate {
-    /// Reads and checks a first certificate with its key.
+    /// Reads and validates a first certificate with its key.
     pub fn new(certificate: PemText<'_>, key: PemText<'_>) -> Result<Arc<Self>, CertificateError> {
         let current = ArcSwapOption::from_pointee(load(certificate, key)?);
         Ok(Arc::new(Self { current }))
     }
 
-    /// One that is still to come, by [`ServingCertificate::swap`]. Until then every handshake fails.
+    /// Returns an empty value, to be set by [`ServingCertificate::swap`]. Until then every handshake fails.
     #[must_use]
     pub fn awaited() -> Arc<Self> {
         Arc::new(Self { current: ArcSwapOption::empty() })
     }
 
-    /// Reads and checks a certificate with its key, and answers handshakes with it from now on. On an error the old one
-    /// stays. `false` if it is the one that is served already.
+    /// Reads and validates a certificate with its key, and serves it from the next handshake on. Returns `false` if it
+    /// is already active. On an error the old one stays.
     pub fn swap(&self, certificate: PemText<'_>, key: PemText<'_>) -> Result<bool, CertificateError> {
         let fresh = load(certificate, key)?;
         let changed = self.current.load().as_ref().is_none_or(|current| fresh.cert != current.cert);
@@ -120,7 +119,7 @@ impl ServingCertificate {
         Ok(changed)
     }
 
-    /// The certificate that is served, without its intermediates.
+    /// Returns the serving certificate without its intermediates.
     #[must_use]
     pub fn leaf(&self) -> Option<CertificateDer<'static>> {
         self.current.load().as_ref()?.cert.first().cloned()
@@ -128,13 +127,14 @@ impl ServingCertificate {
 }
 
 impl ResolvesServerCert for ServingCertificate {
-    /// The same for every name: the API server verifies it against the name that it dialled.
+    /// Returns the same certificate for every name: the API server verifies it against the name that it dialled.
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.current.load_full()
     }
 }
 
-/// Given explicitly wherever it is needed: with two providers in one build, the process's default would be a panic.
+/// Returns the cryptography provider. It is passed explicitly, because the process's default panics if the build has
+/// two providers.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
@@ -160,7 +160,7 @@ fn load(certificate: PemText<'_>, key: PemText<'_>) -> Result<CertifiedKey, Cert
         .map_err(|error| CertificateError::UnusableKey { origin: key.source.to_owned(), error })?;
     let loaded = CertifiedKey::new(chain, signing);
     match loaded.keys_match() {
-        // Unknown: a key of this kind does not tell its public half. The handshake will show.
+        // Unknown: the key does not expose its public half, so only a handshake can show a mismatch.
         Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(loaded),
         Err(rustls::Error::InconsistentKeys(_)) => {
             Err(CertificateError::Mismatch { certificate: certificate.source.to_owned(), key: key.source.to_owned() })

@@ -1,9 +1,8 @@
 //! Spans of admission requests: one for the request, as a child of the API server's trace, and one for each step.
 //!
-//! The spans have a target of their own, so that a subscriber can send them to traces and to nothing else. Without a
-//! subscriber for the target, a span costs one look at a flag. Sampling is decided once, at the request's head; an
-//! unsampled request makes no further span. If such a request fails or is denied, one span without steps is made of it
-//! afterwards.
+//! The spans have their own target, so that a subscriber can send them only to traces. Without a subscriber for the
+//! target, a span costs one look at a flag. Sampling is decided once, at the request's head; an unsampled request
+//! creates no further spans. If such a request fails or is denied, one span without steps is created for it afterwards.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -23,36 +22,36 @@ use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::metrics::RequestOutcome;
 use crate::refusal::Refusal;
 
-/// The target of all spans of requests, and of nothing else.
+/// The target of all request spans, and of no other spans.
 pub const TARGET: &str = "pillion_trace";
 
-/// The attribute of a span that was made afterwards, because its request failed or was denied. A sampler that sees it at a
-/// span's begin knows that the usual choice was made already, and was no.
+/// The attribute of a span that was created afterwards, because its request failed or was denied. It tells samplers
+/// that the usual sampling decision was negative.
 pub const SAMPLED_FOR: &str = "sampled_for";
 
-/// Whose spans they are, for collectors.
+/// The instrumentation scope of the spans.
 const SCOPE: &str = "pillion";
 
 /// The name of a request's span.
 const ADMISSION: &str = "admission";
 
-/// How many profiles a span names at most.
+/// The maximum number of profiles that a span names.
 const MAX_PROFILES: usize = 16;
 
-/// Bytes of a `traceparent`. The version in use has 55; later ones may be longer.
+/// The maximum length of `traceparent` in bytes. The current version has 55; later ones may be longer.
 const TRACEPARENT_BYTES: usize = 128;
-/// Bytes of a `tracestate` that have to be passed on, by the standard; of a longer one nothing is.
+/// Bytes of `tracestate` that the standard requires to be propagated. A longer one is dropped.
 const TRACESTATE_BYTES: usize = 512;
 
-/// The span of a request, from its head to its answer. Clones are one span, which ends with the last of them.
+/// The span of a request, from its head to its response. Clones share one span, which ends with the last of them.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestSpan {
-    /// Disabled, unless the request is traced.
+    /// Disabled, unless the request is sampled.
     span: Span,
     left_out: Option<Arc<LeftOut>>,
 }
 
-/// A request that is not traced though others are: what a span would have said that is made afterwards.
+/// An unsampled request: the data for a span that may be created afterwards.
 #[derive(Debug)]
 struct LeftOut {
     endpoint: Endpoint,
@@ -68,7 +67,7 @@ pub(crate) struct StepSpans<'r> {
     current: Span,
 }
 
-/// The two headers of W3C Trace Context, as far as they can be trusted to be such: once each, and short.
+/// The two headers of W3C Trace Context. A repeated or overlong header is ignored.
 struct Headers<'h>(&'h HeaderMap);
 
 impl Extractor for Headers<'_> {
@@ -89,7 +88,7 @@ impl Extractor for Headers<'_> {
 }
 
 impl RequestSpan {
-    /// Begins a request's span, in the sender's trace if its headers name one.
+    /// Begins a request's span, in the caller's trace if its headers name one.
     pub(crate) fn begin(endpoint: Endpoint, headers: &HeaderMap) -> Self {
         let span = info_span!(
             target: TARGET,
@@ -109,7 +108,7 @@ impl RequestSpan {
         }
         let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         if parent.span().span_context().is_valid() {
-            // Err: nobody makes traces of the target's spans, so there is nothing to join.
+            // Err: no subscriber creates traces of this target's spans.
             let _ = span.set_parent(parent.clone());
         }
         if span.context().span().span_context().is_sampled() {
@@ -119,7 +118,7 @@ impl RequestSpan {
         Self { span: Span::none(), left_out: Some(Arc::new(left_out)) }
     }
 
-    /// What the request is about.
+    /// Records the subject of the request.
     pub(crate) fn review(&self, review: &Review<'_>) {
         let (namespace, uid) = (Bounded(review.namespace(), LOGGED_BYTES), Bounded(review.uid(), LOGGED_BYTES));
         if !self.span.is_disabled() {
@@ -135,7 +134,7 @@ impl RequestSpan {
         }
     }
 
-    /// What was decided.
+    /// Records the decision.
     pub(crate) fn decided(&self, decision: &Decision) {
         if !self.span.is_disabled() {
             self.span.record("reason", decision.reason.as_str());
@@ -148,7 +147,7 @@ impl RequestSpan {
         }
     }
 
-    /// Why there was nothing to decide.
+    /// Records why the request was not decided.
     pub(crate) fn refused(&self, refusal: &Refusal) {
         self.span.record("reason", refusal.reason());
         if refusal.status().is_server_error() {
@@ -159,7 +158,7 @@ impl RequestSpan {
         }
     }
 
-    /// How the request was answered.
+    /// Records the response, and creates the span of an unsampled request that failed or was denied.
     pub(crate) fn answered(&self, outcome: RequestOutcome, status: http::StatusCode) {
         self.span.record("outcome", outcome.as_str());
         self.span.record("http.response.status_code", status.as_u16());
@@ -170,7 +169,7 @@ impl RequestSpan {
         }
     }
 
-    /// The trace that the request belongs to, if what is told of it is kept.
+    /// Returns the request's trace if it is sampled.
     pub(crate) fn sampled_trace(&self) -> Option<TraceId> {
         if self.span.is_disabled() {
             return None;
@@ -186,7 +185,7 @@ impl RequestSpan {
         self.part(|parent| info_span!(target: TARGET, parent: parent, "receive"))
     }
 
-    /// The span of finding out what is known of the namespace, and what else is to be looked up.
+    /// The span of resolving the namespace and finding the lookups that are needed.
     pub(crate) fn resolve(&self) -> Span {
         self.part(|parent| info_span!(target: TARGET, parent: parent, "resolve"))
     }
@@ -196,7 +195,7 @@ impl RequestSpan {
         StepSpans { request: self, current: Span::none() }
     }
 
-    /// The span of writing the answer.
+    /// The span of serialising the response.
     pub(crate) fn serialise(&self) -> Span {
         self.part(|parent| info_span!(target: TARGET, parent: parent, "serialise"))
     }
@@ -208,7 +207,7 @@ impl RequestSpan {
 
 impl Observer for StepSpans<'_> {
     fn begins(&mut self, step: Step) {
-        // The step before it ends first.
+        // Ends the previous step first.
         self.current = Span::none();
         self.current = self.request.part(|parent| match step {
             Step::Match => info_span!(target: TARGET, parent: parent, "match"),
@@ -224,7 +223,7 @@ impl LeftOut {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).extend(more);
     }
 
-    /// Makes the request's span now, if the sampler lets it pass.
+    /// Creates the request's span now, if the sampler accepts it.
     fn made_up_for(&self, outcome: RequestOutcome, status: http::StatusCode) {
         let mut attributes = std::mem::take(&mut *self.known.lock().unwrap_or_else(PoisonError::into_inner));
         attributes.extend([
@@ -246,7 +245,7 @@ impl LeftOut {
     }
 }
 
-/// The profiles that came into question, by their names.
+/// Returns the names of the profiles that the decision considered.
 fn profiles(decision: &Decision) -> Value {
     let names = decision.profiles.iter().take(MAX_PROFILES);
     let names = names.map(|decided| StringValue::from(decided.profile.display_name().to_owned()));

@@ -10,24 +10,24 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// What a connection is waiting for.
+/// The event that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
-    /// For a request.
+    /// A request.
     Idle,
-    /// For the rest of a request's head.
+    /// The rest of a request's head.
     Head,
-    /// For an answer, or for the body that it needs.
+    /// A response, or the body that it depends on.
     Answer,
-    /// For the client to read what it was answered.
+    /// The client to read its response.
     Reader,
 }
 
 impl Waiting {
-    /// All that a connection can wait for.
+    /// All variants.
     pub(crate) const ALL: [Self; 4] = [Self::Idle, Self::Head, Self::Answer, Self::Reader];
 
-    /// As it stands in metrics.
+    /// Returns the variant as shown in metrics.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -42,7 +42,7 @@ impl Waiting {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientAddress(pub(crate) IpAddr);
 
-/// The address of the client that sent a request; the unspecified one where a request comes from no connection.
+/// Returns the address of the client that sent a request, or the unspecified address if there is no connection.
 pub(crate) fn client_address(extensions: &Extensions) -> IpAddr {
     extensions.get::<ClientAddress>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.0)
 }
@@ -50,20 +50,20 @@ pub(crate) fn client_address(extensions: &Extensions) -> IpAddr {
 /// Why a request was answered with 401 or 403.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unauthorized {
-    /// Its client showed no certificate: 401.
+    /// The client showed no certificate: 401.
     NoCertificate,
-    /// Its client's certificate is of the right authority, and has none of the names that are asked for: 403.
+    /// The client's certificate is of the right CA, but has none of the required names: 403.
     Name,
 }
 
 /// The metrics of the transport.
 #[derive(Clone, Debug)]
 pub struct TransportMetrics {
-    /// 1 from the moment on at which the server was asked to end.
+    /// 1 once the server is draining.
     pub draining: Gauge,
-    /// How often no connection could be accepted, most likely for want of a file descriptor.
+    /// Failed accepts, most likely because no file descriptor was free.
     pub accept_errors: Counter,
-    /// Connections that were closed for a client that had fewer, because there were as many as there may be.
+    /// Connections closed at the limit in favour of a client with fewer.
     pub given_up: Counter,
     timed_out: [Counter; Waiting::ALL.len()],
     unauthorized: [Counter; Unauthorized::ALL.len()],
@@ -83,7 +83,7 @@ impl Unauthorized {
     /// All reasons.
     pub const ALL: [Self; 2] = [Self::NoCertificate, Self::Name];
 
-    /// The reason as it stands in metrics.
+    /// Returns the reason as shown in metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -94,7 +94,7 @@ impl Unauthorized {
 }
 
 impl TransportMetrics {
-    /// Makes the metrics and registers them where a prefix is given already.
+    /// Creates the metrics and registers them. The registry already has the prefix.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let draining = Gauge::default();
         registry.register(

@@ -28,7 +28,7 @@ enum CertsCommand {
     Status(StatusArgs),
 }
 
-/// Runs it to its end.
+/// Runs the subcommand.
 pub(crate) fn run(args: CertsArgs) -> anyhow::Result<ExitCode> {
     match args.command {
         CertsCommand::Rotate(args) => block_on(rotate::run(args)),

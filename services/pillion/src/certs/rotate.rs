@@ -16,7 +16,7 @@ use super::status::Seen;
 use crate::args::ClusterArgs;
 use crate::output;
 
-/// How often is looked whether it is done.
+/// How often `--wait` checks the progress.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Arguments of `pillion certs rotate`.

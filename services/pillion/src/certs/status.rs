@@ -31,7 +31,7 @@ pub(crate) struct StatusArgs {
     output: Form,
 }
 
-/// What there is.
+/// The observed state of the certificates and webhook configuration.
 #[derive(Debug)]
 pub(crate) struct Seen {
     record: Stored<Record>,
@@ -77,13 +77,13 @@ impl Seen {
         })
     }
 
-    /// Whether this request led to a rotation that is through.
+    /// Whether this request led to a completed rotation.
     pub(super) fn has_fulfilled(&self, request: &RotationRequest) -> bool {
         let stable = self.record.get().is_some_and(|record| record.phase == Phase::Stable);
         stable && self.fulfilled.as_deref() == Some(request.to_string().as_str())
     }
 
-    /// All of it for programs.
+    /// Returns the state as JSON.
     fn value(&self) -> Value {
         let record = match &self.record {
             Stored::Missing => json!({"state": "missing"}),
@@ -113,7 +113,7 @@ impl Seen {
         json!({"rotation": record, "certificate": certificate, "webhooks": webhooks.collect::<Vec<_>>()})
     }
 
-    /// All of it for people.
+    /// Formats the state for a terminal.
     pub(super) fn text(&self, now: Timestamp) -> String {
         let mut text = String::new();
         for (what, said) in self.lines(now) {
@@ -122,7 +122,7 @@ impl Seen {
         text
     }
 
-    /// The lines of it: what, and what is said of it.
+    /// Returns the state as lines: a label and its text.
     pub(crate) fn lines(&self, now: Timestamp) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
         let mut line = |what: &'static str, said: &str| lines.push((what, said.to_owned()));
@@ -198,7 +198,7 @@ fn told(authority: Authority, now: Timestamp) -> String {
     )
 }
 
-/// A time, and how far it is from now, roughly.
+/// Formats a time with its rough distance from now.
 fn at(time: Timestamp, now: Timestamp) -> String {
     let distance = if time < now { now.duration_since(time) } else { time.duration_since(now) };
     let seconds = distance.as_secs();

@@ -1,7 +1,6 @@
 //! The controller's policy file as types, with its keys and defaults.
 //!
-//! It is read once, at the start. A change needs a restart of the controller, which costs nothing, since the other
-//! replica takes over.
+//! The file is read once at start. To change it, restart the controller: the other replica takes over meanwhile.
 
 use std::time::Duration;
 
@@ -29,14 +28,14 @@ use super::settings::{Setting, Type, fixed};
 use super::units::{Size, Time};
 use crate::telemetry::logs::{self, Logs};
 
-/// What the file is.
+/// The value of `kind`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     #[default]
     ControllerPolicy,
 }
 
-/// All of the file. Each key is described in [`SETTINGS`].
+/// The whole file. [`SETTINGS`] describes each key.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct ControllerPolicy {
@@ -49,7 +48,7 @@ pub(crate) struct ControllerPolicy {
     pub(crate) logs: Logs,
 }
 
-/// How the replicas agree on who leads.
+/// The leader election.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Leadership {
@@ -58,7 +57,7 @@ pub(crate) struct Leadership {
     pub(crate) retry_period: Time,
 }
 
-/// Lives of certificates, and how long the parts of a rotation take.
+/// Lifetimes of certificates, and the times of a rotation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Certificates {
@@ -74,7 +73,7 @@ pub(crate) struct Certificates {
     pub(crate) interval: Time,
 }
 
-/// What API servers are told, besides whom to trust.
+/// The webhook configurations, except the CA bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Webhooks {
@@ -85,7 +84,7 @@ pub(crate) struct Webhooks {
     pub(crate) timeout_held: Time,
 }
 
-/// What profiles of namespaces may take.
+/// Limits of the profiles in namespaces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Profiles {
@@ -93,7 +92,7 @@ pub(crate) struct Profiles {
     pub(crate) max_memory: Size,
 }
 
-/// All keys, in the order of the page.
+/// All keys, in the order of the documentation.
 pub(crate) const SETTINGS: [Setting; 21] = [
     fixed(
         "leadership.leaseDuration",
@@ -216,7 +215,7 @@ impl Default for Profiles {
 }
 
 impl Profiles {
-    /// The memory that the profiles of namespaces may take.
+    /// Returns the memory limits of the profiles in namespaces.
     pub(crate) const fn memory(&self) -> share::Limits {
         share::Limits { of_namespace: self.max_namespace_memory.0, of_all: self.max_memory.0 }
     }
@@ -237,13 +236,13 @@ impl Default for Webhooks {
 }
 
 impl Webhooks {
-    /// The settings of a release's webhook configurations, without a bundle.
+    /// Returns the settings of a release's webhook configurations, without a CA bundle.
     fn settings(&self, release: &Release) -> webhook_configuration::Settings {
         let mut settings = webhook_config::settings_of(release);
         let seconds = |time: Time| i32::try_from(time.0.as_secs()).unwrap_or(i32::MAX);
         settings.levels = InjectionLevel::ALL.to_vec();
         settings.excluded_namespaces.clone_from(&self.excluded_namespaces);
-        // What it says was checked when it was read.
+        // The labels were validated when the file was read.
         settings.opt_in = self.labels().unwrap_or_default();
         settings.timeouts = Timeouts {
             enabled: seconds(self.timeout_enabled),
@@ -255,14 +254,14 @@ impl Webhooks {
         settings
     }
 
-    /// The labels by which namespaces opt in.
+    /// Returns the labels by which namespaces opt in.
     pub(crate) fn labels(&self) -> Result<OptIn, OptInError> {
         OptIn::with(self.opt_in.iter().map(String::as_str))
     }
 }
 
 impl Leadership {
-    /// How the election goes.
+    /// Returns the settings of the leader election.
     pub(crate) fn election(&self) -> lease::Settings {
         let mut settings = lease::Settings::default();
         settings.lease_duration = self.lease_duration.0;
@@ -274,17 +273,17 @@ impl Leadership {
 }
 
 impl Certificates {
-    /// How endpoints are probed.
+    /// Returns the settings of probes of the endpoints.
     pub(crate) fn probes(&self) -> probe::Settings {
         let mut settings = probe::Settings::default();
         settings.gap = self.probe_gap.0;
         settings.timeout = self.probe_timeout.0;
-        // A leaf that lives for minutes never has a day left.
+        // A certificate that lives for minutes never has a day left.
         settings.least_left = settings.least_left.min(self.leaf_lifetime.0 / 7);
         settings
     }
 
-    /// How API servers are asked.
+    /// Returns the settings of the trust probe.
     pub(crate) fn canary(&self) -> trust_probe::Settings {
         let mut settings = trust_probe::Settings::default();
         settings.timeout = self.probe_timeout.0;
@@ -292,7 +291,7 @@ impl Certificates {
         settings
     }
 
-    /// How long the parts of a rotation take.
+    /// Returns the times of a rotation.
     pub(crate) fn rotation(&self) -> rotation::Settings {
         let mut settings = rotation::Settings::default();
         settings.rotate_after = self.rotate_after.0;
@@ -304,7 +303,7 @@ impl Certificates {
 }
 
 impl ControllerPolicy {
-    /// What the rotation depends on.
+    /// Returns the settings of the certificate rotation.
     pub(crate) fn rotator(&self, release: &Release) -> rotator::Settings {
         let Certificates { authority_lifetime, leaf_lifetime, interval, .. } = &self.certificates;
         rotator::Settings {
@@ -317,17 +316,17 @@ impl ControllerPolicy {
 }
 
 impl ControllerPolicy {
-    /// How pods of held namespaces are made to wait.
+    /// Returns the settings of the policies that hold pods in held namespaces.
     pub(crate) fn held_policies(&self, release: &Release) -> PolicySettings {
         let mut settings = held::Settings::new(release.name(), release.namespace());
         settings.excluded_namespaces.clone_from(&self.webhooks.excluded_namespaces);
         PolicySettings::new(settings)
     }
 
-    /// How pods that wait are released.
+    /// Returns the settings for releasing held pods.
     pub(crate) fn held_releases(&self) -> ReleaseSettings {
         ReleaseSettings {
-            // What it says was checked when it was read.
+            // The labels were validated when the file was read.
             opt_in: self.webhooks.labels().unwrap_or_default(),
             excluded_namespaces: self.webhooks.excluded_namespaces.clone(),
             ..ReleaseSettings::default()

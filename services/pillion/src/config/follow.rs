@@ -1,7 +1,7 @@
-//! Reloads the policy file at run time: applies what can change at once, reports what cannot, and keeps the last valid
-//! policy if the file is broken.
+//! Reloads the policy file at run time. Settings that can change at once are applied, others are reported. A broken
+//! file is reported, and the last valid policy stays active.
 //!
-//! It polls the file, because the kubelet swaps a link to the folder, which a watch of the file does not see.
+//! The file is polled, because the kubelet swaps a link to its directory, which a watch on the file does not see.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::load::Problem;
 use crate::telemetry::Controls;
 use crate::ticks::Ticks;
 
-/// How often the file is read. The kubelet takes up to a minute to bring a ConfigMap anyway.
+/// How often the file is read. The kubelet takes up to a minute to update a ConfigMap anyway.
 pub(crate) const POLL: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -34,7 +34,7 @@ struct ResultLabel {
     result: &'static str,
 }
 
-/// How reading the file went.
+/// Counts reloads of the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     family: Family<ResultLabel, Counter>,
@@ -50,13 +50,13 @@ impl Default for Metrics {
         let of = |result| family.get_or_create_owned(&ResultLabel { result });
         let (good, failed) = (of("ok"), of("failed"));
         let (last_successful, restart_needed) = (Gauge::default(), Gauge::default());
-        // Else there would be no process.
+        // The process could not have started with an invalid file.
         last_successful.set(1);
         Self { family, good, failed, last_successful, restart_needed }
     }
 }
 
-/// Shows how reading the file goes; without a file nothing ever fails.
+/// Registers the reload metrics. Without a file they show success.
 pub(crate) fn register(registry: &mut Registry, file: Option<&ConfigFile>) {
     let metrics = file.map(|file| file.metrics.clone()).unwrap_or_default();
     let registry = registry.sub_registry_with_prefix("pillion");
@@ -67,10 +67,10 @@ pub(crate) fn register(registry: &mut Registry, file: Option<&ConfigFile>) {
     registry.register("config_restart_needed", help, metrics.restart_needed);
 }
 
-/// Who is told of a policy.
+/// The receivers of a new policy.
 #[derive(Clone, Debug)]
 pub(crate) struct ReloadTargets {
-    /// What requests are decided by.
+    /// The policy that requests use.
     pub(crate) policy: Arc<ArcSwap<Policy>>,
     pub(crate) controls: Controls,
 }
@@ -84,33 +84,33 @@ impl ReloadTargets {
     }
 }
 
-/// The file, and what of it is at work.
+/// The policy file and its active content.
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
     file: PathBuf,
     overrides: Overrides,
-    /// What the process was started with: what cannot change is as it says.
+    /// The policy at the start. Settings that need a restart keep these values.
     started: Value,
     at_work: Value,
-    /// The text that was read last; `Err`: why it could not be.
+    /// The content at the last read, or the error.
     seen: Option<Result<String, String>>,
     targets: ReloadTargets,
     metrics: Metrics,
 }
 
 impl ConfigFile {
-    /// A file that the process was started with.
+    /// Returns the file that the process was started with.
     pub(crate) fn new(file: PathBuf, overrides: Overrides, started: &WebhookPolicy, targets: ReloadTargets) -> Self {
         let started = started.to_value();
         let at_work = started.clone();
         Self { file, overrides, started, at_work, seen: None, targets, metrics: Metrics::default() }
     }
 
-    /// Reads the file every so often until `stop`.
+    /// Polls the file until `stop`.
     pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
         let mut ticks = Ticks::new(every, stop);
         while ticks.next().await {
-            // One small file: read where we are, while the other threads serve.
+            // The file is small, so it is read on this worker thread.
             tokio::task::block_in_place(|| self.look());
         }
     }
@@ -118,7 +118,7 @@ impl ConfigFile {
     fn look(&mut self) {
         let text = read::text_of(&self.file);
         let seen = text.clone().map_err(|problem| problem.to_string());
-        // What is wrong with it is said once, until it changes.
+        // A problem is reported once, until the file changes.
         let before = self.seen.replace(seen.clone());
         if before.as_ref() == Some(&seen) {
             return;
@@ -128,7 +128,7 @@ impl ConfigFile {
             .map_err(|problem| vec![problem])
             .and_then(|text| read::from_text::<WebhookPolicy>(&self.file, &text, &self.overrides))
         {
-            // The first look finds the file that the process was started with, unless it has changed since.
+            // The first read usually finds the file unchanged since the start.
             Ok(policy) if is_first && policy.to_value() == self.at_work => {}
             Ok(policy) => self.take(&policy),
             Err(problems) => self.refuse(&problems),

@@ -13,7 +13,7 @@ fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
-/// The policies of this kind that pages show: their names, and their texts.
+/// Returns the policies of this kind in the documentation: their names and texts.
 fn examples(kind: &str) -> Vec<(String, String)> {
     let mut pages: Vec<_> = std::fs::read_dir(docs()).unwrap().map(|entry| entry.unwrap().path()).collect();
     pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
@@ -59,7 +59,7 @@ fn the_page_of_guardrails_shows_all_defaults() {
     }
 }
 
-/// Environment variables that belong to no flag are not read: a page that lists flags lists them all.
+/// Every environment variable of a flag has a known prefix, so that the page of flags lists them all.
 #[test]
 fn every_variable_has_a_prefix_that_says_whose_it_is() {
     fn check(command: &Command) {

@@ -18,7 +18,7 @@ use super::units::{Size, Time};
 use crate::telemetry::logs::Logs;
 use crate::telemetry::traces::Traces;
 
-/// The version of the file's form.
+/// The `apiVersion` of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ApiVersion {
     #[default]
@@ -26,14 +26,14 @@ pub(crate) enum ApiVersion {
     V1Alpha1,
 }
 
-/// What the file is.
+/// The value of `kind`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     #[default]
     WebhookPolicy,
 }
 
-/// All of the file. Each key is described in the table of [`super::settings`].
+/// The whole file. The table in [`super::settings`] describes each key.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct WebhookPolicy {
@@ -51,14 +51,14 @@ pub(crate) struct WebhookPolicy {
     pub(crate) traces: Traces,
 }
 
-/// Which namespaces are opted in.
+/// The labels by which namespaces opt in.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Namespaces {
     pub(crate) opt_in: Vec<String>,
 }
 
-/// The limits of one request.
+/// Limits of one request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Requests {
@@ -69,7 +69,7 @@ pub(crate) struct Requests {
     pub(crate) timeout: Time,
 }
 
-/// What happens when more is asked than can be answered.
+/// Limits against overload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Overload {
@@ -87,7 +87,7 @@ pub(crate) struct Overload {
     pub(crate) margin: Time,
 }
 
-/// How long looked up objects are remembered.
+/// How long results of lookups are cached.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct LookUps {
@@ -97,7 +97,7 @@ pub(crate) struct LookUps {
     pub(crate) max_per_address: u32,
 }
 
-/// What is measured besides what always is.
+/// Optional metrics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Metrics {
@@ -112,7 +112,7 @@ pub(crate) struct Tenants {
     pub(crate) max: usize,
 }
 
-/// The limits of the connections, and how the process ends.
+/// Limits of connections, and the drain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Connections {
@@ -217,20 +217,20 @@ impl Overload {
 }
 
 impl Namespaces {
-    /// The labels by which namespaces opt in.
+    /// Returns the labels by which namespaces opt in.
     pub(crate) fn labels(&self) -> Result<OptIn, OptInError> {
         OptIn::with(self.opt_in.iter().map(String::as_str))
     }
 }
 
 impl WebhookPolicy {
-    /// The labels by which namespaces opt in.
+    /// Returns the labels by which namespaces opt in.
     pub(crate) fn opt_in(&self) -> OptIn {
-        // What it says was checked when it was read.
+        // The labels were validated when the file was read.
         self.namespaces.labels().unwrap_or_default()
     }
 
-    /// The limits of requests.
+    /// Returns the limits of requests.
     pub(crate) fn request_settings(&self) -> RequestSettings {
         let Requests { max_body, max_body_memory, body_timeout, look_up_timeout, timeout: _ } = self.requests;
         let mut settings = RequestSettings::default();
@@ -242,7 +242,7 @@ impl WebhookPolicy {
         settings
     }
 
-    /// The limits of connections.
+    /// Returns the limits of connections.
     pub(crate) fn server_settings(&self) -> ServerSettings {
         let Connections { max, max_handshakes, max_streams, handshake_timeout, header_timeout, .. } = self.connections;
         let Connections { idle_timeout, answer_timeout, max_untaken, .. } = self.connections;
@@ -263,16 +263,16 @@ impl WebhookPolicy {
         settings
     }
 
-    /// How long looked up objects are waited for and remembered.
+    /// Returns the timeout of lookups, and how long their results are cached.
     pub(crate) fn lookup_settings(&self) -> LookupSettings {
         let LookUps { fresh_for, stale_for, memory, max_per_address: a_second_per_client } = self.look_ups;
         let memory = u64::try_from(memory.0).unwrap_or(u64::MAX);
-        // A little less than the request waits, which so learns how each look-up ended.
+        // A little less than the request's own timeout, so that the request learns how each lookup ended.
         let answer_limit = self.requests.look_up_timeout.0 * 5 / 6;
         LookupSettings { answer_limit, fresh_for: fresh_for.0, stale_for: stale_for.0, memory, a_second_per_client }
     }
 
-    /// What is measured.
+    /// Returns the settings of optional metrics.
     pub(crate) fn metrics_settings(&self) -> MetricsSettings {
         let mut settings = MetricsSettings::default();
         settings.tenants.enabled = self.metrics.tenants.enabled;
@@ -280,18 +280,18 @@ impl WebhookPolicy {
         settings
     }
 
-    /// What every request is decided by.
+    /// Returns the policy for deciding requests.
     ///
     /// # Errors
-    /// The facts of the cluster are more than a request's object may be.
+    /// The cluster facts exceed the limits of a request's object.
     pub(crate) fn decided_by(&self) -> anyhow::Result<Policy> {
         Ok(Policy { cluster: self.cluster_facts()?, guardrails: Some(Arc::new(self.guardrails.clone())) })
     }
 
-    /// What expressions read as `cluster`; `None` if nothing is said of it.
+    /// Returns the map that expressions read as `cluster`, or `None` if it is empty.
     ///
     /// # Errors
-    /// They nest too deep, or are too many.
+    /// The facts nest too deeply, or are too many.
     pub(crate) fn cluster_facts(&self) -> anyhow::Result<Option<Arc<OwnedTape>>> {
         if self.cluster.is_empty() {
             return Ok(None);
@@ -299,7 +299,7 @@ impl WebhookPolicy {
         Ok(Some(Arc::new(OwnedTape::parse(serde_json::to_string(&self.cluster)?)?)))
     }
 
-    /// All of it as a tree, as it would stand in a file.
+    /// Returns the policy as a tree with the keys of the file.
     pub(crate) fn to_value(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
     }

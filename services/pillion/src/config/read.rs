@@ -18,29 +18,29 @@ use super::units::Time;
 use crate::load::{Problem, Source, place, typed, yaml};
 use crate::telemetry::logs;
 
-/// How large the file may be, in bytes: a ConfigMap has at most one MiB.
+/// The maximum size of the file in bytes, which is that of a ConfigMap.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// The version of all files' form.
+/// The `apiVersion` of all policy files.
 const API_VERSION: &str = "config.pillion.dev/v1alpha1";
 
-/// A kind of file: who reads it, its keys, and what has to hold in it.
+/// A kind of policy file, with its keys and constraints.
 pub(crate) trait PolicyFile: Default + DeserializeOwned {
     /// The value of `kind`.
     const KIND: &'static str;
     /// All keys.
     const SETTINGS: &'static [Setting];
 
-    /// Takes over what flags say.
+    /// Applies the flags' values.
     fn apply(&mut self, overrides: &Overrides);
 
-    /// All of it as a tree, as it would stand in a file.
+    /// Returns the policy as a tree with the keys of the file.
     fn to_value(&self) -> Value;
 
-    /// What is wrong that neither types nor ranges show: by path and message.
+    /// Returns the faults that neither types nor ranges detect: path and message.
     fn faults(&self) -> Vec<(&'static str, String)>;
 
-    /// What has to hold between several keys.
+    /// Returns the constraints between keys that are violated.
     fn contradictions(&self) -> Vec<Contradiction>;
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct ConfigArg {
     pub(crate) config: Option<PathBuf>,
 }
 
-/// What flags and the environment say of a policy. It wins over the file.
+/// Values from flags and the environment. They take precedence over the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Overrides {
     pub(crate) log_level: Option<String>,
@@ -65,10 +65,10 @@ pub(crate) struct Overrides {
 }
 
 impl ConfigArg {
-    /// The policy, or the defaults if there is no file.
+    /// Returns the policy, or the defaults if there is no file.
     ///
     /// # Errors
-    /// All that is wrong.
+    /// All problems of the file.
     pub(crate) fn load<P: PolicyFile>(&self, overrides: &Overrides) -> Result<P, Vec<Problem>> {
         match &self.config {
             Some(file) => from_text(file, &text_of(file).map_err(|problem| vec![problem])?, overrides),
@@ -76,18 +76,18 @@ impl ConfigArg {
         }
     }
 
-    /// [`ConfigArg::load`] with what is wrong told in a line each.
+    /// Like [`ConfigArg::load`], with all problems in one error.
     pub(crate) fn required<P: PolicyFile>(&self, overrides: &Overrides) -> anyhow::Result<P> {
         self.load(overrides).map_err(|problems| anyhow!("the configuration cannot be used: {}", lines(&problems)))
     }
 }
 
-/// Problems in one line.
+/// Formats problems on one line.
 pub(crate) fn lines(problems: &[Problem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// The text of a file.
+/// Reads a file.
 pub(crate) fn text_of(file: &Path) -> Result<String, Problem> {
     let name = || file.display().to_string();
     let size = fs::metadata(file).map_or(0, |metadata| metadata.len());
@@ -98,7 +98,7 @@ pub(crate) fn text_of(file: &Path) -> Result<String, Problem> {
     fs::read_to_string(file).map_err(|error| Problem::whole(name(), format!("cannot be read: {error}")))
 }
 
-/// The policy of a file's text, with the flags that win over it.
+/// Parses a policy, and applies the flags.
 pub(crate) fn from_text<P: PolicyFile>(file: &Path, text: &str, overrides: &Overrides) -> Result<P, Vec<Problem>> {
     let source = Arc::new(Source::new(file.display().to_string(), text.to_owned()));
     let document = document(&source, P::KIND).map_err(|problem| vec![problem])?;
@@ -129,8 +129,8 @@ fn with_flags<P: PolicyFile>(
     if problems.is_empty() { Ok(policy) } else { Err(problems) }
 }
 
-/// The one document of a file, with its header. A file without any is a mistake, and not a wish for all defaults: it may
-/// be one that somebody is writing, or has cut off.
+/// Returns the only document of a file, with a valid header. An empty file is an error and does not mean defaults: it
+/// may be truncated, or still being written.
 fn document(source: &Arc<Source>, kind: &str) -> Result<yaml::Node, Problem> {
     let expected_header = [("apiVersion", API_VERSION), ("kind", kind)];
     let mut documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
@@ -159,7 +159,7 @@ struct Wrong {
     help: Option<String>,
 }
 
-/// What is wrong with a policy whose types are right.
+/// Returns the problems of a policy whose types are valid.
 fn wrong<P: PolicyFile>(policy: &P) -> Vec<Wrong> {
     let tree = policy.to_value();
     let mut all: Vec<_> = P::SETTINGS
@@ -172,7 +172,7 @@ fn wrong<P: PolicyFile>(policy: &P) -> Vec<Wrong> {
         })
         .collect();
     all.extend(policy.faults().into_iter().map(|(path, message)| Wrong { path, message, help: None }));
-    // Of a value that is out of its range, nobody needs to hear that it does not go together with another one.
+    // Contradictions are reported only if all values are within their ranges.
     if all.is_empty() {
         all.extend(policy.contradictions().into_iter().map(|found| Wrong {
             path: found.path,
@@ -220,7 +220,7 @@ impl PolicyFile for WebhookPolicy {
 }
 
 impl Overrides {
-    /// The flag that has said this value.
+    /// Returns the flag that sets this key, if it was given.
     fn flag(&self, path: &str) -> Option<&'static str> {
         let Self { log_level, trace_ratio, drain_minimum, drain_deadline } = self;
         match path {
@@ -233,7 +233,7 @@ impl Overrides {
     }
 }
 
-/// The table of a file's keys, for `docs/configuration.md`.
+/// Returns the table of a file's keys, for `docs/configuration.md`.
 pub(crate) fn table<P: PolicyFile>() -> String {
     let defaults = P::default().to_value();
     let mut table = "| key | type | default | range | reloaded | meaning |\n|---|---|---|---|---|---|\n".to_owned();
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(policy.decided_by().unwrap().cluster.unwrap().root().raw(), r#"{"region":"eu-west-1"}"#);
         let requests = policy.request_settings();
         assert_eq!((requests.body_limit, requests.body_timeout), (3 << 20, Duration::from_millis(2500)));
-        // Whoever looks up knows of it too: else a longer one would change nothing.
+        // The lookups use the timeout too; otherwise a longer one would have no effect.
         assert_eq!(
             (requests.live_timeout.as_millis(), policy.lookup_settings().answer_limit.as_millis()),
             (1200, 1000)

@@ -8,23 +8,23 @@ use pillion_api::opt_in::{OptIn, OptInError};
 use super::policy::WebhookPolicy;
 use super::units::Size;
 
-/// Two keys that do not go together.
+/// A violated constraint between two keys.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Contradiction {
-    /// The key at which it is shown.
+    /// The key at which the problem is reported.
     pub(crate) path: &'static str,
-    /// The other one.
+    /// The other key.
     pub(crate) other: &'static str,
-    /// What is wrong.
+    /// The problem.
     pub(crate) message: String,
-    /// What to do.
+    /// The remedy.
     pub(crate) help: &'static str,
 }
 
-/// All that do not go together.
+/// Returns all violated constraints.
 pub(crate) fn contradictions(policy: &WebhookPolicy) -> Vec<Contradiction> {
     let WebhookPolicy { requests, overload, connections, look_ups, .. } = policy;
-    // A body may have three quarters of the memory of all.
+    // A single body may use three quarters of the whole memory.
     let large = Size(requests.max_body_memory.0 / 4 * 3);
     [
         at_most(
@@ -97,7 +97,7 @@ pub(crate) fn contradictions(policy: &WebhookPolicy) -> Vec<Contradiction> {
     .collect()
 }
 
-/// That one value is no more than another.
+/// Requires that one value is at most another.
 pub(super) fn at_most<T: PartialOrd + Display>(
     (path, value): (&'static str, T),
     (other, most): (&'static str, T),
@@ -111,11 +111,11 @@ pub(super) fn at_most<T: PartialOrd + Display>(
     })
 }
 
-/// What is wrong with labels to opt in by, also such as say what they cannot.
+/// Returns the problem with the opt-in labels, if there is one.
 pub(super) fn opt_in_fault(labels: &Result<OptIn, OptInError>) -> Option<String> {
     match labels {
         Err(error) => Some(error.to_string()),
-        // The policies that have pods wait know no other label.
+        // The admission policies that hold pods select no other label.
         Ok(labels) => labels.held_by_others().map(|(key, value)| {
             format!(
                 "{key}={value} cannot be held: only {INJECTION_LABEL}=held has pods wait; expected enabled or required \

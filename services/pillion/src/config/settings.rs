@@ -10,23 +10,23 @@ use super::units::{Size, Time};
 /// A key of the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting {
-    /// Its path, as in `requests.maxBody`.
+    /// The path, such as `requests.maxBody`.
     pub(crate) path: &'static str,
     pub(crate) type_: Type,
-    /// Whether a change takes effect while the program runs. Else it waits for the next start.
+    /// Whether a change takes effect at run time. Otherwise it needs a restart.
     pub(crate) is_live: bool,
-    /// What it means, in Markdown.
+    /// The meaning, in Markdown.
     pub(crate) meaning: &'static str,
 }
 
-/// The type of a value, with its range where there is one; both ends are allowed.
+/// The type of a value, with its range if it has one. Both bounds are inclusive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Type {
-    /// A duration, in the text of [`Time`].
+    /// A duration; bounds in the format of [`Time`].
     Time(&'static str, &'static str),
     /// A duration, or null for none.
     TimeOrNone(&'static str, &'static str),
-    /// A number of bytes, in the text of [`Size`].
+    /// A number of bytes; bounds in the format of [`Size`].
     Size(&'static str, &'static str),
     /// A whole number.
     Count(u64, u64),
@@ -34,11 +34,11 @@ pub(crate) enum Type {
     CountOrNone(u64, u64),
     /// A number.
     Share(f64, f64),
-    /// Checked by whoever reads it: the name of the type, and what is expected.
+    /// Validated elsewhere: the name of the type, and the expected values.
     Other(&'static str, &'static str),
 }
 
-/// All of them, in the order of the page.
+/// All keys, in the order of the documentation.
 pub(crate) const SETTINGS: [Setting; 51] = [
     live(
         "guardrails.registries",
@@ -254,12 +254,12 @@ pub(super) const fn fixed(path: &'static str, type_: Type, meaning: &'static str
 }
 
 impl Setting {
-    /// Its value in a policy's tree.
+    /// Returns the value in a policy's tree.
     pub(crate) fn value(self, policy: &Value) -> &Value {
         self.path.split('.').fold(policy, |value, key| value.get(key).unwrap_or(&Value::Null))
     }
 
-    /// What is wrong with its value in a policy's tree, if it is out of range.
+    /// Returns a message if the value in a policy's tree is out of range.
     pub(crate) fn out_of_range(self, policy: &Value) -> Option<String> {
         let value = self.value(policy);
         let is_within = match self.type_ {
@@ -284,7 +284,7 @@ impl Setting {
 }
 
 impl Type {
-    /// The range, for people.
+    /// Formats the range.
     pub(crate) fn range(self) -> String {
         match self {
             Self::Time(least, most) | Self::Size(least, most) => format!("{least} to {most}"),
@@ -296,7 +296,7 @@ impl Type {
         }
     }
 
-    /// The type, for people.
+    /// Returns the name of the type.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Time(..) => "duration",
@@ -310,12 +310,12 @@ impl Type {
     }
 }
 
-/// A value as it is written in a sentence.
+/// Formats a value for a sentence.
 pub(crate) fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// The keys that differ between two policies' trees.
+/// Returns the keys that differ between two policies' trees.
 pub(crate) fn changed(before: &Value, after: &Value) -> Vec<Setting> {
     SETTINGS.into_iter().filter(|setting| setting.value(before) != setting.value(after)).collect()
 }
@@ -325,7 +325,7 @@ mod tests {
     use super::super::WebhookPolicy;
     use super::*;
 
-    /// The paths of all values that are no maps; `cluster` is one whatever is in it.
+    /// Collects the paths of all values that are not maps. `cluster` counts as one value.
     fn leaves(value: &Value, path: &str, into: &mut Vec<String>) {
         match value {
             Value::Object(fields) if path != "cluster" => {

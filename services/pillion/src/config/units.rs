@@ -6,12 +6,12 @@ use std::time::Duration;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What a duration looks like, for who wrote none.
+/// The expected format of a duration, for error messages.
 const A_DURATION: &str = "a duration such as 5s, 300ms or 1m30s";
-/// What a size looks like, for who wrote none.
+/// The expected format of a size, for error messages.
 const A_SIZE: &str = "a size in bytes such as 65536, 512Ki or 64Mi";
 
-/// Units of a duration, in nanoseconds. A unit that another one begins with comes behind it.
+/// Units of a duration, in nanoseconds. A unit comes before any prefix of it.
 const TIME_UNITS: [(&str, u64); 7] = [
     ("h", 3_600_000_000_000),
     ("ms", 1_000_000),
@@ -22,7 +22,7 @@ const TIME_UNITS: [(&str, u64); 7] = [
     ("s", 1_000_000_000),
 ];
 
-/// Suffixes of a size. Those of 1024 are written, the others are read too.
+/// Suffixes of a size. Powers of 1024 are written, the others only parsed.
 const SIZE_UNITS: [(&str, u64); 8] = [
     ("Ti", 1 << 40),
     ("Gi", 1 << 30),
@@ -34,16 +34,16 @@ const SIZE_UNITS: [(&str, u64); 8] = [
     ("k", 1_000),
 ];
 
-/// A duration, in the text `1m30s`.
+/// A duration, written as `1m30s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time(pub(crate) Duration);
 
-/// A number of bytes, in the text `64Mi`.
+/// A number of bytes, written as `64Mi`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size(pub(crate) usize);
 
 impl Time {
-    /// Reads what Go's `time.ParseDuration` reads, without a sign. A number needs its unit, but for 0.
+    /// Parses the format of Go's `time.ParseDuration`, without a sign. Every number except 0 needs a unit.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         if text == "0" {
             return Some(Self(Duration::ZERO));
@@ -88,7 +88,7 @@ impl fmt::Display for Time {
 }
 
 impl Size {
-    /// Reads a quantity of whole bytes that is not negative.
+    /// Parses a quantity of whole bytes that is not negative.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let suffix = SIZE_UNITS.into_iter().find_map(|(unit, worth)| Some((text.strip_suffix(unit)?, worth)));
         let (digits, worth) = suffix.unwrap_or((text, 1));

@@ -9,13 +9,13 @@ use super::from::{Document, Remark};
 use crate::load::yaml::{self, Content, Node};
 use crate::load::{Problem, Source, files, place};
 
-/// How large a file may be, in bytes.
+/// The maximum size of a file, in bytes.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
-/// How deep lists may stand in lists.
+/// The maximum nesting of lists.
 const MAX_LISTS: usize = 8;
 
-/// What there is to convert in files, beside documents that are no objects of Kubernetes.
+/// The input that a conversion accepts, besides documents that are not Kubernetes objects.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wanted {
     /// The keys of `ConfigMap`s.
@@ -24,20 +24,20 @@ pub(super) enum Wanted {
     Kind(&'static str),
 }
 
-/// All documents, and where they stand.
+/// All documents with their positions.
 pub(super) struct Documents {
     wanted: Wanted,
     all: Vec<Document>,
-    /// Of each document: the text that it stands in, and its tree.
+    /// For each document, its source and its tree.
     places: Vec<(Arc<Source>, Node)>,
     problems: Vec<Problem>,
 }
 
 impl Documents {
-    /// Reads all files that the paths name.
+    /// Reads all files at these paths.
     ///
     /// # Errors
-    /// A file cannot be read, is no YAML, or there is nothing to convert in what a path names.
+    /// A file is unreadable or is not YAML, or a path contains nothing to convert.
     pub(super) fn read(paths: &[PathBuf], wanted: Wanted) -> Result<Self, Vec<Problem>> {
         let mut read = Self { wanted, all: Vec::new(), places: Vec::new(), problems: Vec::new() };
         for path in paths {
@@ -65,12 +65,12 @@ impl Documents {
         if read.problems.is_empty() { Ok(read) } else { Err(read.problems) }
     }
 
-    /// The documents.
+    /// Returns the documents.
     pub(super) fn all(&self) -> &[Document] {
         &self.all
     }
 
-    /// Remarks at their places.
+    /// Returns the remarks as problems with their positions.
     pub(super) fn problems(&self, remarks: &[Remark]) -> Vec<Problem> {
         remarks.iter().map(|remark| self.problem(remark)).collect()
     }
@@ -91,7 +91,7 @@ impl Documents {
         self.sized(file.display().to_string(), size, || fs::read_to_string(file));
     }
 
-    /// A text of this many bytes, unless that is too large.
+    /// Reads a source of this many bytes, unless it is too large.
     fn sized(&mut self, name: String, size: u64, text: impl FnOnce() -> io::Result<String>) {
         if size > MAX_FILE_BYTES {
             let message = format!("a file has at most {MAX_FILE_BYTES} bytes");
@@ -112,7 +112,7 @@ impl Documents {
         }
     }
 
-    /// What stands beside `ConfigMap`s, as in the manifests of a whole namespace, is none of our business.
+    /// Adds a document, or the items of a list. Objects of other kinds are ignored.
     fn document(&mut self, source: &Arc<Source>, document: Node, depth: usize) {
         match (document.text("apiVersion"), document.text("kind")) {
             (Some(_), Some("ConfigMap")) if matches!(self.wanted, Wanted::ConfigMaps) => {
@@ -132,7 +132,7 @@ impl Documents {
         }
     }
 
-    /// Each key is a file of its own, whose places are told in its own text.
+    /// Adds each key as a separate file, with positions in its own text.
     fn config_map(&mut self, source: &Arc<Source>, object: &Node) {
         let name = object.get("metadata").and_then(|metadata| metadata.text("name")).unwrap_or("ConfigMap");
         for entry in object.get("binaryData").map(Node::entries).unwrap_or_default() {
@@ -145,7 +145,7 @@ impl Documents {
                 self.problems.push(problem.of_field(format!("data.{}", entry.key)));
                 continue;
             };
-            // Beside the file, so that keys of one ConfigMap may name one another.
+            // The keys get paths in a directory beside the file, so that they can reference each other.
             let file = format!("{}/{name}/{}", source.name, entry.key);
             let inner = Arc::new(Source::new(file.clone(), text.clone()));
             match yaml::documents(&inner.text) {

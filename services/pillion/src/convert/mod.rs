@@ -15,7 +15,7 @@ use self::documents::{Documents, Wanted};
 use self::from::{Converted, Document, Remark, morvencao, opentelemetry, sidecarset, tumblr};
 use crate::output::{self, Format};
 
-/// The exit code of a conversion in which something was left out.
+/// The exit code of a conversion that omitted something.
 const LEFT_OUT: u8 = 3;
 
 /// Arguments of `pillion convert`.
@@ -90,7 +90,7 @@ struct FromArgs {
     output: Format,
 }
 
-/// Converts, and prints the profiles if nothing is wrong.
+/// Runs the conversion, and prints the profiles if there are no errors.
 pub(crate) fn run(args: ConvertArgs) -> anyhow::Result<ExitCode> {
     match args.command {
         ConvertCommand::Tumblr(TumblrArgs { from, prefix }) => {

@@ -36,7 +36,7 @@ use crate::progress::Progress;
 use crate::trial;
 use crate::workload::{Owners, Workload, controller};
 
-/// What decisions depend on beside the pod.
+/// The inputs of a decision besides the pod.
 struct DiffInputs {
     before: Snapshot,
     after: Snapshot,
@@ -44,7 +44,7 @@ struct DiffInputs {
     cluster: Option<Arc<OwnedTape>>,
 }
 
-/// Compares what becomes of a pod of each workload.
+/// Compares a pod of each workload.
 pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
     let (client, release) = args.at.connect().await?;
     let policy = args.config.load::<WebhookPolicy>(&Overrides::default()).map_err(Fault::Problems)?;
@@ -87,7 +87,8 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
     Ok(compared)
 }
 
-/// The profiles that are at work, with those of files in the place of theirs, and those that extend them made anew.
+/// Returns the active profiles, with those from files in place of the stored ones. Profiles that extend them are
+/// recompiled.
 async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Result<ProfileSet, Fault> {
     let stored = stored(client).await?;
     let cluster = stored.iter().filter(|(name, _)| name.namespace.is_none());
@@ -124,7 +125,7 @@ async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Resul
     Ok(ProfileSet::after(before.profiles(), all))
 }
 
-/// The texts of all profiles as they stand in the cluster.
+/// Returns the specs of all profiles in the cluster.
 async fn stored(client: &Client) -> anyhow::Result<BTreeMap<ProfileName, ProfileSpec>> {
     let mut stored = BTreeMap::new();
     for resource in [ApiResource::erase::<ClusterInjectionProfile>(&()), ApiResource::erase::<InjectionProfile>(&())] {
@@ -139,7 +140,7 @@ async fn stored(client: &Client) -> anyhow::Result<BTreeMap<ProfileName, Profile
     Ok(stored)
 }
 
-/// The texts of cluster profiles, for those that extend one.
+/// The specs of cluster profiles, by which others resolve their parents.
 struct Library(BTreeMap<Box<str>, ProfileSpec>);
 
 impl Parents for Library {
@@ -152,7 +153,7 @@ impl Parents for Library {
     }
 }
 
-/// A pod of each workload of a namespace as its author wrote it, and how many there are.
+/// Returns a pod of each workload of a namespace as its author wrote it, and the workload's number of pods.
 async fn pods(
     client: &Client,
     namespace: &str,
@@ -180,7 +181,7 @@ async fn pods(
     Ok(workloads)
 }
 
-/// A pod as it was when it was to be created, without a record of anybody: the webhook believes no record of the author's.
+/// Returns a pod as it was before its creation, without any record: the webhook ignores records of pod authors.
 fn as_written(pod: &DynamicObject) -> anyhow::Result<Value> {
     let mut pod = as_its_author_wrote_it(&serde_json::to_value(pod).context("it cannot be written as JSON")?);
     if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
@@ -189,7 +190,7 @@ fn as_written(pod: &DynamicObject) -> anyhow::Result<Value> {
     Ok(pod)
 }
 
-/// What becomes of a pod.
+/// Decides a pod.
 async fn rendered(
     pod: &Value,
     name: &str,
@@ -200,7 +201,7 @@ async fn rendered(
     let level = namespace.level().context("its namespace is not opted in")?;
     let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
     let decided = if level == InjectionLevel::Enabled && label == Some("false") {
-        // The API server itself leaves such pods out.
+        // The webhook's object selector excludes such pods.
         Decided { decision: Decision::skipped(Reason::OptedOut), patch: None }
     } else {
         let body = trial::review(pod, name, &json!({"username": "pillion-diff"})).to_string();

@@ -12,7 +12,7 @@ use crate::inject::objects::{self, Place};
 use crate::inject::simulated_cluster::SimulatedCluster;
 use crate::inject::{self, review};
 
-/// Compares what becomes of each pod.
+/// Compares each pod.
 pub(super) fn compare(args: &DiffArgs) -> Result<Vec<Compared>, Fault> {
     let (before, after) = (simulated(args, &args.against)?, simulated(args, &args.profiles)?);
     let documents = inject::documents(&args.files).map_err(Fault::Problems)?;

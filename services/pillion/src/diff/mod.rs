@@ -23,9 +23,9 @@ use crate::config::ConfigArg;
 use crate::load::Problem;
 use crate::output::{self, Form};
 
-/// Something would be different.
+/// Exit code: there is a difference.
 const DIFFERS: u8 = 1;
-/// It cannot be said what would be.
+/// Exit code: the comparison failed.
 const WRONG: u8 = 2;
 
 /// Arguments of `pillion diff`.
@@ -56,11 +56,11 @@ pub(crate) struct DiffArgs {
     at: ClusterArgs,
 }
 
-/// Why nothing can be said.
+/// Why the comparison failed.
 enum Fault {
-    /// Something is wrong with files.
+    /// Problems in files.
     Problems(Vec<Problem>),
-    /// Something else.
+    /// Any other error.
     Other(anyhow::Error),
 }
 
@@ -70,7 +70,7 @@ impl<E: Into<anyhow::Error>> From<E> for Fault {
     }
 }
 
-/// Prints what would be different; exit code 1 if anything would be, and 2 if that cannot be said.
+/// Prints the differences. Exit code 1: there are some; 2: the comparison failed.
 pub(crate) fn run(args: DiffArgs) -> anyhow::Result<ExitCode> {
     let output = args.output;
     let compared = if args.files.is_empty() {

@@ -10,30 +10,30 @@ use serde_json::{Value, json};
 
 use crate::difference;
 
-/// A pod of a workload, as it would be made with the profiles as they are and as they would be.
+/// A pod of a workload, decided with the old and with the new profiles.
 #[derive(Clone, Debug)]
 pub(super) struct Compared {
     /// The workload: `Deployment shop/web`.
     pub(super) name: String,
-    /// How many pods it has, where that is known.
+    /// The number of its pods, if known.
     pub(super) pods: usize,
-    /// With the profiles as they are.
+    /// With the old profiles.
     pub(super) before: Rendered,
-    /// With the profiles as they would be.
+    /// With the new profiles.
     pub(super) after: Rendered,
 }
 
-/// What is made of a pod.
+/// The result for a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Rendered {
-    /// The pod, without the record and what the API server notes of it. `None` if it is refused.
+    /// The pod, without the record and server-side metadata. `None` if it is rejected.
     pub(super) pod: Option<Value>,
-    /// What becomes of each profile that comes into question, in words.
+    /// The result for each considered profile, in words.
     pub(super) profiles: BTreeMap<String, String>,
 }
 
 impl Rendered {
-    /// From a decision and the pod that comes of it.
+    /// Converts a decision and its patched pod.
     pub(super) fn new(decision: &Decision, mut pod: Value) -> Self {
         if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
             for key in ["managedFields", "uid", "resourceVersion", "creationTimestamp", "generation", "selfLink"] {
@@ -62,13 +62,13 @@ impl Rendered {
 }
 
 impl Compared {
-    /// Whether anything would be different: the pod, or what becomes of a profile.
+    /// Whether the pod or the result of a profile differs.
     pub(super) fn differs(&self) -> bool {
         self.before != self.after
     }
 }
 
-/// A unified diff for each workload that would be different.
+/// Returns a unified diff for each workload that differs.
 pub(super) fn text(compared: &[Compared]) -> anyhow::Result<String> {
     let mut text = String::new();
     for one in compared.iter().filter(|one| one.differs()) {
@@ -97,7 +97,7 @@ pub(super) fn text(compared: &[Compared]) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// How many would be different.
+/// Formats how many workloads differ.
 pub(super) fn summary(compared: &[Compared]) -> String {
     let differing = compared.iter().filter(|one| one.differs()).count();
     match compared.len() {
@@ -106,7 +106,7 @@ pub(super) fn summary(compared: &[Compared]) -> String {
     }
 }
 
-/// All of it for programs.
+/// Returns the comparison as JSON.
 pub(super) fn value(compared: &[Compared]) -> anyhow::Result<Value> {
     let workloads = compared.iter().map(|one| {
         let patch = match (&one.before.pod, &one.after.pod) {

@@ -11,13 +11,13 @@ use rustls_pki_types::CertificateDer;
 use super::facts::{Canary, Facts, NotRead, is_ours, service};
 use crate::finding::{Code, Finding, ObjectRef};
 
-/// A leaf that ends within this was not renewed in time.
+/// A serving certificate that expires within this time was not renewed in time.
 const RENEWED_BEFORE: Duration = Duration::from_hours(24);
 
-/// A certificate with its key, as it stands in the serving Secret.
+/// A certificate with its key, as in the serving Secret.
 type Pair = (Vec<u8>, Vec<u8>);
 
-/// All of it.
+/// Returns all findings about certificates.
 pub(super) fn leaves(facts: &Facts) -> Vec<Finding> {
     let (leaf, mut found) = served(facts);
     if let Some(leaf) = &leaf {
@@ -33,7 +33,7 @@ pub(super) fn leaves(facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// What is to be served, and what is wrong with it by itself.
+/// Returns the certificate to serve, and the findings about it alone.
 fn served(facts: &Facts) -> (Option<Pair>, Vec<Finding>) {
     let release = &facts.release;
     let object = ObjectRef::new("Secret", Some(release.namespace()), &release.serving_secret());
@@ -56,7 +56,7 @@ fn expected<'e>(facts: &Facts, names: &'e [String], trusted: Option<&'e [Certifi
     Expected { names: names.get(..1).unwrap_or_default(), now: facts.now, trusted }
 }
 
-/// The entries that do not trust what is to be served, if it is fit by itself.
+/// Returns findings for webhook entries that do not trust the certificate to serve, if that is valid in itself.
 fn bundles(facts: &Facts, (certificate, key): &Pair) -> Vec<Finding> {
     let release = &facts.release;
     let names = release.server_names();
@@ -79,7 +79,7 @@ fn bundles(facts: &Facts, (certificate, key): &Pair) -> Vec<Finding> {
     found
 }
 
-/// What is wrong with the certificate that a replica shows.
+/// Returns a finding if a replica serves an invalid certificate.
 fn shown(facts: &Facts, one: &Probed) -> Option<Finding> {
     let (code, what) = match one.verdict {
         Verdict::Stranger => {

@@ -29,14 +29,14 @@ use crate::explain::changes::{self, What};
 use crate::installation::{self, Part, Unread, kept};
 use crate::trial;
 
-/// How many pairs of namespace and profile are tried on the engine before it is given up to find one for the canary.
+/// How many pairs of namespace and profile are evaluated to find one for the dry run.
 const MOST_PAIRS: usize = 2_000;
-/// In how many places pods may be refused before it is given up.
+/// After how many rejected pods the dry run is given up.
 const MOST_REFUSALS: usize = 5;
-/// How many pods are asked for: each may be answered by another replica.
+/// How many pods are created by dry run: each may reach another replica.
 const TRIES: usize = 6;
 
-/// A right that a program cannot do without.
+/// An RBAC permission that a component requires.
 #[derive(Clone, Copy)]
 struct Right {
     account: &'static str,
@@ -45,7 +45,7 @@ struct Right {
     resource: &'static str,
     subresource: &'static str,
     at_home: bool,
-    /// The suffix of the object's name behind the release's; `None`: whatever its name.
+    /// The suffix of the object's name after the release's name. `None`: any name.
     name: Option<&'static str>,
 }
 
@@ -57,7 +57,7 @@ const fn at_home(right: Right, name: &'static str) -> Right {
     Right { at_home: true, name: Some(name), ..right }
 }
 
-/// What neither could work without. tests/e2e/rbac.rs holds the whole lists.
+/// The permissions without which a component cannot work. `tests/e2e/rbac.rs` has the complete lists.
 const RIGHTS: [Right; 19] = [
     right("webhook", "list", "", "namespaces"),
     right("webhook", "watch", "", "namespaces"),
@@ -83,7 +83,7 @@ const RIGHTS: [Right; 19] = [
     Right { at_home: true, ..right("controller", "list", "discovery.k8s.io", "endpointslices") },
 ];
 
-/// All facts. Nothing of it fails as a whole: what cannot be read is told.
+/// Gathers all facts. A fact that cannot be read is listed in `unread`, and does not fail the whole.
 pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
     let mut unread = Vec::new();
     let home = release.namespace();
@@ -108,7 +108,7 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
     let namespaces = kept(namespaces, Part::Namespaces, &mut unread).unwrap_or_default();
     let (rights, missing_accounts) = rights(client, release, &mut unread).await;
     let probed = probe(client, release, bundle, &mut unread).await;
-    // What a profile may do is bounded by the platform, for the canary too.
+    // The guardrails also limit profiles in the dry run.
     let guardrails = installation::policy(client, release, &mut unread).await.map(|policy| policy.guardrails);
     let snapshot = Snapshot::clone(&at_once.snapshot).with_guardrails(guardrails.unwrap_or_default());
     let canary = canary(client, &snapshot, ours).await;
@@ -142,7 +142,7 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
     }
 }
 
-/// Whether the API server says that there is no such resource.
+/// Whether the API server reports that the resource does not exist.
 fn is_not_found(why: &str) -> bool {
     why.contains("could not find the requested resource") || why.contains("404")
 }
@@ -191,7 +191,7 @@ async fn rights(client: &Client, release: &Release, unread: &mut Unread) -> (Vec
         };
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
         let Some(answer) = kept(reviews.create(&PostParams::default(), &review).await, Part::Rights, unread) else {
-            // Who may not ask about one may not ask about any.
+            // Without permission for one review, the others would fail too.
             break;
         };
         let part = if right.subresource.is_empty() { String::new() } else { format!("/{}", right.subresource) };
@@ -207,7 +207,7 @@ async fn rights(client: &Client, release: &Release, unread: &mut Unread) -> (Vec
     (found, missing)
 }
 
-/// Asks for pods that a profile is for, as the engine says, where a namespace is opted in.
+/// Creates pods by dry run in opted-in namespaces, for a profile that matches according to the engine.
 async fn canary(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWebhookConfiguration>) -> Canary {
     let entries = ours.into_iter().flat_map(|one| one.webhooks.iter().flatten());
     let excluded: Vec<_> = entries
@@ -224,7 +224,7 @@ async fn canary(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWebh
     if namespaces.is_empty() {
         return Canary::NotTried("no namespace is opted in".to_owned());
     }
-    // Where a failure is a refusal, the API server says why.
+    // Namespaces that reject pods on failure come first: there the API server gives the reason.
     namespaces.sort_by_key(|(name, namespace)| (namespace.level() != Some(InjectionLevel::Required), *name));
     let pairs = namespaces
         .iter()
@@ -250,7 +250,7 @@ async fn canary(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWebh
             .any(|one| one.profile.name() == profile.name() && one.outcome == ProfileOutcome::Applied);
         if applies && decided.patch.is_some() {
             match send(client, name, profile.display_name(), &pod, &own).await {
-                // A quota, a policy or another webhook keeps pods from being made here; elsewhere they may be.
+                // A quota, a policy or another webhook rejects pods here; another namespace may accept them.
                 Canary::NotTried(why) => not_taken.push(why),
                 tried @ Canary::Tried { .. } => return tried,
             }
@@ -284,7 +284,7 @@ fn pod(namespace: &str, profile: &str) -> Value {
     })
 }
 
-/// Whether the API server says that it could not call one of these webhooks: it quotes the name of the one.
+/// Whether the API server reports a failed call of one of these webhooks: it quotes the webhook's name.
 fn is_failed_call(message: &str, own: &[&str]) -> bool {
     let quoted = message.split_once("failed calling webhook \"").and_then(|(_, rest)| rest.split_once('"'));
     quoted.is_some_and(|(name, _)| own.contains(&name))
@@ -324,7 +324,7 @@ async fn images(client: &Client, release: &Release) -> Vec<(String, String)> {
     let pods = Api::<Pod>::namespaced(client.clone(), release.namespace());
     let Ok(pods) = pods.list(&ListParams::default().labels(&selector)).await else { return Vec::new() };
     let images = pods.items.into_iter().filter_map(|pod| {
-        // Others may have put containers of theirs beside it.
+        // Other injectors may have added containers.
         let is_own = |name: &str| ["webhook", "controller"].contains(&name);
         let image = pod.spec?.containers.into_iter().find(|container| is_own(&container.name))?.image?;
         Some((pod.metadata.name?, image))

@@ -16,7 +16,7 @@ use crate::explain::webhooks::{creates_pods, selects};
 use crate::finding::{Code, Finding, ObjectRef, Severity, sorted};
 use crate::installation::{Part, switching};
 
-/// What was looked at.
+/// A group of checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Check {
@@ -52,7 +52,7 @@ impl Check {
         Self::Versions,
     ];
 
-    /// For people.
+    /// Returns the name of the check for the report.
     pub(crate) const fn words(self) -> &'static str {
         match self {
             Self::Definitions => "definitions of the custom resources",
@@ -72,7 +72,7 @@ impl Check {
     }
 }
 
-/// Findings by what was looked at.
+/// Returns the findings by check.
 pub(crate) fn judge(facts: &Facts) -> Vec<(Check, Vec<Finding>)> {
     let of = |check: Check| match check {
         Check::Definitions => definitions(facts),
@@ -92,7 +92,7 @@ pub(crate) fn judge(facts: &Facts) -> Vec<(Check, Vec<Finding>)> {
     Check::ALL.into_iter().map(|check| (check, sorted(of(check)))).collect()
 }
 
-/// What could not be looked at.
+/// Returns a finding for each fact that could not be read.
 pub(crate) fn unread(facts: &Facts) -> Vec<Finding> {
     let object = ObjectRef::new("Release", Some(facts.release.namespace()), facts.release.name());
     let finding =
@@ -165,8 +165,8 @@ fn replicas(facts: &Facts) -> Vec<Finding> {
     }
 }
 
-/// Whether a dry run proves that the API server's calls are not answered. That a pod comes back as it was proves it only
-/// where nobody else can be the reason.
+/// Whether the dry run proves that the webhook does not answer the API server. An unchanged pod proves it only if there
+/// can be no other reason.
 fn is_unanswered(facts: &Facts) -> bool {
     let Canary::Tried { namespace, untouched, refused, .. } = &facts.canary else { return false };
     if !refused.is_empty() {
@@ -195,7 +195,8 @@ fn network(facts: &Facts) -> Vec<Finding> {
     };
     let ready: Vec<_> = facts.probed.iter().filter(|one| is_ready(&one.endpoint.to_string())).collect();
     let silent: Vec<_> = ready.iter().filter(|one| matches!(one.verdict, Verdict::Unreachable(_))).collect();
-    // From outside of the cluster's network nobody is reached, and that says nothing as long as API servers are answered.
+    // From outside the cluster's network no replica is reachable, which is no problem as long as the API servers' calls
+    // succeed.
     if silent.len() == ready.len() && !is_unanswered(facts) {
         let message = "no replica can be connected to from here, which is outside of the cluster's network";
         let outside = || {
@@ -290,7 +291,8 @@ fn labels(facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// Whoever else changes pods. Two that are asked for by the same label do the same work twice.
+/// Returns findings for other mutating webhooks. Two injectors that select namespaces by the same label would inject
+/// twice.
 fn others(facts: &Facts) -> Vec<Finding> {
     let release = &facts.release;
     let opted_in: Vec<_> = facts
@@ -316,7 +318,7 @@ fn others(facts: &Facts) -> Vec<Finding> {
             .flat_map(|entry| opted_in.iter().filter(|(_, labels)| selects(entry.namespace_selector.as_ref(), labels)))
             .map(|(name, _)| name.as_str())
             .collect();
-        // Namespaces that both of them have by one and the same label.
+        // Namespaces that both select by the same label.
         let has_key = |entry: &&MutatingWebhook| {
             let selector = entry.namespace_selector.as_ref();
             let by_labels =

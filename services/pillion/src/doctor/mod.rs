@@ -30,7 +30,7 @@ pub(crate) struct DoctorArgs {
     at: ClusterArgs,
 }
 
-/// Looks. Exit code 0: nothing is wrong; 1: something is; 2: it could not be looked for.
+/// Runs the checks. Exit code 0: no problems; 1: there are problems; 2: the checks could not run.
 pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     let DoctorArgs { output, at } = args;
     let gathered = block_on(async {
@@ -64,7 +64,7 @@ fn text(checks: &[(judge::Check, Vec<Finding>)], findings: &[Finding]) -> String
             Some(Severity::Warning) => "\u{1b}[33mwarning\u{1b}[0m",
             Some(Severity::Error) => "\u{1b}[31merror  \u{1b}[0m",
         };
-        // Writing to a text never fails.
+        // Writing to a string never fails.
         let _ = writeln!(text, "{mark}  {}", check.words());
     }
     if !findings.is_empty() {

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::*;
 use crate::doctor::facts::NotRead;
 
-/// The pair that the release serves, with its authority.
+/// Returns the release's serving certificate with its key and its CA.
 fn ca() -> &'static LeafMaterial {
     static MADE: LazyLock<LeafMaterial> = LazyLock::new(|| {
         let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
@@ -29,7 +29,7 @@ fn serving() -> Secret {
     ca().secret(&release, 1, None)
 }
 
-/// A release in which nothing is wrong.
+/// Returns the facts of a healthy release.
 fn well() -> Facts {
     let now: Timestamp = "2026-11-22T00:00:00Z".parse().unwrap();
     let lease = json!({"spec": {"holderIdentity": "a", "leaseDurationSeconds": 15, "renewTime": "2026-11-21T23:59:55.000000Z"}});
@@ -125,7 +125,7 @@ fn each_mistake_has_its_code() {
             },
             &["version_skew"],
         ),
-        // A digest is no version.
+        // A digest is not a version.
         (Facts { images: vec![("a".to_owned(), format!("x:5000/pillion@sha256:{}", "0".repeat(64)))], ..well() }, &[]),
     ];
     for (facts, expected) in cases {
@@ -148,7 +148,7 @@ fn a_replica_counts_as_out_of_reach_only_where_somebody_is_reached_or_nobody_is_
     assert_eq!(codes(&Facts { probed: one, ..well() }), ["replica_unreachable"]);
     let all = || vec![probed("10.0.0.1", silent), probed("10.0.0.2", silent)];
     assert_eq!(codes(&Facts { probed: all(), ..well() }), ["unreadable"], "seen from outside of the cluster");
-    // Where the switch is off, or somebody else may have undone it, that a pod came back as it was proves nothing.
+    // An unchanged pod proves nothing if the switch is off, or another webhook may have reverted the change.
     let off = serde_json::from_value(json!({"data": {"injection": "disabled"}})).unwrap();
     let facts = Facts { probed: all(), canary: tried(6, &[]), switch: Ok(Some(off)), ..well() };
     assert_eq!(codes(&facts), ["switched_off", "unreadable", "canary_failed"]);

@@ -1,4 +1,4 @@
-//! Why the API server calls the webhook for an object or does not: the installation, the entry's selectors and
+//! Explains why the API server calls the webhook for an object or does not: the installation, the entry's selectors and
 //! conditions, and the labels of the namespace.
 
 use std::collections::BTreeMap;
@@ -12,20 +12,20 @@ use super::webhooks::Outcome;
 use crate::finding::{Code, ObjectRef, Severity};
 use crate::installation::switching;
 
-/// How alike a label has to be to one that opts in, to be taken for a slip of the pen.
+/// The minimum similarity at which a label is considered a misspelt opt-in label.
 const ALIKE: f64 = 0.93;
-/// Values by which people say that a namespace is not opted in.
+/// Label values that mean "not opted in".
 pub(crate) const NO: [&str; 6] = ["disabled", "false", "off", "no", "none", "never"];
 
 impl Judging<'_> {
-    /// What is the same for every pod.
+    /// Reports findings about the installation, which apply to every pod.
     pub(super) fn installation(&mut self) {
         let facts = self.facts;
         let release = facts.release.clone();
         for (part, why) in &facts.unread {
             let object = ObjectRef::new("Release", Some(release.namespace()), release.name());
             let finding = self.find_of(Code::Unreadable, object, format!("{part} cannot be read: {why}"));
-            // What else is found can be trusted without it.
+            // Other findings are reliable without this part.
             if !part.is_needed() {
                 finding.severity = Severity::Info;
             }
@@ -45,7 +45,7 @@ impl Judging<'_> {
         }
     }
 
-    /// Why the API server does not call.
+    /// Explains why the API server does not call the webhook.
     pub(super) fn call(&mut self) {
         let namespace = &self.facts.namespace;
         if SYSTEM_NAMESPACES.contains(&&*namespace.name) {
@@ -86,7 +86,7 @@ impl Judging<'_> {
         self.opt_in();
     }
 
-    /// Why the namespace is not one that is called for.
+    /// Explains why the namespace is not opted in.
     fn opt_in(&mut self) {
         let (namespace, opt_in) = (&self.facts.namespace, &self.facts.opt_in);
         let object = self.namespace();
@@ -115,7 +115,7 @@ impl Judging<'_> {
                 .collect();
             let message =
                 format!("the namespace's label {key}={value} opts nobody in; it may be {}", values.join(", "));
-            // That it is not meant to be is what these words say.
+            // These values mean that the namespace is not opted in on purpose.
             let is_meant = NO.contains(&&**value);
             let code = if is_meant { Code::NotOptedIn } else { Code::OptInValueUnknown };
             let remedy = format!(
@@ -143,7 +143,7 @@ impl Judging<'_> {
     }
 }
 
-/// A label that looks like one that opts in, and is none; nor one by which a profile is asked for.
+/// Returns a label that resembles an opt-in label, unless it requests a profile.
 pub(crate) fn misspelt<'l>(
     labels: &'l BTreeMap<String, String>,
     opt_in: &OptIn,

@@ -10,26 +10,26 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Change {
-    /// Who made it: a profile of Pillion's, or a manager of fields.
+    /// The profile or field manager that made the change.
     pub(crate) by: String,
-    /// Its revision, of a profile.
+    /// The revision, if a profile made the change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) revision: Option<String>,
     pub(crate) what: What,
-    /// Where: elements of lists stand by their names.
+    /// The path, with list elements by name.
     pub(crate) path: String,
-    /// Whether what was added is there.
+    /// Whether an added field is still present.
     pub(crate) present: bool,
 }
 
-/// Who wrote fields of an object, and when last.
+/// A field manager of an object, and the time of its last write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Manager {
     pub(crate) manager: String,
     pub(crate) time: String,
 }
 
-/// What was done.
+/// The kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum What {
@@ -38,7 +38,7 @@ pub(crate) enum What {
     Removed,
 }
 
-/// What the record in a pod lists, if it is one that Pillion wrote for this pod.
+/// Returns the changes in the record of a pod, if Pillion wrote the record for this pod.
 pub(crate) fn of_own_record(pod: &Value) -> Vec<Change> {
     let tape = OwnedTape::parse(pod.to_string()).ok();
     match tape.map(|tape| pillion_engine::audit::read(tape.root()).injected) {
@@ -47,7 +47,7 @@ pub(crate) fn of_own_record(pod: &Value) -> Vec<Change> {
     }
 }
 
-/// What the record in a pod lists.
+/// Returns the changes in the record of a pod.
 pub(crate) fn of_record(pod: &Value) -> Vec<Change> {
     let annotation = pod.pointer("/metadata/annotations").and_then(|all| all.get(INJECTED_ANNOTATION));
     let record: Option<Value> = annotation.and_then(Value::as_str).and_then(|text| serde_json::from_str(text).ok());
@@ -73,7 +73,7 @@ pub(crate) fn of_record(pod: &Value) -> Vec<Change> {
     changes
 }
 
-/// Who wrote the rest, by `managedFields`: each manager and when, the API server's own status aside.
+/// Returns the field managers in `managedFields` with their times, except those of subresources.
 pub(crate) fn managers(object: &Value) -> Vec<Manager> {
     let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array).into_iter().flatten();
     let mut managers = Vec::new();
@@ -84,8 +84,8 @@ pub(crate) fn managers(object: &Value) -> Vec<Manager> {
     managers
 }
 
-/// Whether something stands at a place where elements of lists are named by their keys. What cannot be told is taken to be
-/// there: a false alarm is worse than none.
+/// Whether a path exists in the object; list elements are named by their keys. Undecidable paths count as existing, to
+/// avoid false alarms.
 fn is_there(object: &Value, path: &str) -> bool {
     let mut at = object;
     for token in path.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~")) {
@@ -104,7 +104,7 @@ fn is_there(object: &Value, path: &str) -> bool {
     true
 }
 
-/// The fields by which elements of a pod's lists are told apart.
+/// The fields that identify elements of a pod's lists.
 const KEYS: [&str; 10] = [
     "name",
     "mountPath",
@@ -118,7 +118,7 @@ const KEYS: [&str; 10] = [
     "resourceName",
 ];
 
-/// Whether an element is the one of this name: all parts of it are values of its keys.
+/// Whether an element has this name: all parts of the name are values of its keys.
 fn is_named(item: &Value, name: &str) -> bool {
     let is_value = |value: &Value, part: &str| match value {
         Value::String(text) => text == part,
@@ -129,7 +129,7 @@ fn is_named(item: &Value, name: &str) -> bool {
         return is_value(item, name);
     }
     let value = |part: &str| KEYS.iter().any(|key| item.get(key).is_some_and(|value| is_value(value, part)));
-    // A protocol that nobody wrote is TCP.
+    // The default protocol is TCP.
     let is_default =
         |part: &str| part == "TCP" && item.get("containerPort").is_some() && item.get("protocol").is_none();
     value(name) || name.split(',').all(|part| value(part) || is_default(part))

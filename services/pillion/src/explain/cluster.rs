@@ -31,47 +31,47 @@ use crate::finding::{Code, Finding, ObjectRef};
 use crate::installation::{self, Part, Unread, kept};
 use crate::workload::MOST_OWNERS;
 
-/// How many pods of a workload or a namespace are looked at.
+/// The maximum number of pods of a workload or a namespace that are checked.
 const MOST_PODS: u32 = 500;
-/// How many jobs of a CronJob are looked at.
+/// The maximum number of jobs of a CronJob that are checked.
 const MOST_JOBS: usize = 20;
-/// By which a Job's pods carry its name.
+/// The label with the Job's name on its pods.
 const JOB_LABEL: &str = "job-name";
-/// The version of whatever is not in the core group.
+/// The API version of all supported kinds.
 const VERSION: &str = "v1";
 
-/// A cluster that is asked.
+/// Reads facts from a cluster.
 pub(crate) struct Cluster {
     client: Client,
     release: Release,
-    /// The policy of the webhook, if somebody gave one.
+    /// The webhook's policy, if a file was given.
     policy: Option<WebhookPolicy>,
     lookups: Lookups,
 }
 
-/// What was asked about is there, or it is not.
+/// Whether the object exists.
 pub(crate) enum Asked {
-    /// With a finding if not all pods were looked at.
+    /// The questions, and a finding if not all pods were checked.
     Questions(Vec<Question>, Option<Finding>),
     NotThere(Finding),
 }
 
-/// What was looked up for other pods of the same namespace.
+/// Cached lookups for other pods of the same namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     owners: Vec<Owners>,
-    /// Service accounts, and whether each is there, if that is known.
+    /// Service accounts, and whether each exists, if known.
     accounts: Vec<(String, Option<bool>)>,
 }
 
-/// The chain of a pod's owners.
+/// The owner chain of a pod.
 #[derive(Clone, Debug)]
 struct Owners {
-    /// The id of the nearest; null if there is none.
+    /// The UID of the nearest owner; null if there is none.
     first: Value,
-    /// Those that are workloads, the nearest first.
+    /// The owners that are workloads, nearest first.
     all: Vec<Value>,
-    /// Whether none of them was kept from being read.
+    /// Whether all owners could be read.
     is_whole: bool,
 }
 
@@ -81,7 +81,7 @@ impl Cluster {
         Self { client, release, policy, lookups }
     }
 
-    /// All that is not about one pod.
+    /// Gathers all facts that do not depend on one pod.
     pub(crate) async fn surroundings(&self, namespace: &str) -> ExplainFacts {
         let mut unread = Vec::new();
         let policy = match &self.policy {
@@ -144,7 +144,7 @@ impl Cluster {
         silences.endpoints_changed = times.filter_map(|entry| Some(entry.time.as_ref()?.0.as_second())).max();
     }
 
-    /// Who switched injection off, if somebody did.
+    /// Returns the field manager that switched injection off, if it is off.
     async fn switch(&self, silences: &mut Silences, unread: &mut Unread) -> Option<String> {
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), self.release.namespace());
         let map = kept(maps.get_opt(self.release.switch()).await, Part::Switch, unread)?;
@@ -161,12 +161,12 @@ impl Cluster {
         Some(who.unwrap_or_default())
     }
 
-    /// The questions about an object: itself first, then its pods; and what was not looked at.
+    /// Returns the questions about an object and its pods, in this order, and a finding if not all were checked.
     pub(crate) async fn questions(&self, target: &Target, facts: &ExplainFacts) -> anyhow::Result<Asked> {
         let namespace = &facts.namespace.name;
         let mut questions = Vec::new();
         let mut more = None;
-        // Pods of one owner are alike in all that is looked up, and there may be hundreds.
+        // Pods of one owner need the same lookups, and there may be hundreds.
         let mut known = Known::default();
         if target.kind.kind == "Namespace" {
             questions.push(subject::of_namespace(namespace));
@@ -205,7 +205,7 @@ impl Cluster {
         Ok(Asked::Questions(questions, more))
     }
 
-    /// The first pods of a list, and a finding if there are more.
+    /// Returns the first pods of a list, and a finding if there are more.
     async fn pods(&self, namespace: &str, which: &ListParams) -> anyhow::Result<(Vec<Value>, Option<Finding>)> {
         let list = self.api(kind("Pod"), namespace).list(&which.clone().limit(MOST_PODS)).await;
         let list = list.with_context(|| format!("the pods of namespace {namespace} cannot be listed"))?;
@@ -214,7 +214,8 @@ impl Cluster {
         Ok((list.items.iter().filter_map(value).collect(), is_cut.then(|| not_all(namespace, message))))
     }
 
-    /// The pods that may be a workload's: by its selector, or by the jobs that it made. And a finding if there are more jobs.
+    /// Returns the list parameters for a workload's pods: by its selector, or by the jobs that it created. Also a
+    /// finding if there are more jobs.
     async fn which(
         &self,
         found: &Value,
@@ -235,7 +236,7 @@ impl Cluster {
         Ok(((!names.is_empty()).then(which), is_cut.then(|| not_all(namespace, message()))))
     }
 
-    /// Looks up what a question is missing.
+    /// Does the lookups for a question.
     pub(crate) async fn complete(&self, question: &mut Question, facts: &ExplainFacts, known: &mut Known) {
         let namespace = &facts.namespace.name;
         if question.workload.is_none() {
@@ -250,7 +251,7 @@ impl Cluster {
             known.accounts.push((account.clone(), is_there));
             is_there
         };
-        // That of each namespace is made by the controller manager, a moment after the namespace.
+        // The controller manager creates the default account of each namespace, shortly after the namespace.
         question.account =
             is_there.filter(|is_there| *is_there || account != "default").map(|is_there| (account, is_there));
         question.looked_up = self.look_up(question, facts).await;
@@ -270,7 +271,7 @@ impl Cluster {
         looked_up
     }
 
-    /// What controls a pod, and what controls that.
+    /// Returns the owner chain of a pod.
     async fn owners(&self, pod: &Value, namespace: &str, known: &mut Known) -> Owners {
         let Some(uid) = subject::controlling(pod).map(|owner| owner.get("uid").cloned().unwrap_or_default()) else {
             return Owners { all: Vec::new(), first: Value::Null, is_whole: true };
@@ -310,20 +311,20 @@ fn value(object: &DynamicObject) -> Option<Value> {
     serde_json::to_value(object).ok()
 }
 
-/// That not everything was looked at.
+/// Returns a finding that not everything was checked.
 fn not_all(namespace: &str, message: String) -> Finding {
     Finding::new(Code::Unreadable, ObjectRef::new("Namespace", None, namespace), message)
         .remedy("ask about one workload or pod at a time; pillion status looks at all pods")
 }
 
-/// What controls an object, if it is a workload.
+/// Returns the controlling owner of an object, if it is a workload.
 fn controller(object: &Value) -> Option<(Kind, String)> {
     let owner = subject::controlling(object)?;
     let kind = subject::kind_of(owner).filter(|kind| !kind.template.is_empty())?;
     Some((kind, owner.get("name")?.as_str()?.to_owned()))
 }
 
-/// A list of what a selector selects: one of labels and expressions, or the plain map of a `ReplicationController`.
+/// Returns list parameters for a selector: a label selector, or the plain map of a `ReplicationController`.
 fn selecting(selector: &Value) -> anyhow::Result<ListParams> {
     let is_plain = selector.get("matchLabels").is_none() && selector.get("matchExpressions").is_none();
     let labels = if is_plain { &json!({"matchLabels": selector}) } else { selector };
@@ -332,7 +333,7 @@ fn selecting(selector: &Value) -> anyhow::Result<ListParams> {
     Ok(ListParams::default().labels_from(&selector))
 }
 
-/// The names of the jobs that a CronJob made, the newest first: they end with the time.
+/// Returns the names of the jobs that a CronJob created, newest first: their names end with the time.
 fn jobs_of(uid: &str, jobs: &[DynamicObject]) -> Vec<String> {
     let is_made = |job: &&DynamicObject| {
         let mut owners = job.metadata.owner_references.iter().flatten();
@@ -344,7 +345,7 @@ fn jobs_of(uid: &str, jobs: &[DynamicObject]) -> Vec<String> {
 }
 
 impl Owners {
-    /// Whether this is among them; where one could not be read, it may be.
+    /// Whether the owner chain has this UID, or may have it because an owner could not be read.
     fn may_be(&self, uid: &str) -> bool {
         let is_it = |owner: &Value| subject::metadata(owner, "uid") == Some(uid);
         self.first.as_str() == Some(uid) || self.all.iter().any(is_it) || (!self.is_whole && !self.first.is_null())
@@ -383,7 +384,7 @@ mod tests {
             |by: Value, is_whole| Owners { first: json!("set"), all: vec![json!({"metadata": {"uid": by}})], is_whole };
         assert!(owned(json!("web"), true).may_be("web") && owned(json!("web"), true).may_be("set"));
         assert!(!owned(json!("other"), true).may_be("web"));
-        // What may not be read is not made up.
+        // An unreadable owner chain may contain any owner.
         assert!(owned(json!("other"), false).may_be("web"));
         assert!(!Owners { first: Value::Null, all: Vec::new(), is_whole: true }.may_be("web"));
     }

@@ -18,106 +18,106 @@ use serde_json::Value;
 use crate::finding::ObjectRef;
 use crate::installation::Unread;
 
-/// What all questions of one run have in common.
+/// The facts that all questions of one run share.
 #[derive(Debug)]
 pub(crate) struct ExplainFacts {
     pub(crate) release: Release,
     pub(crate) opt_in: OptIn,
     pub(crate) snapshot: Arc<Snapshot>,
-    /// The namespace that is asked about.
+    /// The namespace in question.
     pub(crate) namespace: NamespaceFacts,
     /// All webhook configurations; `None` if they could not be read.
     pub(crate) configurations: Option<Vec<MutatingWebhookConfiguration>>,
-    /// The profiles as they are stored. Of files there are none beside what compiles.
+    /// The profiles as stored. Empty for profiles from files.
     pub(crate) stored: Vec<Stored>,
     pub(crate) broken: Vec<Broken>,
-    /// Whether injection is switched off, and who did it.
+    /// Set if injection is switched off: `, by MANAGER`, or empty if unknown.
     pub(crate) switched_off: Option<String>,
-    /// Since when nobody, or nobody who does anything, answers: `None` where that is not known.
+    /// The times at which the webhook did not answer, as far as known.
     pub(crate) silences: Silences,
-    /// What could not be read.
+    /// Facts that could not be read.
     pub(crate) unread: Unread,
-    /// What the platform says of the cluster.
+    /// The cluster facts of the platform's policy.
     pub(crate) cluster: Option<Arc<OwnedTape>>,
-    /// Whether it is of a cluster, and not of files alone.
+    /// Whether the facts come from a cluster, and not from files.
     pub(crate) is_live: bool,
 }
 
-/// What is known of one namespace.
+/// The facts about one namespace.
 #[derive(Debug, Default)]
 pub(crate) struct NamespaceFacts {
     pub(crate) name: String,
-    /// `None` if it is not there, or could not be read.
+    /// `None` if it does not exist, or could not be read.
     pub(crate) found: Option<Arc<Namespace>>,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) age: NamespaceAge,
 }
 
-/// What is known of the times when nobody answered, in seconds since 1970.
+/// The times at which the webhook did not answer, in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Silences {
-    /// When the webhook configuration was created; before, nobody was called.
+    /// When the webhook configuration was created. Before, the API server did not call the webhook.
     pub(crate) registered: Option<i64>,
-    /// How many endpoints are ready.
+    /// The number of ready endpoints.
     pub(crate) ready: Option<usize>,
-    /// When what is ready last changed.
+    /// When the set of ready endpoints last changed.
     pub(crate) endpoints_changed: Option<i64>,
-    /// Since when it is switched off.
+    /// When injection was switched off.
     pub(crate) off_since: Option<i64>,
 }
 
-/// How the object of a question came to be.
+/// The origin of a question's object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// A pod that is in the cluster.
+    /// A pod in the cluster.
     Stored,
-    /// A pod that would be made: of a workload's template, or of a file.
+    /// A future pod, from a workload's template or a file.
     Template,
     /// The object of a saved AdmissionReview.
     Review,
-    /// Any pod of a namespace: one that asks for nothing.
+    /// A generic pod of a namespace, without requests for profiles.
     Anybody,
 }
 
-/// One thing that is asked about.
+/// An object to explain.
 #[derive(Debug)]
 pub(crate) struct Question {
-    /// What it is called.
+    /// The reference of the object.
     pub(crate) object: ObjectRef,
     pub(crate) origin: Origin,
-    /// The review that is decided on: that of the pod as its author wrote it.
+    /// The review to decide: that of the pod as its author wrote it.
     pub(crate) review: Value,
-    /// The pod as it was found, if it is there.
+    /// The pod as stored, if it exists.
     pub(crate) found: Option<Value>,
-    /// Whether nobody knows who creates it: the review's `userInfo` is anybody's.
+    /// Whether the creating user is unknown, so that the review's `userInfo` is a placeholder.
     pub(crate) is_user_guessed: bool,
-    /// What is looked up for it.
+    /// The lookups for the review.
     pub(crate) looked_up: LookedUp,
-    /// The workload at the top of its owners, or the one that has the template.
+    /// The topmost workload among its owners, or the workload that has the template.
     pub(crate) workload: Option<Value>,
-    /// Whether its service account is there; `None` if nobody looked.
+    /// The service account, and whether it exists. `None`: not looked up.
     pub(crate) account: Option<(String, bool)>,
 }
 
 impl Question {
-    /// The pod as its author wrote it.
+    /// Returns the pod as its author wrote it.
     pub(crate) fn pod(&self) -> &Value {
         self.review.pointer("/request/object").unwrap_or(&Value::Null)
     }
 
-    /// The pod as it is, where it is there.
+    /// Returns the pod as stored, if it exists.
     pub(crate) fn as_found(&self) -> Option<OwnedTape> {
         OwnedTape::parse(self.found.as_ref()?.to_string()).ok()
     }
 
-    /// Whether the pod that is there has a record of Pillion's own.
+    /// Whether the stored pod has an injection record that Pillion wrote.
     pub(crate) fn is_injected(&self) -> bool {
         let injected = self.as_found().map(|pod| pillion_engine::audit::read(pod.root()).injected);
         matches!(injected, Some(Injected::Profiles(profiles)) if !profiles.is_empty())
     }
 
-    /// Whether the pod that is there has ended, or is about to.
+    /// Whether the stored pod has ended, or is being deleted.
     pub(crate) fn has_ended(&self) -> bool {
         self.found.as_ref().is_some_and(|found| {
             let phase = found.pointer("/status/phase").and_then(Value::as_str);
@@ -125,7 +125,7 @@ impl Question {
         })
     }
 
-    /// When it was created, in seconds since 1970; 0 if it is not known.
+    /// Returns the creation time in seconds since 1970, or 0 if unknown.
     pub(crate) fn created(&self) -> i64 {
         let text = self.found.as_ref().and_then(|pod| pod.pointer("/metadata/creationTimestamp")?.as_str());
         text.and_then(|text| text.parse::<jiff::Timestamp>().ok()).map_or(0, jiff::Timestamp::as_second)
@@ -133,7 +133,7 @@ impl Question {
 }
 
 impl Silences {
-    /// Why nobody may have answered then.
+    /// Returns why the webhook may not have answered at this time.
     pub(crate) fn at(&self, time: i64) -> Option<Silence> {
         if self.off_since.is_some_and(|since| since <= time) {
             return Some(Silence::SwitchedOff);

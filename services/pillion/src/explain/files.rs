@@ -23,7 +23,7 @@ use super::subject;
 use crate::config::WebhookPolicy;
 use crate::load::{self, Problem, Source, yaml};
 
-/// What was given.
+/// The command's inputs.
 pub(crate) struct Given<'a> {
     pub(crate) profiles: &'a [PathBuf],
     pub(crate) namespace_file: Option<&'a Path>,
@@ -33,7 +33,7 @@ pub(crate) struct Given<'a> {
     pub(crate) namespace: &'a str,
 }
 
-/// All objects of a file, lists taken apart. "-" is standard input.
+/// Returns all objects of a file, with lists expanded. "-" is standard input.
 pub(crate) fn objects(file: &Path) -> anyhow::Result<Vec<Value>> {
     let (name, text) = if file.as_os_str() == "-" {
         ("<stdin>".to_owned(), std::io::read_to_string(std::io::stdin()))
@@ -47,7 +47,7 @@ pub(crate) fn objects(file: &Path) -> anyhow::Result<Vec<Value>> {
     Ok(taken_apart(documents.iter().map(yaml::Node::to_value)))
 }
 
-/// The same objects with lists taken apart.
+/// Expands lists into their items.
 pub(crate) fn taken_apart(documents: impl IntoIterator<Item = Value>) -> Vec<Value> {
     let mut objects = Vec::new();
     for document in documents {
@@ -61,10 +61,10 @@ pub(crate) fn taken_apart(documents: impl IntoIterator<Item = Value>) -> Vec<Val
     objects
 }
 
-/// The surroundings that files make.
+/// Gathers the facts from files.
 ///
 /// # Errors
-/// One of them cannot be read; of profiles, what is wrong with them.
+/// A file cannot be read. Problems of profiles are returned as the inner error.
 pub(crate) fn surroundings(given: &Given<'_>) -> anyhow::Result<Result<ExplainFacts, Vec<Problem>>> {
     let loaded = load::profiles_in(given.profiles, given.namespace);
     if !loaded.problems.is_empty() {
@@ -80,11 +80,11 @@ pub(crate) fn surroundings(given: &Given<'_>) -> anyhow::Result<Result<ExplainFa
     around(loaded.profiles, namespace(given)?, configurations.transpose()?, given.policy, given.release).map(Ok)
 }
 
-/// The surroundings of these profiles in a namespace. `configurations`: those of webhooks; `None` for that of a release with
-/// the defaults.
+/// Returns the facts for these profiles in a namespace. `configurations` are the webhook configurations; `None` means
+/// that of a release with default settings.
 ///
 /// # Errors
-/// What the policy says of the cluster nests too deep.
+/// The policy's cluster facts nest too deeply.
 pub(crate) fn around(
     profiles: impl IntoIterator<Item = Arc<CompiledProfile>>,
     mut metadata: ObjectMeta,
@@ -94,7 +94,7 @@ pub(crate) fn around(
 ) -> anyhow::Result<ExplainFacts> {
     let opt_in = policy.opt_in();
     let name = metadata.name.clone().unwrap_or_default();
-    // The API server puts it on every namespace.
+    // The API server sets it on every namespace.
     metadata.labels.get_or_insert_default().insert(NAMESPACE_NAME_LABEL.to_owned(), name.clone());
     let age = NamespaceAge::of(&metadata, &opt_in);
     let (labels, annotations) =
@@ -126,13 +126,13 @@ pub(crate) fn around(
     })
 }
 
-/// Metadata of a namespace that nobody described: it is opted in.
+/// Returns metadata of an opted-in namespace, the default if none is given.
 pub(crate) fn opted_in() -> ObjectMeta {
     let labels = [(INJECTION_LABEL.to_owned(), InjectionLevel::Enabled.label_value().to_owned())];
     ObjectMeta { labels: Some(labels.into()), ..ObjectMeta::default() }
 }
 
-/// The metadata of the namespace; one that nobody described is opted in.
+/// Returns the metadata of the namespace. Without a file it is opted in.
 fn namespace(given: &Given<'_>) -> anyhow::Result<ObjectMeta> {
     let name = given.namespace;
     let mut metadata = match given.namespace_file {
@@ -154,11 +154,10 @@ fn namespace(given: &Given<'_>) -> anyhow::Result<ObjectMeta> {
     Ok(metadata)
 }
 
-/// The namespace that the pods and workloads of a file are in: they have to agree on one, with one another and with what was
-/// asked for.
+/// Returns the namespace of a file's pods and workloads.
 ///
 /// # Errors
-/// They do not.
+/// The objects have different namespaces, or another one than `asked`.
 pub(crate) fn namespace_of(objects: &[Value], asked: Option<&str>) -> anyhow::Result<String> {
     let mut found = asked.map(|asked| (asked, "-n".to_owned()));
     for object in objects {
@@ -178,7 +177,7 @@ pub(crate) fn namespace_of(objects: &[Value], asked: Option<&str>) -> anyhow::Re
     Ok(found.map_or("default", |(namespace, _)| namespace).to_owned())
 }
 
-/// The questions that objects of a file ask.
+/// Returns the questions about the objects of a file.
 pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<Question> {
     let question = |object: &Value| {
         let kind = subject::kind_of(object)?;
@@ -191,7 +190,7 @@ pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<Question> {
     objects.iter().filter_map(question).collect()
 }
 
-/// Answers look-ups among the objects that are there.
+/// Does the lookups for a question among the given objects.
 pub(crate) fn complete(question: &mut Question, facts: &ExplainFacts, objects: &[Value]) {
     let known = KnownObjects::new(objects, &facts.namespace.name);
     let asked = Facts { namespace: facts.namespace.found.clone(), ..Facts::default() };

@@ -1,5 +1,5 @@
-//! Makes an explanation from facts. Pure: the engine decides, [`super::webhooks`] models the API server, and the
-//! audit's rules explain why a stored pod is as it is.
+//! Derives an explanation from facts. Pure: the engine decides, [`super::webhooks`] models the API server, and the
+//! audit's rules explain the state of a stored pod.
 
 use pillion_api::profile::Activation;
 use pillion_engine::decision::{Decision, Outcome as Decided, ProfileOutcome, Reason};
@@ -15,60 +15,60 @@ use super::profiles::{self, ProfileView};
 use super::webhooks::{self, About, EntryView, Outcome};
 use crate::finding::{Code, Finding, ObjectRef, Severity, sorted};
 
-/// The answer to one question.
+/// The explanation of one object.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Explanation {
     pub(crate) object: ObjectRef,
     pub(crate) verdict: Verdict,
-    /// The entries of webhook configurations that are for pods, and what the API server does with them.
+    /// The entries of webhook configurations for pods, and how the API server treats them.
     pub(crate) webhooks: Vec<EntryView>,
-    /// What the engine decides about the object as its author wrote it.
+    /// The engine's decision about the object as its author wrote it.
     pub(crate) decision: DecisionView,
     pub(crate) profiles: Vec<ProfileView>,
     pub(crate) changes: Vec<Change>,
-    /// Who wrote the rest of the object, and when last.
+    /// The field managers of the rest of the object, with their last writes.
     pub(crate) managers: Vec<Manager>,
     pub(crate) findings: Vec<Finding>,
 }
 
-/// In one word.
+/// The verdict on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Verdict {
-    /// The pod has all that its profiles say.
+    /// The pod has everything that its profiles add.
     Injected,
-    /// It has something of it.
+    /// The pod has a part of it.
     PartlyInjected,
-    /// It has nothing.
+    /// The pod has nothing of it.
     NotInjected,
-    /// A pod that is made now gets what its profiles say.
+    /// A new pod would be injected.
     WouldBeInjected,
-    /// It would get nothing.
+    /// A new pod would not be injected.
     WouldNotBeInjected,
-    /// It would be refused.
+    /// A new pod would be rejected.
     WouldBeRefused,
-    /// The pod has ended, or is being deleted: nothing is to be done.
+    /// The pod has ended, or is being deleted: no action is needed.
     Ended,
-    /// Pods of the namespace are looked at.
+    /// The namespace is opted in.
     OptedIn,
-    /// They are not.
+    /// The namespace is not opted in.
     NotOptedIn,
 }
 
-/// What the engine says.
+/// The engine's decision.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DecisionView {
     pub(crate) outcome: &'static str,
     pub(crate) reason: &'static str,
-    /// The reason as a sentence, with what is particular to this object.
+    /// The reason as a sentence, with details of this object.
     pub(crate) message: String,
-    /// What the author is told beside it.
+    /// Warnings to the pod's author.
     pub(crate) notices: Vec<String>,
 }
 
 impl Verdict {
-    /// For people.
+    /// Returns the verdict in words.
     pub(crate) const fn words(self) -> &'static str {
         match self {
             Self::Injected => "injected",
@@ -83,13 +83,13 @@ impl Verdict {
         }
     }
 
-    /// Whether it is what one would want.
+    /// Whether the verdict needs no action.
     pub(crate) const fn is_good(self) -> bool {
         matches!(self, Self::Injected | Self::WouldBeInjected | Self::Ended | Self::OptedIn)
     }
 }
 
-/// What is being judged, with what was found out so far.
+/// The state of an explanation in progress.
 pub(super) struct Judging<'a> {
     pub(super) facts: &'a ExplainFacts,
     pub(super) question: &'a Question,
@@ -99,7 +99,7 @@ pub(super) struct Judging<'a> {
     pub(super) findings: Vec<Finding>,
 }
 
-/// Explains.
+/// Explains an object.
 pub(crate) fn judge(facts: &ExplainFacts, question: &Question) -> Explanation {
     let entries = webhooks::entries(
         facts.configurations.as_deref().unwrap_or_default(),
@@ -137,7 +137,7 @@ pub(crate) fn judge(facts: &ExplainFacts, question: &Question) -> Explanation {
     }
 }
 
-/// What the engine says, for people and programs.
+/// Returns the engine's decision for the output.
 pub(crate) fn view(decision: &Decision) -> DecisionView {
     DecisionView {
         outcome: decision.outcome.as_str(),
@@ -147,7 +147,7 @@ pub(crate) fn view(decision: &Decision) -> DecisionView {
     }
 }
 
-/// What the engine decides, by the path that the API server would call.
+/// Decides the object with the engine, on the path that the API server would call.
 fn decide(facts: &ExplainFacts, question: &Question, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
     let called = entries.iter().find(|entry| entry.ours && entry.outcome == Outcome::Called);
     let endpoint = called.and_then(|entry| entry.level).map_or(Endpoint::Any, Endpoint::Level);
@@ -155,7 +155,7 @@ fn decide(facts: &ExplainFacts, question: &Question, entries: &[EntryView]) -> (
     let Ok(body) = serde_json::to_vec(&question.review) else { return nothing() };
     let Ok(review) = Review::parse(&body) else { return nothing() };
     let trust = match question.origin {
-        // A file has no managedFields of a request; its record is what an earlier run of this program wrote.
+        // A file has no `managedFields`; its record was written by an earlier run of this program.
         Origin::Template if !facts.is_live => RecordTrust::AsFound,
         _ => RecordTrust::ManagedFields,
     };
@@ -196,18 +196,18 @@ impl Judging<'_> {
         self.findings.iter().any(|finding| finding.code == code)
     }
 
-    /// Whether the API server calls, as far as it is known.
+    /// Whether the API server calls the webhook, or may call it.
     pub(super) fn is_called(&self) -> bool {
         let is_called = |entry: &EntryView| matches!(entry.outcome, Outcome::Called | Outcome::Unknown);
         self.entries.iter().any(|entry| entry.ours && is_called(entry))
     }
 
-    /// Whether all profiles that may act here could be read.
+    /// Whether all profiles could be read.
     pub(super) fn knows_profiles(&self) -> bool {
         !self.facts.unread.iter().any(|(part, _)| part.is_of_profiles())
     }
 
-    /// What the object is.
+    /// Reports findings about the object itself.
     fn object(&mut self) {
         match self.decision.reason {
             Reason::MirrorPod => {
@@ -243,7 +243,7 @@ impl Judging<'_> {
         }
     }
 
-    /// What was asked for, and where.
+    /// Reports findings about the requests for profiles.
     fn request(&mut self) {
         let notices = self.decision.notices.clone();
         for notice in &notices {
@@ -303,7 +303,7 @@ impl Judging<'_> {
                 let names: Vec<_> = self.considered.iter().map(|one| one.profile.name().to_string()).take(8).collect();
                 let message =
                     format!("neither the pod nor its namespace asks for a profile; there are {}", names.join(", "));
-                // Of a single one it is known how to ask for it.
+                // With a single profile, the remedy can say how to request it.
                 let remedy = match self.considered.as_slice() {
                     [one] => profiles::asking(&one.profile),
                     _ => None,
@@ -324,7 +324,7 @@ impl Judging<'_> {
         }
     }
 
-    /// What became of the profiles that were asked for.
+    /// Reports findings about profiles that were not applied.
     fn selected(&mut self) {
         let decisions = self.decision.profiles.clone();
         for decision in &decisions {
@@ -349,7 +349,7 @@ impl Judging<'_> {
                 };
             let finding = self.find(code, message);
             finding.profile = Some(name);
-            // A profile that applies to all and is not for this pod, or that its author does without, is as it is meant.
+            // It is intended that an always active profile does not match this pod, or that the pod opts out of it.
             if is_for_others {
                 finding.severity = Severity::Info;
             }
@@ -357,7 +357,7 @@ impl Judging<'_> {
         let applied = decisions
             .iter()
             .any(|decision| matches!(decision.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged));
-        // If nothing at all came of it, the reason why is grave.
+        // If no profile was applied, these reasons are errors.
         for finding in self.findings.iter_mut().filter(|_| !applied) {
             if matches!(finding.code, Code::MatchCondition | Code::ObjectSelector | Code::OptedOut) {
                 finding.severity = Severity::Error;
@@ -365,7 +365,7 @@ impl Judging<'_> {
         }
     }
 
-    /// Whether a profile would be for the pod if it were not on the host's network: the engine is asked again.
+    /// Whether the profile would match without `hostNetwork`. The engine decides the changed pod.
     fn is_for_want_of_a_network(&self, profile: &CompiledProfile) -> bool {
         if self.question.pod().pointer("/spec/hostNetwork").and_then(Value::as_bool) != Some(true) {
             return false;
@@ -391,7 +391,7 @@ impl Judging<'_> {
         })
     }
 
-    /// Profiles that are not at work as they are stored, as far as they concern this pod.
+    /// Reports profiles that concern this pod and are not active as stored.
     fn readiness(&mut self) {
         let facts = self.facts;
         for stored in &facts.stored {
@@ -404,7 +404,7 @@ impl Judging<'_> {
                 self.findings.push(finding);
             }
         }
-        // What is asked for and not ready is not unknown.
+        // A requested profile that is not ready is not unknown.
         if self.has(Code::ProfileNotReady) {
             let not_ready: Vec<_> = self
                 .findings

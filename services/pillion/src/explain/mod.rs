@@ -1,4 +1,4 @@
-//! `pillion explain`: explains why a pod is, or is not, as its profiles say; from a cluster, from files, or from a
+//! `pillion explain`: explains why a pod has, or lacks, what its profiles add; from a cluster, from files, or from a
 //! saved review.
 //!
 //! * [`subject`]: the object in question.
@@ -41,7 +41,7 @@ use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::finding::{self, Finding};
 use crate::output::{self, Form};
 
-/// The question could not be answered.
+/// The exit code if the question could not be answered.
 pub(crate) const NOT_ANSWERED: u8 = 2;
 
 /// Arguments of `pillion explain`.
@@ -78,10 +78,10 @@ pub(crate) struct ExplainArgs {
     at: ClusterArgs,
 }
 
-/// Explains the pods and workloads among these objects, which are all in one namespace, with these profiles; offline.
+/// Explains the pods and workloads among these objects with these profiles, offline. All objects are in one namespace.
 ///
 /// # Errors
-/// What the policy says of the cluster nests too deep.
+/// The policy's cluster facts nest too deeply.
 pub(crate) fn of_objects(
     objects: &[Value],
     known: &[Value],
@@ -98,16 +98,16 @@ pub(crate) fn of_objects(
     }))
 }
 
-/// What came of the questions.
+/// The result of the command.
 enum Answer {
-    /// With what was not looked at.
+    /// The explanations, and a finding if not all pods were checked.
     Explained(Vec<Explanation>, Option<Finding>),
     NotThere(Finding),
-    /// The profiles that were given are not right; what is wrong was told.
+    /// The given profiles are invalid; the problems have been printed.
     Wrong,
 }
 
-/// Explains. Exit code 0: it is, or would be, as its profiles say; 1: it is not; 2: the question could not be answered.
+/// Explains an object. Exit code 0: it is as its profiles say; 1: it is not; 2: the question could not be answered.
 pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     let output = args.output;
     let answer = match block_on(answer(args)) {
@@ -131,7 +131,7 @@ pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     Ok(if is_good && finding::is_well(&findings) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// For programs: what is asked about, its pods, and all findings in one list.
+/// Returns the output for programs: the object, its pods, and all findings in one list.
 fn document(explanations: &[Explanation], findings: &[Finding]) -> anyhow::Result<Value> {
     let mut document = match explanations.first() {
         Some(first) => serde_json::to_value(first)?,
@@ -156,7 +156,7 @@ async fn answer(args: ExplainArgs) -> anyhow::Result<Answer> {
     if args.profiles.is_empty() { in_cluster(args).await } else { offline(&args) }
 }
 
-/// A review that was saved.
+/// Reads a saved review.
 fn saved(file: &Path) -> anyhow::Result<Value> {
     let mut objects = files::objects(file)?;
     let Some(review) = objects.pop().filter(|review| review.get("request").is_some_and(Value::is_object)) else {
@@ -171,7 +171,7 @@ async fn in_cluster(args: ExplainArgs) -> anyhow::Result<Answer> {
         Some(_) => Some(config.required::<WebhookPolicy>(&Overrides::default())?),
         None => None,
     };
-    // What is typed wrong needs no cluster to be told.
+    // Invalid arguments are reported before connecting to the cluster.
     let target = if review.is_none() { Some(Target::parse(&object)?) } else { None };
     let (client, release) = at.connect().await?;
     let default = client.default_namespace().to_owned();

@@ -1,5 +1,5 @@
-//! Why a stored pod is as it is: compares its injection record with the expected one, and looks for what was different
-//! when it was created.
+//! Explains the state of a stored pod: compares its injection record with the expected one, and looks for differences
+//! at the time of its creation.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::webhooks::Outcome;
 use crate::finding::{Code, Severity};
 
 impl Judging<'_> {
-    /// What the pod has, held against what it should have. Whether something is missing.
+    /// Compares the pod with the expected state. Returns true if something is missing.
     pub(super) fn stored(&mut self, changes: &[Change]) -> bool {
         let question = self.question;
         let (Some(pod), Some(found)) = (question.as_found(), &question.found) else { return false };
@@ -24,7 +24,7 @@ impl Judging<'_> {
             return false;
         }
         if question.has_ended() {
-            // What it lacks is good to know, and nothing that anybody could mend.
+            // Missing parts of a pod that has ended are only information.
             for finding in &mut self.findings {
                 finding.severity = Severity::Info;
             }
@@ -74,7 +74,7 @@ impl Judging<'_> {
         missing
     }
 
-    /// What Pillion added and is not there any more, and who may have taken it away.
+    /// Reports additions of Pillion that are missing, and other webhooks that may have removed them.
     fn taken_away(&mut self, changes: &[Change]) {
         let gone: Vec<_> = changes.iter().filter(|change| change.what == What::Added && !change.present).collect();
         let Some(first) = gone.first() else { return };
@@ -96,7 +96,7 @@ impl Judging<'_> {
 
     fn explain_state(&mut self, profile: &str, state: State, is_recorded: bool, want: Option<&str>) {
         let (facts, question) = (self.facts, self.question);
-        // A request that the API server does not make explains what is missing for good.
+        // A webhook that the API server does not call already explains what is missing.
         if state == State::Missing && !self.is_called() && facts.configurations.is_some() {
             return;
         }
@@ -162,7 +162,7 @@ impl Judging<'_> {
         format!("the pod was created at {created}, and {what} at {when}{shortly}")
     }
 
-    /// What is known of why nobody answered.
+    /// Explains why the webhook may not have answered.
     fn absence(&self) -> String {
         let silences = self.facts.silences;
         let why = if silences.registered.is_some_and(|registered| self.question.created() < registered) {
@@ -175,7 +175,7 @@ impl Judging<'_> {
         )
     }
 
-    /// What may have been, where nothing that can be seen now says what was.
+    /// Lists the possible causes if the current state does not show the actual one.
     fn unexplained(&self) -> String {
         let created = self.question.created();
         if !self.facts.is_live {
@@ -192,7 +192,7 @@ impl Judging<'_> {
         )
     }
 
-    /// How its pods are made anew.
+    /// Returns the command that recreates the pods.
     fn restart(&self) -> String {
         let namespace = &self.facts.namespace.name;
         let of = |workload: &Value| {

@@ -1,4 +1,4 @@
-//! The profiles in an explanation: the outcome of each, the values of its parameters and who set them, and why a
+//! The profiles in an explanation: the outcome of each, the values of its parameters and their sources, and why a
 //! requested profile is not active.
 
 use std::sync::Arc;
@@ -24,28 +24,28 @@ use crate::finding::{Code, Finding, ObjectRef, Severity};
 pub(crate) struct ProfileView {
     pub(crate) profile: String,
     pub(crate) revision: String,
-    /// What is done with it; `not_asked` if nobody asks for it here.
+    /// The outcome; `not_asked` if it was not requested.
     pub(crate) outcome: &'static str,
     pub(crate) reason: &'static str,
-    /// The reason as a sentence, with what is particular to this object.
+    /// The reason as a sentence, with details of this object.
     pub(crate) message: String,
     pub(crate) parameters: Vec<ParameterView>,
 }
 
-/// What a parameter stands for.
+/// The value of a parameter, with its sources.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ParameterView {
     pub(crate) name: String,
-    /// Null if nobody sets it and it has no default, or if it has no value because of `error`.
+    /// Null if the parameter is unset and has no default, or has no value because of `error`.
     pub(crate) value: Value,
-    /// Who set it: `object`, `serviceAccount`, `namespace`, `namespaceProfile` or `default`; the one that counts most first.
+    /// Its sources, by precedence: `object`, `serviceAccount`, `namespace`, `namespaceProfile` or `default`.
     pub(crate) from: Vec<FromView>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
 }
 
-/// Who set a parameter.
+/// A source of a parameter's value.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct FromView {
     pub(crate) source: &'static str,
@@ -54,7 +54,7 @@ pub(crate) struct FromView {
     pub(crate) key: String,
 }
 
-/// How a profile is asked for, in words for who has not; `None` if nobody has to, or can.
+/// Returns how to request a profile, in words. `None` if it needs no request, or has no way to be requested.
 pub(super) fn asking(profile: &CompiledProfile) -> Option<String> {
     if profile.activation() != Activation::Requested {
         return None;
@@ -68,16 +68,16 @@ pub(super) fn asking(profile: &CompiledProfile) -> Option<String> {
     Some(format!("ask for it by {asked}"))
 }
 
-/// All profiles that were considered, in the order in which they are applied, then the others.
+/// Returns the considered profiles in the order of application, then the others.
 pub(crate) fn views(decision: &Decision, considered: &[Considered], facts: &ExplainFacts) -> Vec<ProfileView> {
     let mut views: Vec<_> = considered.iter().map(|one| view(decision, one)).collect();
-    // Those that are served, where none is considered: of a namespace that is not opted in, or of no pod at all.
+    // Active profiles that were not considered: the namespace is not opted in, or there is no pod.
     let is_visible = |profile: &&Arc<CompiledProfile>| {
         profile.name().namespace.as_deref().is_none_or(|namespace| namespace == facts.namespace.name)
     };
     for profile in facts.snapshot.profiles().iter().filter(is_visible) {
         let name = profile.name().to_string();
-        // Of a profile that is rolled out there are two.
+        // A profile in a rollout has two revisions.
         if !views.iter().any(|view| view.profile == name) {
             views.push(ProfileView {
                 profile: name,
@@ -89,7 +89,7 @@ pub(crate) fn views(decision: &Decision, considered: &[Considered], facts: &Expl
             });
         }
     }
-    // Those that nobody serves at all.
+    // Stored profiles that are not active.
     for stored in &facts.stored {
         let name = stored.name.to_string();
         if !views.iter().any(|view| view.profile == name) {
@@ -134,7 +134,7 @@ fn view(decision: &Decision, considered: &Considered) -> ProfileView {
     }
 }
 
-/// A reason as a sentence, with what is particular to the object.
+/// Returns a reason as a sentence, with details of the object.
 pub(crate) fn told(reason: Reason, detail: Option<&str>) -> String {
     let sentence = reason.sentence();
     detail.map_or_else(|| sentence.to_owned(), |detail| format!("{sentence}: {detail}"))
@@ -163,7 +163,7 @@ fn parameter(parameter: &ParameterValue) -> ParameterView {
 }
 
 impl ParameterView {
-    /// Who set it, in words.
+    /// Formats the sources of the value.
     pub(crate) fn told(&self) -> String {
         let told: Vec<_> = self
             .from
@@ -180,7 +180,7 @@ impl ParameterView {
     }
 }
 
-/// What a reason of the engine's is called here; `None` if it is no reason to be told.
+/// Returns the finding's code for a reason of the engine, or `None` if the reason needs no finding.
 pub(crate) fn code(reason: Reason) -> Option<Code> {
     Some(match reason {
         Reason::OptedOut => Code::OptedOut,
@@ -199,7 +199,7 @@ pub(crate) fn code(reason: Reason) -> Option<Code> {
         Reason::OperatingSystem => Code::OperatingSystem,
         Reason::RecordTooLarge | Reason::LimitExceeded => Code::LimitExceeded,
         Reason::SwitchedOff => Code::SwitchedOff,
-        // What stands in its stead is applied.
+        // The profile that extends it is applied instead.
         Reason::Extended
         | Reason::Injected
         | Reason::AlreadyInjected
@@ -217,7 +217,7 @@ pub(crate) fn code(reason: Reason) -> Option<Code> {
     })
 }
 
-/// What a notice is as a finding: its code, the profile that it is about, and a message.
+/// Reports a notice as a finding: its code, its profile, and a message.
 pub(crate) fn notice(
     notice: &Notice,
     considered: &[Considered],
@@ -232,7 +232,7 @@ pub(crate) fn notice(
             let selective = considered
                 .iter()
                 .find(|one| one.standing == Standing::NamespaceSelector && *one.profile.name().name == *name);
-            // A profile that the namespace's labels exclude is told as that.
+            // Reported as a mismatch of the namespace selector instead.
             if selective.is_some() {
                 return;
             }
@@ -253,7 +253,7 @@ pub(crate) fn notice(
     }
 }
 
-/// The requests that stand on a workload itself and not on its pods.
+/// Returns the requests that are on a workload itself instead of its pods.
 pub(crate) fn misplaced(workload: &Value, pod: &Value, snapshot: &Snapshot) -> Vec<String> {
     let on = |object: &Value, part: &str, key: &str| {
         object.pointer("/metadata").and_then(|metadata| metadata.get(part)?.get(key)).is_some()
@@ -267,7 +267,7 @@ pub(crate) fn misplaced(workload: &Value, pod: &Value, snapshot: &Snapshot) -> V
     keys.into_iter().filter(is_misplaced).collect()
 }
 
-/// The profiles that the namespace's labels exclude, and whether the pod or the namespace asks for each.
+/// Returns the profiles whose namespace selector does not match, and whether the pod or the namespace requests each.
 pub(crate) fn excluded_by_namespace(
     considered: &[Considered],
     pod: &Value,
@@ -284,7 +284,7 @@ pub(crate) fn excluded_by_namespace(
     selective.filter_map(|one| Some((one.profile.name().to_string(), asked(&one)?))).collect()
 }
 
-/// What a pod and its namespace have at a profile's own label and annotation, in the order in which it decides.
+/// Returns the values of a profile's own label and annotation on a pod and its namespace, by precedence.
 fn requests_of<'o>(profile: &CompiledProfile, pod: &'o Value, namespace: &'o NamespaceFacts) -> Vec<&'o str> {
     let (label, annotation) = (profile.request_label(), profile.request_annotation());
     let of_pod = [("labels", label), ("annotations", annotation)].map(|(part, key)| of_pod(pod, part, key?));
@@ -293,7 +293,7 @@ fn requests_of<'o>(profile: &CompiledProfile, pod: &'o Value, namespace: &'o Nam
     of_pod.into_iter().chain(of_namespace).flatten().collect()
 }
 
-/// What a pod and its namespace have at these keys, whether as labels or as annotations.
+/// Returns the values of these keys on a pod and its namespace, as labels or annotations.
 fn values_of<'o>(keys: &[&str], pod: &'o Value, namespace: &'o NamespaceFacts) -> Vec<&'o str> {
     let mut values = Vec::new();
     for key in keys {
@@ -306,12 +306,12 @@ fn values_of<'o>(keys: &[&str], pod: &'o Value, namespace: &'o NamespaceFacts) -
     values
 }
 
-/// A label or an annotation of a pod.
+/// Returns a label or an annotation of a pod.
 fn of_pod<'o>(pod: &'o Value, part: &str, key: &str) -> Option<&'o str> {
     pod.pointer("/metadata")?.get(part)?.get(key)?.as_str()
 }
 
-/// Whether a pod or its namespace asks for a profile by its name.
+/// Whether a pod or its namespace requests a profile by its name.
 fn is_named(name: &str, pod: &Value, namespace: &NamespaceFacts) -> bool {
     let names = [
         of_pod(pod, "annotations", PROFILES_ANNOTATION),
@@ -321,18 +321,18 @@ fn is_named(name: &str, pod: &Value, namespace: &NamespaceFacts) -> bool {
     words.any(|word| word.split('@').next() == Some(name))
 }
 
-/// Whether a stored profile concerns a pod, as far as its text says, which may be one that does not compile.
+/// Whether a stored profile concerns a pod. Works on its source, which may not compile.
 pub(crate) fn concerns(stored: &Stored, pod: &Value, namespace: &NamespaceFacts) -> bool {
     let spec = stored.spec();
     let text = |path: &str| spec.pointer(path).and_then(Value::as_str);
     let keys: Vec<_> = ["/request/label", "/request/annotation"].into_iter().filter_map(text).collect();
-    // Which values are requests is for a profile to say that compiles.
+    // Only a compiled profile tells which values are requests, so any value counts.
     applies_to_all(spec, pod, namespace)
         || !values_of(&keys, pod, namespace).is_empty()
         || is_named(&stored.name.name, pod, namespace)
 }
 
-/// Whether a profile's text applies to this pod without being asked for.
+/// Whether a profile's source applies to this pod without a request.
 fn applies_to_all(spec: &Value, pod: &Value, namespace: &NamespaceFacts) -> bool {
     let of_pod = |key: &str| pod.pointer("/metadata/labels")?.get(key)?.as_str();
     let of_namespace = |key: &str| namespace.labels.get(key).map(String::as_str);
@@ -341,14 +341,14 @@ fn applies_to_all(spec: &Value, pod: &Value, namespace: &NamespaceFacts) -> bool
         && selects(spec.get("objectSelector"), of_pod)
 }
 
-/// Whether the text of a selector selects labels. One that cannot be read may be for any.
+/// Whether a selector's source matches these labels. An invalid selector counts as matching.
 fn selects<'l>(selector: Option<&Value>, label: impl Fn(&str) -> Option<&'l str>) -> bool {
     let selector = selector.filter(|selector| !selector.is_null());
     let selector: Option<LabelSelector> = selector.and_then(|selector| serde_json::from_value(selector.clone()).ok());
     selector.is_none_or(|selector| selector.matches(label))
 }
 
-/// What is wrong with a stored profile, if it is not at work as it is stored.
+/// Returns a finding if a stored profile is not active as stored.
 pub(crate) fn readiness(stored: &Stored, broken: &[Broken]) -> Option<Finding> {
     let namespace = stored.name.namespace.as_deref();
     let object = ObjectRef::new(&stored.kind(), namespace, &stored.name.name);
@@ -376,7 +376,7 @@ pub(crate) fn readiness(stored: &Stored, broken: &[Broken]) -> Option<Finding> {
         return Some(not_ready(why.unwrap_or_else(|| "it does not compile".to_owned())));
     }
     let (observed, generation) = (stored.status.observed_generation, stored.metadata.generation);
-    // Where no controller runs, nobody ever observes.
+    // Without a controller, `observedGeneration` stays unset.
     if observed.is_some() && observed < generation {
         let message = format!(
             "its generation {} has not been looked at yet: the revision of generation {} is served",
@@ -395,7 +395,7 @@ mod tests {
 
     use super::*;
 
-    /// Only who asks for a profile is told why it is not for this namespace.
+    /// A namespace-selector mismatch is reported only for profiles that are requested.
     #[test]
     fn an_empty_or_a_falsy_value_asks_for_no_profile() {
         const KEY: &str = "example.com/inject";
@@ -432,7 +432,7 @@ mod tests {
         assert!(!is_for(json!({"activation": "Always", "namespaceSelector": env("dev")})));
         assert!(!is_for(json!({"activation": "Always", "objectSelector": tier("db")})));
         assert!(!is_for(json!({"activation": "Requested"})) && !is_for(json!({})));
-        // What cannot be read may be for anybody.
+        // An invalid selector counts as matching.
         assert!(is_for(json!({"activation": "Always", "objectSelector": {"matchLabels": 7}})));
     }
 }

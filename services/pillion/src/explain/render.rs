@@ -14,13 +14,13 @@ const GREEN: &str = "\u{1b}[32m";
 const YELLOW: &str = "\u{1b}[33m";
 const RESET: &str = "\u{1b}[0m";
 
-/// How many characters of a value are shown.
+/// Characters of a value that are printed.
 const SHOWN: usize = 60;
 
-/// All of it: what is asked about at length, its pods in a line each, then what is to be done.
+/// Formats the explanation: the object in full, its pods in one line each, then the findings.
 pub(crate) fn text(explanations: &[Explanation], findings: &[Finding]) -> String {
     let mut text = String::new();
-    // Writing to a text never fails.
+    // Writing to a string never fails.
     for (index, explanation) in explanations.iter().enumerate() {
         let colour = if explanation.verdict.is_good() { GREEN } else { RED };
         let words = explanation.verdict.words();

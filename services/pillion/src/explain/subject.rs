@@ -10,7 +10,7 @@ use crate::authors::as_its_author_wrote_it;
 use crate::finding::ObjectRef;
 use crate::trial;
 
-/// The controllers that create pods: by the kind that has the template, the service account in `kube-system`.
+/// The controllers that create pods: the kind with the template, and the controller's service account in `kube-system`.
 const CREATORS: [(&str, &str); 7] = [
     ("Deployment", "replicaset-controller"),
     ("ReplicaSet", "replicaset-controller"),
@@ -21,7 +21,7 @@ const CREATORS: [(&str, &str); 7] = [
     ("ReplicationController", "replication-controller"),
 ];
 
-/// A kind that can be asked about.
+/// A supported kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "Kubernetes calls it the kind of an object")]
 pub(crate) struct Kind {
@@ -29,11 +29,11 @@ pub(crate) struct Kind {
     pub(crate) kind: &'static str,
     pub(crate) plural: &'static str,
     short: &'static str,
-    /// Where its template is; empty for a pod and a namespace.
+    /// JSON pointer to its pod template; empty for pods and namespaces.
     pub(crate) template: &'static str,
 }
 
-/// All of them: first pods and namespaces, then what makes pods.
+/// All supported kinds: pods and namespaces, then workloads.
 pub(crate) const KINDS: [Kind; 9] = [
     Kind { group: "", kind: "Pod", plural: "pods", short: "po", template: "" },
     Kind { group: "", kind: "Namespace", plural: "namespaces", short: "ns", template: "" },
@@ -58,7 +58,7 @@ pub(crate) const KINDS: [Kind; 9] = [
     },
 ];
 
-/// An object that is asked about.
+/// The object in question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) kind: Kind,
@@ -66,10 +66,10 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// From what is typed: `KIND/NAME`, `KIND NAME`, or the name of a pod.
+    /// Parses the arguments: `KIND/NAME`, `KIND NAME`, or the name of a pod.
     ///
     /// # Errors
-    /// It is none of them, or of a kind that has no pods.
+    /// The arguments have another form, or the kind has no pods.
     pub(crate) fn parse(words: &[String]) -> anyhow::Result<Self> {
         let (kind, name) = match words {
             [one] => one.split_once('/').unwrap_or(("pod", one)),
@@ -91,7 +91,7 @@ impl Target {
     }
 }
 
-/// The kind of an object.
+/// Returns the kind of an object.
 pub(crate) fn kind_of(object: &Value) -> Option<Kind> {
     let version = object.get("apiVersion")?.as_str()?;
     let group = version.split_once('/').map_or("", |(group, _)| group);
@@ -99,12 +99,12 @@ pub(crate) fn kind_of(object: &Value) -> Option<Kind> {
     KINDS.into_iter().find(|known| (known.group, known.kind) == (group, kind))
 }
 
-/// A text below `metadata`.
+/// Returns a string field of `metadata`.
 pub(crate) fn metadata<'o>(object: &'o Value, field: &str) -> Option<&'o str> {
     object.get("metadata")?.get(field)?.as_str()
 }
 
-/// The question about a pod that is there.
+/// Returns the question about a pod.
 pub(crate) fn of_pod(pod: &Value, namespace: &str) -> Question {
     let mut pod = pod.clone();
     if let Some(fields) = pod.as_object_mut() {
@@ -138,7 +138,7 @@ pub(crate) fn of_pod(pod: &Value, namespace: &str) -> Question {
     }
 }
 
-/// Who creates the pods of a kind: its controller, as kubeadm and most others have it run.
+/// Returns the user that creates the pods of a kind: its controller, as in kubeadm and most distributions.
 fn creator(kind: Kind) -> Option<Value> {
     let (_, account) = CREATORS.into_iter().find(|(known, _)| *known == kind.kind)?;
     Some(json!({
@@ -147,18 +147,18 @@ fn creator(kind: Kind) -> Option<Value> {
     }))
 }
 
-/// Somebody who is not known.
+/// Returns a placeholder for an unknown user.
 fn anybody() -> Value {
     json!({"username": "pillion-explain", "groups": ["system:authenticated"]})
 }
 
-/// The entry of `ownerReferences` that controls an object.
+/// Returns the owner reference of the controlling owner.
 pub(crate) fn controlling(object: &Value) -> Option<&Value> {
     let owners = object.pointer("/metadata/ownerReferences")?.as_array()?;
     owners.iter().find(|owner| owner.get("controller").and_then(Value::as_bool) == Some(true))
 }
 
-/// The question about the pods that a workload makes.
+/// Returns the question about the pods that a workload creates.
 pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Option<Question> {
     let template =
         workload.pointer(kind.template).filter(|template| template.is_object() && !kind.template.is_empty())?;
@@ -167,7 +167,7 @@ pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Opti
     of_pod.remove("name");
     of_pod.insert("generateName".to_owned(), format!("{name}-").into());
     of_pod.insert("namespace".to_owned(), namespace.into());
-    // A revision is chosen by what the pods' workload is called.
+    // The rollout of a revision depends on the name of the pods' workload.
     of_pod.insert("ownerReferences".to_owned(), json!([as_owner(workload, kind)]));
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": of_pod, "spec": template.get("spec")});
     let mut workload = workload.clone();
@@ -187,7 +187,7 @@ pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Opti
     })
 }
 
-/// A workload as its pods refer to it.
+/// Returns an owner reference to a workload.
 fn as_owner(workload: &Value, kind: Kind) -> Value {
     let version = if kind.group.is_empty() { "v1".to_owned() } else { format!("{}/v1", kind.group) };
     let mut owner = json!({"apiVersion": version, "kind": kind.kind, "name": metadata(workload, "name").unwrap_or_default(),
@@ -198,14 +198,14 @@ fn as_owner(workload: &Value, kind: Kind) -> Value {
     owner
 }
 
-/// The question about a namespace: about a pod of its that asks for nothing.
+/// Returns the question about a namespace: about a generic pod in it, without requests.
 pub(crate) fn of_namespace(name: &str) -> Question {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any", "namespace": name},
         "spec": {"containers": [{"name": "any", "image": "any"}]}});
     Question { object: ObjectRef::new("Namespace", None, name), origin: Origin::Anybody, ..of_pod(&pod, name) }
 }
 
-/// The question about a saved review; its namespace is the request's.
+/// Returns the question about a saved review, in the request's namespace.
 pub(crate) fn of_review(review: Value) -> Question {
     let request = |field: &str| review.pointer("/request").and_then(|request| request.get(field)?.as_str());
     let object = review.pointer("/request/object").unwrap_or(&Value::Null);
@@ -225,7 +225,7 @@ pub(crate) fn of_review(review: Value) -> Question {
     }
 }
 
-/// The service account of a pod.
+/// Returns the service account of a pod.
 pub(crate) fn account_of(pod: &Value) -> &str {
     let field = |name: &str| pod.pointer("/spec")?.get(name)?.as_str().filter(|name| !name.is_empty());
     field("serviceAccountName").or_else(|| field("serviceAccount")).unwrap_or("default")

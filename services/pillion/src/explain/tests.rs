@@ -1,4 +1,4 @@
-//! Explanations of facts that no cluster has to have: each mistake with its code.
+//! Explains facts without a cluster: each mistake has its code.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::subject;
 use crate::finding;
 use crate::installation::Part;
 
-/// When the pod of a test was created: 2026-11-22T00:00:00Z.
+/// The creation time of test pods: 2026-11-22T00:00:00Z.
 const CREATED: i64 = 1_795_305_600;
 
 fn surroundings(labels: &[(&str, &str)], profiles: &[(&str, Value)]) -> ExplainFacts {
@@ -70,7 +70,7 @@ fn guarded() -> (&'static str, Value) {
     )
 }
 
-/// A pod that is there.
+/// Returns the question about a stored pod.
 fn stored(change: impl FnOnce(&mut Value)) -> Question {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -185,14 +185,14 @@ fn a_record_is_held_against_the_pod_and_against_what_is_at_work() {
         pod["metadata"]["managedFields"] =
             json!([{"fieldsV1": {"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}}}]);
     });
-    // What it says is of another pod, and it is told once.
+    // The record belongs to another pod, and is reported once.
     let explanation = judge(&facts, &copied);
     assert_eq!(
         (codes(&explanation), explanation.verdict),
         (vec!["unexplained", "foreign_record"], Verdict::NotInjected)
     );
     assert!(explanation.changes.is_empty(), "{explanation:?}");
-    // One that lists no change is a record all the same.
+    // A record without changes still counts.
     assert_eq!(found(&facts, &with(record("logger", &revision, &[]), true)), (vec![], Verdict::Injected));
 }
 
@@ -211,7 +211,7 @@ fn what_the_pod_is_and_what_the_profile_says_has_its_code() {
     let ended = stored(|pod| pod["status"] = json!({"phase": "Succeeded"}));
     let explanation = judge(&facts, &ended);
     assert_eq!((codes(&explanation), explanation.verdict.is_good()), (vec!["being_deleted"], true));
-    // Nothing of what an ended pod lacks has to be mended.
+    // Missing parts of an ended pod need no action.
     let explanation = judge(&surroundings(&[], &[logger()]), &ended);
     assert_eq!(codes(&explanation), ["not_opted_in", "being_deleted"]);
     assert!(explanation.verdict.is_good() && finding::is_well(&explanation.findings), "{explanation:?}");
@@ -245,7 +245,7 @@ fn a_profile_that_is_served_is_not_told_as_one_that_is_not_where_nobody_is_opted
     assert_eq!(told, [("logger".to_owned(), "not_matched", "not_opted_in")]);
 }
 
-/// What the API server sends beside the pod, as far as it is known.
+/// Returns the user's name, groups and `dryRun` of the review.
 fn request(question: &Question) -> (&Value, Vec<&str>, bool) {
     let request = &question.review["request"];
     let groups =
@@ -267,7 +267,7 @@ fn pods_of_a_workload_are_created_by_its_controller_and_not_by_a_dry_run() {
         "spec": {"template": {"spec": {"containers": [{"name": "b", "image": "b:1"}]}}}});
     let template = subject::of_template(&workload, subject::kind_of(&workload).unwrap(), "shop").unwrap();
     assert_eq!(request(&template), (&json!("system:serviceaccount:kube-system:replicaset-controller"), groups, false));
-    // A workload's revision is chosen by its name, so its pods have to be known as its own.
+    // A rollout assigns revisions by the workload's name, so its pods need it as their owner.
     let itself =
         json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "d", "controller": true}]);
     assert_eq!(template.pod()["metadata"]["ownerReferences"], itself);

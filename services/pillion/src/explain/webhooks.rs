@@ -1,6 +1,6 @@
-//! Which entries of webhook configurations the API server calls when a pod is created, by rules, selectors and
-//! conditions. The engine evaluates the conditions as it does those of profiles. What only the API server knows
-//! (`authorizer`) is reported as unknown.
+//! Models which entries of webhook configurations the API server calls when a pod is created, by rules, selectors and
+//! conditions. The engine evaluates the conditions like those of profiles. Conditions that only the API server can
+//! evaluate (`authorizer`) are reported as unknown.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,26 +22,26 @@ use serde_json::{Value, json};
 
 use crate::trial;
 
-/// What the API server does with an entry for a pod.
+/// The API server's treatment of a webhook entry for a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct EntryView {
-    /// The configuration that it stands in.
+    /// The configuration of the entry.
     pub(crate) configuration: String,
     pub(crate) name: String,
-    /// Whether it is Pillion's own.
+    /// Whether the entry belongs to Pillion.
     pub(crate) ours: bool,
     pub(crate) outcome: Outcome,
-    /// Why, in words.
+    /// The reason, in words.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) detail: String,
     pub(crate) failure_policy: String,
-    /// Of Pillion's own: how firmly its namespaces are opted in.
+    /// The failure mode of the entry, if it belongs to Pillion.
     #[serde(skip)]
     pub(crate) level: Option<InjectionLevel>,
 }
 
-/// Whether an entry is called.
+/// Whether the API server calls an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Outcome {
@@ -50,11 +50,11 @@ pub(crate) enum Outcome {
     ObjectSelector,
     ConditionFalse,
     ConditionFailed,
-    /// A condition is not one that can be evaluated here.
+    /// A condition cannot be evaluated here.
     Unknown,
 }
 
-/// What an entry is asked about.
+/// The request for which entries are evaluated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct About<'a> {
     pub(crate) namespace: &'a str,
@@ -62,12 +62,12 @@ pub(crate) struct About<'a> {
     /// The pod as its author wrote it.
     pub(crate) pod: &'a Value,
     pub(crate) user: &'a Value,
-    /// Whether it is not known who creates the pod: `user` is anybody.
+    /// Whether the creating user is unknown, so that `user` is a placeholder.
     pub(crate) is_user_guessed: bool,
     pub(crate) is_dry_run: bool,
 }
 
-/// All entries that are for pods when they are created, in the order in which the API server calls them.
+/// Returns all entries for the creation of pods, in the API server's calling order.
 pub(crate) fn entries(
     configurations: &[MutatingWebhookConfiguration],
     release: &Release,
@@ -96,7 +96,7 @@ pub(crate) fn entries(
         .collect()
 }
 
-/// Whether a rule has the API server call when a pod is created.
+/// Whether a rule covers the creation of pods.
 pub(crate) fn creates_pods(rule: &RuleWithOperations) -> bool {
     let has = |list: &Option<Vec<String>>, word: &str| list.iter().flatten().any(|one| one == "*" || one == word);
     let is_pods = |resource: &String| ["pods", "*", "*/*"].contains(&&**resource);
@@ -107,12 +107,12 @@ pub(crate) fn creates_pods(rule: &RuleWithOperations) -> bool {
         && rule.scope.as_deref().is_none_or(|scope| scope != "Cluster")
 }
 
-/// Whether a selector has a namespace with these labels.
+/// Whether a selector matches a namespace with these labels.
 pub(crate) fn selects(selector: Option<&Text>, labels: &BTreeMap<String, String>) -> bool {
     failing(selector, &|key| labels.get(key).map(String::as_str)).is_none()
 }
 
-/// The level of an entry that leads to the release.
+/// Returns the failure mode of an entry that calls the release's Service.
 fn level(entry: &MutatingWebhook, release: &Release) -> Option<InjectionLevel> {
     let service = entry.client_config.service.as_ref()?;
     let is_ours = service.namespace == release.namespace() && service.name == release.service();
@@ -131,7 +131,7 @@ fn outcome(entry: &MutatingWebhook, about: About<'_>) -> (Outcome, String) {
         return (Outcome::ObjectSelector, failing);
     }
     let conditions = entry.match_conditions.as_deref().unwrap_or_default();
-    // Who created a pod is not known afterwards; what the other conditions say stands all the same.
+    // The creating user is not known afterwards, but the other conditions can still be evaluated.
     let (of_user, others): (Vec<_>, Vec<_>) =
         conditions.iter().partition(|one| about.is_user_guessed && one.expression.contains("userInfo"));
     let held = if others.is_empty() { (Outcome::Called, String::new()) } else { conditions_hold(&others, about) };
@@ -144,7 +144,7 @@ fn outcome(entry: &MutatingWebhook, about: About<'_>) -> (Outcome, String) {
     }
 }
 
-/// The requirements of a selector that do not hold, in words; `None` if all do.
+/// Returns the requirements of a selector that fail, in words; `None` if all hold.
 fn failing<'l>(selector: Option<&Text>, label: &dyn Fn(&str) -> Option<&'l str>) -> Option<String> {
     let selector: LabelSelector = serde_json::from_value(serde_json::to_value(selector?).ok()?).ok()?;
     let mut told = Vec::new();
@@ -168,7 +168,7 @@ fn told_of<'l>(requirement: &Requirement, label: &dyn Fn(&str) -> Option<&'l str
         Operator::Exists => format!("{key} has to be there"),
         Operator::DoesNotExist => format!("{key} must not be there"),
     };
-    // Writing to a text never fails.
+    // Writing to a string never fails.
     let _ = match label(key) {
         Some(value) => write!(text, ", and is {value:?}"),
         None => write!(text, ", and is not there"),
@@ -176,7 +176,7 @@ fn told_of<'l>(requirement: &Requirement, label: &dyn Fn(&str) -> Option<&'l str
     Some(text)
 }
 
-/// The conditions of an entry, evaluated as those of a profile that does nothing else.
+/// Evaluates the conditions of an entry as those of an otherwise empty profile.
 fn conditions_hold(conditions: &[&MatchCondition], about: About<'_>) -> (Outcome, String) {
     let unknown = |why: String| (Outcome::Unknown, why);
     let spec = json!({

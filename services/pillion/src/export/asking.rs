@@ -1,5 +1,5 @@
-//! Who gets a profile, as conditions that the API server evaluates: opt-in of the namespace, opt-out of the object,
-//! selectors, and the ways to request a profile.
+//! Translates the selection of a profile to conditions for the API server: opt-in of the namespace, opt-out of the
+//! object, selectors, and requests.
 
 use pillion_api::names::{INJECT_LABEL, NAMESPACE_NAME_LABEL, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::opt_in::OptIn;
@@ -15,11 +15,11 @@ pub(super) struct Condition {
     pub(super) expression: String,
 }
 
-/// Words that ask for the default, and for none, unless a profile says others.
+/// Default values that request the default profile, or none.
 const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
 const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
 
-/// The conditions under which a profile is for an object, besides those that it says itself.
+/// Returns the conditions under which a profile applies to an object, except its own match conditions.
 pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut> {
     let Profile { compiled, spec, rival, .. } = profile;
     let place = Place::of(spec.target.as_ref().map_or(&[][..], |target| &target.operations));
@@ -82,7 +82,8 @@ fn check_key(key: &RequestKey, rival: Option<&str>) -> Result<(), LeftOut> {
     Ok(())
 }
 
-/// Whether the value that decides, or any of them where nobody can take it back, names the profile or means the default.
+/// Returns conditions that are true if the deciding value names the profile or means the default. If opting out is
+/// forbidden, any value may decide, so each gets a condition.
 fn by_key(key: &RequestKey, place: Place, names: &[String], is_forced: bool) -> Vec<String> {
     let truthy = key.truthy.clone().unwrap_or_else(|| TRUTHY.map(str::to_owned).to_vec());
     let words = names.iter().chain(&key.values).chain(&truthy).map(|word| word.trim().to_lowercase());
@@ -98,23 +99,23 @@ fn by_key(key: &RequestKey, place: Place, names: &[String], is_forced: bool) -> 
 fn not_declined(key: &RequestKey, place: Place) -> String {
     let falsy = key.falsy.clone().unwrap_or_else(|| FALSY.map(str::to_owned).to_vec());
     let falsy: Vec<_> = falsy.iter().map(|word| word.trim().to_lowercase()).chain([String::new()]).collect();
-    // A value that is absent has the one word that is not falsy.
+    // An absent value becomes `-`, which is not falsy.
     let value = decider(key, place);
     format!("!{value}.orValue('-').split(',').all(w, w.trim().lowerAscii() in {})", list(&falsy))
 }
 
-/// The value that decides: label before annotation, object before namespace.
+/// Returns the deciding value: label before annotation, object before namespace.
 fn decider(key: &RequestKey, place: Place) -> String {
     let mut values = values(key, place).into_iter();
     let first = values.next().unwrap_or_default();
     values.fold(first, |first, next| format!("{first}.or({next})"))
 }
 
-/// The values that may decide, as optional ones.
+/// Returns the candidates for the deciding value, as optional values.
 fn values(key: &RequestKey, place: Place) -> Vec<String> {
     let says = |value: String| match key.empty.unwrap_or_default() {
         EmptyValue::Counts => value,
-        // Nothing, where there is no value or nothing in it.
+        // An empty value becomes none.
         EmptyValue::Absent => format!("optional.ofNonZeroValue({value}.orValue('').trim())"),
     };
     let on_object =
@@ -126,7 +127,7 @@ fn values(key: &RequestKey, place: Place) -> Vec<String> {
     on_object.into_iter().chain(on_namespace).flatten().map(says).collect()
 }
 
-/// The object by which a profile is asked for: of one that is deleted, there is only what it was.
+/// The variable of the object that carries the requests. For DELETE, only `oldObject` exists.
 #[derive(Clone, Copy)]
 struct Place(&'static str);
 
@@ -153,7 +154,7 @@ fn namespace(map: &str, key: &str) -> String {
     format!("namespaceObject.metadata.?{map}[?{}]", quoted(key))
 }
 
-/// A text as a literal of the language.
+/// Returns a string as a CEL literal.
 pub(super) fn quoted(text: &str) -> String {
     let escaped = text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n").replace('\r', "\\r");
     format!("'{escaped}'")
@@ -164,7 +165,8 @@ fn list(words: &[String]) -> String {
     format!("[{}]", words.join(", "))
 }
 
-/// Whether the namespace is opted in by the first of these labels that it has. A selector cannot say so: it has no "or".
+/// Whether the first of these labels that the namespace has opts it in. A selector has no "or", so it cannot express
+/// this.
 fn opted_in(opt_in: &OptIn) -> String {
     opt_in.labels().iter().rev().fold("false".to_owned(), |otherwise, label| {
         let value = namespace("labels", &label.key);
@@ -173,12 +175,12 @@ fn opted_in(opt_in: &OptIn) -> String {
     })
 }
 
-/// The namespaces that the profile selects, and, unless it is exported for everywhere, that are opted in.
+/// Returns the selector for the profile's namespaces. Unless exported for everywhere, it also requires the opt-in.
 pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_json::Error> {
     let mut selector = serde_json::to_value(profile.spec.namespace_selector.clone().unwrap_or_default())?;
     let mut expressions = Vec::new();
     if profile.reach == Reach::Profile {
-        // Of several labels a condition says which one decides.
+        // With several labels, a condition checks which one decides.
         if let [only] = profile.opt_in.labels() {
             let values: Vec<_> = only.values.iter().map(|(value, _)| value).collect();
             expressions.push(json!({"key": only.key, "operator": "In", "values": values}));

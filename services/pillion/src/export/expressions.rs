@@ -1,4 +1,4 @@
-//! Which expressions of a profile the API server understands, and which variables they need.
+//! Checks which expressions of a profile the API server can evaluate, and which variables they need.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +8,13 @@ use pillion_engine::expression::{Expression, Part, Scope, Source, Text};
 
 use super::asking::quoted;
 
-/// The names that an expression of a profile may use.
+/// The names that a profile's expression may use.
 const NAMES: [&str; 6] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary"];
 
-/// The names that the API server knows too.
+/// The names that the API server provides too.
 const NATIVE: [&str; 5] = ["object", "oldObject", "request", "namespaceObject", "variables"];
 
-/// The fields of the request that the API server's policies see. A webhook sees the whole review.
+/// The fields of `request` in the API server's policies. A webhook sees the whole review.
 const REQUEST: [&str; 12] = [
     "kind",
     "resource",
@@ -36,7 +36,7 @@ pub(super) struct Expressions<'p> {
     scope: Scope,
 }
 
-/// The variables that something uses, directly and through one another.
+/// Variables that are used, directly or through other variables.
 pub(super) type Used = BTreeSet<String>;
 
 impl<'p> Expressions<'p> {
@@ -46,7 +46,7 @@ impl<'p> Expressions<'p> {
         Self { spec, scope }
     }
 
-    /// The variables that an expression uses, if the API server understands it and them; else why not.
+    /// Returns the variables that an expression uses, or the reason why the API server cannot evaluate it.
     pub(super) fn check(&self, source: &str) -> Result<Used, String> {
         let mut used = Used::new();
         self.collect(source, &mut used)?;
@@ -83,7 +83,7 @@ impl<'p> Expressions<'p> {
         Ok(())
     }
 
-    /// Whether an expression reads the namespace by itself.
+    /// Whether an expression reads the namespace directly.
     pub(super) fn reads_namespace(&self, source: &str) -> bool {
         Expression::compile(source, &self.scope).is_ok_and(|expression| expression.uses("namespaceObject"))
     }
@@ -92,10 +92,10 @@ impl<'p> Expressions<'p> {
         self.spec.variables.iter().find(|variable| variable.name == name)
     }
 
-    /// The variables that are used, each behind those that it uses itself: the API server reads them in their order.
+    /// Returns the used variables in dependency order, as the API server requires.
     pub(super) fn in_order(&self, used: &Used) -> Vec<&'p Variable> {
         let mut ordered: Vec<&Variable> = Vec::new();
-        // No variable needs itself, so each round places one at least.
+        // There are no cycles, so each round places at least one.
         for _ in 0..used.len() {
             for variable in used.iter().filter_map(|name| self.variable(name)) {
                 let is_placed = |name: &str| ordered.iter().any(|placed| placed.name == name);
@@ -109,7 +109,7 @@ impl<'p> Expressions<'p> {
         ordered
     }
 
-    /// A message as the API server takes it: a text, or an expression that makes one, with the variables that it uses.
+    /// Converts a message for the API server: a string, or an expression with the variables that it uses.
     pub(super) fn message(&self, text: &str) -> Result<(Message, Used), String> {
         let mut used = Used::new();
         let mut piece =
@@ -129,7 +129,7 @@ impl<'p> Expressions<'p> {
     }
 }
 
-/// A message as the API server takes it.
+/// A message for the API server.
 pub(super) enum Message {
     Plain(String),
     Computed(String),

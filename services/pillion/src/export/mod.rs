@@ -24,7 +24,7 @@ use serde_json::Value;
 use crate::load::{self, Written};
 use crate::output::{self, Format};
 
-/// The exit code of an export in which something was left out.
+/// The exit code of an export that omitted something.
 const LEFT_OUT: u8 = 3;
 
 /// Arguments of `pillion export`.
@@ -46,22 +46,22 @@ pub(crate) struct ExportArgs {
     opt_in: Vec<String>,
 }
 
-/// For which objects a policy is.
+/// The objects that a policy covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// For those that the profile is for.
+    /// Objects to which the profile applies.
     Profile,
-    /// For all that its namespace selector takes, whatever they are. The API server decides by itself, so this costs no
-    /// call; a webhook is never asked about every kind.
+    /// Objects of every kind in all namespaces that the profile's selector matches. The API server evaluates the policy
+    /// itself, so this costs no call; the webhook is never called for every kind.
     Everywhere,
 }
 
-/// A part of a profile that Kubernetes' own policies cannot say.
+/// A part of a profile that Kubernetes' own policies cannot express.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LeftOut {
     /// The field: `spec.validations[0]`.
     path: String,
-    /// Why, as a sentence without its full stop.
+    /// The reason, without a full stop.
     why: String,
 }
 
@@ -71,26 +71,26 @@ impl LeftOut {
     }
 }
 
-/// What became of a profile.
+/// The result for a profile.
 #[derive(Debug, Default)]
 struct Exported {
     objects: Vec<Value>,
     left_out: Vec<LeftOut>,
 }
 
-/// A profile in both its forms, and what else is known of it.
+/// A profile, compiled and as its spec, with the context of the export.
 #[derive(Clone, Copy)]
 struct Profile<'p> {
     compiled: &'p CompiledProfile,
     spec: &'p ProfileSpec,
-    /// Another profile that is asked for by the same key.
+    /// Another profile that is requested by the same key.
     rival: Option<&'p str>,
     reach: Reach,
-    /// By which labels namespaces opt in.
+    /// The labels by which namespaces opt in.
     opt_in: &'p OptIn,
 }
 
-/// Prints the policies; succeeds if nothing was left out.
+/// Prints the policies. Succeeds if nothing was omitted.
 pub(crate) fn run(args: ExportArgs) -> anyhow::Result<ExitCode> {
     let ExportArgs { paths, output, everywhere, opt_in } = args;
     let opt_in = OptIn::with(opt_in.iter().map(String::as_str)).context("--opt-in")?;

@@ -1,5 +1,5 @@
-//! Writes a profile as Kubernetes' own policies: one for what it adds, and one for each action of its validations, with
-//! their bindings.
+//! Writes a profile as Kubernetes' own policies with their bindings: one for its additions, and one for each action of
+//! its validations.
 
 use pillion_api::ProfileSpec;
 use pillion_api::names::GROUP;
@@ -13,11 +13,11 @@ use super::{Exported, LeftOut, Profile, Reach};
 
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
 
-/// The reasons that a policy can give, and the status that each has.
+/// The reasons that a policy can return, each with its HTTP status.
 const REASONS: [(&str, u16); 3] = [("Invalid", 422), ("Forbidden", 403), ("RequestEntityTooLarge", 413)];
 
-/// What a cluster lives by in every namespace, and what only asks a question: no policy for everywhere holds for these, as
-/// no profile may be for them.
+/// Resources that every cluster needs, or that only query permissions. Policies for everywhere exclude them, since no
+/// profile may target them.
 const VITAL: [(&str, &str); 4] = [
     ("", "events"),
     ("events.k8s.io", "events"),
@@ -25,17 +25,17 @@ const VITAL: [(&str, &str); 4] = [
     ("authorization.k8s.io", "localsubjectaccessreviews"),
 ];
 
-/// A validation in the form of the API server's, and the variables that it uses.
+/// A validation in the API server's format, and the variables that it uses.
 struct Native {
     text: Value,
     used: Used,
 }
 
-/// What the validations of one policy have in common.
+/// The common parts of a policy's validations.
 struct Common {
     conditions: Vec<Condition>,
-    /// Conditions that use variables or the namespace, neither of which the API server has in its own conditions. Each
-    /// becomes a variable of its own, without which no validation counts.
+    /// Conditions that use variables or the namespace, which the API server's match conditions do not support. Each
+    /// becomes a variable, and a validation applies only if all of these are true.
     guards: Vec<Condition>,
     /// The variables that the guards use.
     used: Used,
@@ -103,7 +103,7 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
     Exported { objects, left_out }
 }
 
-/// Why the whole profile cannot be exported, if it cannot; else what its validations have in common.
+/// Returns the common parts of a profile's validations, or the reason why the profile cannot be exported.
 fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common, LeftOut> {
     let spec = profile.spec;
     for (path, is_there, why) in [
@@ -151,7 +151,7 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
     Ok(Common { conditions, guards, used })
 }
 
-/// Whether the API server takes it as the name of a condition.
+/// Whether the API server accepts this name for a condition.
 fn is_name(name: &str) -> bool {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     edge(name.chars().next())
@@ -192,7 +192,7 @@ fn native(validation: &Validation, common: &Common, expressions: &Expressions<'_
     Ok(Native { text, used })
 }
 
-/// The reason that a policy gives; the status follows from it.
+/// Returns the reason that the policy gives. It determines the status.
 fn reason(validation: &Validation) -> Result<&'static str, String> {
     let known = |find: &dyn Fn(&(&str, u16)) -> bool| REASONS.into_iter().find(|known| find(known));
     let all = "Invalid (422), Forbidden (403) and RequestEntityTooLarge (413)";
@@ -224,7 +224,7 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The policy of one action, and its binding.
+/// Returns the policy for one action, and its binding.
 fn policy(
     profile: Profile<'_>,
     action: ValidationAction,
@@ -251,7 +251,7 @@ fn policy(
     Ok(objects(profile, &name, ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"], [policy, binding]))
 }
 
-/// The policy that adds what the object does not have, and its binding.
+/// Returns the policy that adds labels and annotations, and its binding.
 fn mutating(
     profile: Profile<'_>,
     common: &Common,
@@ -260,7 +260,7 @@ fn mutating(
 ) -> Result<[Value; 2], serde_json::Error> {
     let name = format!("pillion-{}", profile.compiled.display_name().replace('/', "-"));
     let mut policy = base(profile, common, &common.used, expressions, &template::rule(profile.spec))?;
-    // What is being deleted is left alone.
+    // Objects that are being deleted are not changed.
     let condition = json!({"name": "pillion-stays", "expression": "!has(object.metadata.deletionTimestamp)"});
     if let Some(conditions) = policy.get_mut("matchConditions").and_then(Value::as_array_mut) {
         conditions.push(condition);
@@ -275,7 +275,7 @@ fn mutating(
     Ok(objects(profile, &name, ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"], [policy, binding]))
 }
 
-/// Two objects with the same metadata.
+/// Returns two objects with the same metadata.
 fn objects(profile: Profile<'_>, name: &str, kinds: [&str; 2], specs: [Value; 2]) -> [Value; 2] {
     let from = format!("{}@{}", profile.compiled.display_name(), profile.compiled.revision());
     let metadata = json!({"name": name, "annotations": {format!("{GROUP}/exported-from"): from}});
@@ -286,7 +286,7 @@ fn objects(profile: Profile<'_>, name: &str, kinds: [&str; 2], specs: [Value; 2]
     )
 }
 
-/// What all policies of a profile have in common: for whom they are, and the variables.
+/// Returns the common parts of all policies of a profile: match constraints, conditions and variables.
 fn base(
     profile: Profile<'_>,
     common: &Common,
@@ -345,7 +345,7 @@ fn rule(spec: &ProfileSpec, reach: Reach) -> Value {
     }
 }
 
-/// A rule for all versions of a resource.
+/// Returns a rule for all versions of a resource.
 fn every(group: &str, resource: &str, operations: &[&str]) -> Value {
     json!({
         "apiGroups": [group], "apiVersions": ["*"], "resources": [resource],

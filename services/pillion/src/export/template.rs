@@ -1,8 +1,7 @@
-//! Writes a template as a patch of the API server's own mutations.
+//! Writes a template as a patch for the API server's own mutations.
 //!
 //! Only added labels and annotations keep their meaning there: an existing key stays. For everything else, the policy
-//! would win over the author, could not tell an element whose name is taken, and would leave no record for a later pass
-//! or an undo.
+//! would override the author, could not detect a name conflict, and would leave no record for a later pass or an undo.
 
 use pillion_api::ProfileSpec;
 use pillion_api::profile::{Operation, Target};
@@ -11,12 +10,12 @@ use serde_json::{Map, Value, json};
 use super::LeftOut;
 use super::asking::quoted;
 
-/// The keys that a template adds, with their values, by the map in which they stand.
+/// The added keys with their values, by map (labels or annotations).
 pub(super) type Additions = Vec<(&'static str, Vec<(String, String)>)>;
 
 const MAPS: [&str; 2] = ["labels", "annotations"];
 
-/// What a template adds, if a policy can say it; `None` if there is no template.
+/// Returns the additions of a template if a policy can express them. `None`: there is no template.
 pub(super) fn additions(spec: &ProfileSpec) -> Result<Option<Additions>, LeftOut> {
     let Some(template) = spec.template.as_ref().and_then(Value::as_object) else { return Ok(None) };
     if let Some(field) = template.keys().find(|field| *field != "metadata") {
@@ -43,7 +42,7 @@ pub(super) fn additions(spec: &ProfileSpec) -> Result<Option<Additions>, LeftOut
     Ok(Some(additions))
 }
 
-/// Over what a template is laid: whole objects that are created or updated; pods only when they are created.
+/// Returns the rule for the template's objects: created or updated ones; pods only on creation.
 pub(super) fn rule(spec: &ProfileSpec) -> Value {
     let target = spec.target.clone().unwrap_or_else(Target::pods);
     let is_pods = target.group.is_empty() && target.resources.iter().any(|resource| resource == "pods");
@@ -61,7 +60,7 @@ pub(super) fn rule(spec: &ProfileSpec) -> Value {
     })
 }
 
-/// The expression that makes the patch: of a map that is not there, all of it; else each key that is missing.
+/// Returns the expression of the patch: adds a missing map as a whole, or else each missing key.
 pub(super) fn expression(additions: &Additions, guards: &[String]) -> String {
     let parts: Vec<_> = additions.iter().map(|(map, pairs)| of_map(map, pairs)).collect();
     let patch = parts.join(" +\n");

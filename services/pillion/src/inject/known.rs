@@ -9,13 +9,13 @@ use serde_json::Value;
 
 use super::objects::Place;
 
-/// Answers all that a review wants of a pod that is in a manifest.
+/// Answers the lookups of a review of a pod in a manifest.
 pub(crate) fn answer(known: &KnownObjects, mut wanted: Wanted, document: &Value, place: &Place) -> LookedUp {
     wanted.owners = owner_of_template(document, place).or(wanted.owners);
     known.answer(wanted)
 }
 
-/// The workload whose template a pod is.
+/// Returns the workload as the owner, if the pod is its template.
 fn owner_of_template(document: &Value, place: &Place) -> Option<OwnerChain> {
     let object = place.workload(document)?;
     let reference = OwnerReference {

@@ -63,8 +63,8 @@ pub(crate) struct InjectArgs {
     quiet: bool,
 }
 
-/// Injects, or answers a review. Nothing is printed on standard output where something is wrong or refused, so that
-/// `pillion inject | kubectl apply -f -` does not create half of it.
+/// Injects into manifests, or answers a review. Prints nothing on standard output after an error or a rejection, so
+/// that `pillion inject | kubectl apply -f -` never applies only a part.
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<ExitCode> {
     let InjectArgs { files, profiles, output, namespace, namespace_file, review, config, quiet } = args;
     let simulated =
@@ -147,10 +147,10 @@ fn read(file: &Path) -> Result<Arc<Source>, Problem> {
     }
 }
 
-/// The documents of all files.
+/// Returns the documents of all files.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The problems of the files.
 pub(crate) fn documents(files: &[PathBuf]) -> Result<Vec<Value>, Vec<Problem>> {
     let mut documents = Vec::new();
     let mut problems = Vec::new();
@@ -163,7 +163,7 @@ pub(crate) fn documents(files: &[PathBuf]) -> Result<Vec<Value>, Vec<Problem>> {
     if problems.is_empty() { Ok(documents) } else { Err(problems) }
 }
 
-/// The documents of a manifest.
+/// Returns the documents of a manifest.
 pub(crate) fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     for document in &documents {

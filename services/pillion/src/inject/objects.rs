@@ -5,7 +5,7 @@ use anyhow::Context;
 use json_patch::Patch;
 use serde_json::{Map, Value, json};
 
-/// The kinds that make pods from a template: group, kind, and where the template is.
+/// The kinds with a pod template: group, kind, and JSON pointer to the template.
 const WORKLOADS: [(&str, &str, &str); 8] = [
     ("apps", "Deployment", "/spec/template"),
     ("apps", "StatefulSet", "/spec/template"),
@@ -17,34 +17,35 @@ const WORKLOADS: [(&str, &str, &str); 8] = [
     ("", "PodTemplate", "/template"),
 ];
 
-/// How deep lists may stand in lists.
+/// The maximum nesting of lists.
 const MAX_LISTS: usize = 8;
 
-/// Where a pod is, and whose it is.
+/// The position of a pod in a document, and the object that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// JSON pointer from the document to the pod or to the template.
+    /// JSON pointer from the document to the pod or the template.
     pub(crate) pointer: String,
-    /// Kind of the object that it is or that has the template.
+    /// Kind of the pod or workload.
     pub(crate) kind: String,
     /// Name of that object.
     pub(crate) name: Option<String>,
-    /// Namespace of that object, if it says one.
+    /// Namespace of that object, if it has one.
     pub(crate) namespace: Option<String>,
-    /// The API version of that object.
+    /// API version of that object.
     pub(crate) api_version: String,
-    /// Where the template is in that object; empty if the object is a pod itself.
+    /// JSON pointer from that object to the template; empty for a pod.
     below: &'static str,
 }
 
-/// All pods of a document, in its order.
+/// Returns all pods of a document, in order.
 pub(crate) fn pods(document: &Value) -> Vec<Place> {
     let mut places = Vec::new();
     collect(document, "", None, 0, &mut places);
     places
 }
 
-/// `assumed`: version and kind of an item whose list says them for all, as in a `PodList`.
+/// Collects the pods of an object. `assumed` is the version and kind of an item whose list implies them, as in a
+/// `PodList`.
 fn collect(object: &Value, pointer: &str, assumed: Option<(&str, &str)>, depth: usize, places: &mut Vec<Place>) {
     let text = |field: &str| object.get(field).and_then(Value::as_str);
     let (Some(version), Some(kind)) = (
@@ -81,20 +82,20 @@ fn collect(object: &Value, pointer: &str, assumed: Option<(&str, &str)>, depth: 
 }
 
 impl Place {
-    /// What it is called, for people: `Deployment shop/web`.
+    /// Formats the object's name: `Deployment shop/web`.
     pub(crate) fn describe(&self, default_namespace: &str) -> String {
         let namespace = self.namespace.as_deref().unwrap_or(default_namespace);
         format!("{} {namespace}/{}", self.kind, self.name.as_deref().unwrap_or("?"))
     }
 
-    /// The workload whose template it is; `None` for a pod, and for a template that is nobody's.
+    /// Returns the workload of the template. `None` for a pod, and for a `PodTemplate`.
     pub(crate) fn workload<'d>(&self, document: &'d Value) -> Option<&'d Value> {
         let pointer = self.pointer.strip_suffix(self.below).filter(|_| !self.below.is_empty())?;
         document.pointer(pointer).filter(|_| self.kind != "PodTemplate")
     }
 
-    /// The pod as the API server would show it to a webhook: with its namespace, and made from a template as a controller
-    /// makes it.
+    /// Returns the pod as the API server would send it to a webhook: with its namespace, and created from a template as
+    /// a controller does.
     pub(crate) fn pod(&self, document: &Value, namespace: &str) -> Value {
         let part = |field: &str| document.pointer(&self.pointer).and_then(|pod| pod.get(field)).cloned();
         let mut metadata = match part("metadata") {
@@ -116,7 +117,7 @@ impl Place {
     }
 }
 
-/// Applies the patch of a pod to the document that it is in, and returns the patch of the document.
+/// Applies the patch of a pod to its document, and returns the patch of the document.
 pub(crate) fn apply(document: &mut Value, place: &Place, patch: Option<&[u8]>) -> anyhow::Result<Vec<Value>> {
     let Some(patch) = patch else { return Ok(Vec::new()) };
     let mut operations: Vec<Value> = serde_json::from_slice(patch).context("the patch is not a list of operations")?;
@@ -127,7 +128,7 @@ pub(crate) fn apply(document: &mut Value, place: &Place, patch: Option<&[u8]>) -
             }
         }
     }
-    // The pod that was decided on had metadata; the manifest may have none.
+    // The reviewed pod had metadata, but the manifest may have none.
     let bare = document.pointer(&place.pointer).is_some_and(|pod| pod.get("metadata").is_none_or(Value::is_null));
     let metadata = format!("{}/metadata", place.pointer);
     let touched = operations.iter().any(|operation| {
@@ -148,7 +149,7 @@ pub(crate) fn apply(document: &mut Value, place: &Place, patch: Option<&[u8]>) -
     Ok(operations)
 }
 
-/// Puts new metadata where people look for it; to a patch the order is the same.
+/// Moves new metadata to its usual position; a patch has no order of keys.
 fn metadata_first(document: &mut Value, place: &Place) {
     let Some(Value::Object(pod)) = document.pointer_mut(&place.pointer) else { return };
     if let Some(metadata) = pod.shift_remove("metadata") {

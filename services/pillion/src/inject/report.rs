@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use pillion_engine::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome};
 
-/// A line for the object, one for each profile that came into question, and one for each notice.
+/// Formats a line for the object, for each considered profile, and for each notice.
 pub(super) fn lines(name: &str, decision: &Decision) -> String {
     let mut text = format!("{name}: {}", decision.outcome.as_str());
     if decision.outcome != Outcome::Injected {

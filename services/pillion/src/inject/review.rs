@@ -1,4 +1,4 @@
-//! Asks the engine as the API server asks the webhook: by an AdmissionReview.
+//! Decides with the engine by an AdmissionReview, as the API server would send it.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::objects::Place;
 use super::simulated_cluster::SimulatedCluster;
 use crate::trial;
 
-/// Decides about one pod of a manifest, among the objects that are known.
+/// Decides a pod of a manifest, with the known objects for lookups.
 pub(crate) fn decide(
     document: &Value,
     place: &Place,
@@ -26,7 +26,7 @@ pub(crate) fn decide(
     ask(document, place, simulated, known, endpoint)
 }
 
-/// Decides whether a pod that was injected passes the validations of its profiles.
+/// Validates an injected pod with its profiles.
 pub(crate) fn validate(
     document: &Value,
     place: &Place,
@@ -48,12 +48,12 @@ fn ask(
     let pod = place.pod(document, name);
     let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
     if namespace.level() == Some(InjectionLevel::Enabled) && label == Some("false") {
-        // The API server itself leaves such pods out; it does not even ask.
+        // The webhook's object selector excludes such pods.
         return Ok(Decided { decision: Decision::skipped(Reason::OptedOut), patch: None });
     }
     let body = serde_json::to_vec(&envelope(&pod, name)).context("the review cannot be written")?;
     let review = Review::parse(&body).context("it is not an object that can be reviewed")?;
-    // A file has no managedFields of a request; its record is what an earlier run of this command wrote.
+    // A file has no `managedFields`; its record was written by an earlier run of this command.
     let mut facts = Facts { namespace: Some(namespace), record_trust: RecordTrust::AsFound, ..Facts::default() };
     let wanted = review.needs(endpoint, simulated.snapshot(), &facts);
     facts.looked_up = known::answer(known, wanted, document, place);
@@ -61,12 +61,12 @@ fn ask(
     review.decide(endpoint, simulated.snapshot(), &facts).context("it cannot be decided on")
 }
 
-/// Answers a saved review: the answer's JSON, and what was decided.
+/// Answers a saved review. Returns the response as JSON, and the decision.
 pub(crate) fn answer(body: &[u8], simulated: &SimulatedCluster) -> anyhow::Result<(String, Decided)> {
     let review = Review::parse(body).context("this is not an AdmissionReview")?;
     let (namespace, endpoint) = simulated.namespace(review.namespace());
     let mut facts = Facts { namespace: Some(Arc::clone(&namespace)), ..Facts::default() };
-    // There is no cluster here, and so nothing of what would have to be looked up.
+    // Without a cluster, all lookups miss.
     facts.looked_up = review.needs(endpoint, simulated.snapshot(), &facts).answered(&Answer::Missing);
     facts.looked_up.cluster = simulated.cluster();
     let decided = review.decide(endpoint, simulated.snapshot(), &facts).context("it cannot be decided on")?;
@@ -74,7 +74,7 @@ pub(crate) fn answer(body: &[u8], simulated: &SimulatedCluster) -> anyhow::Resul
     Ok((response, decided))
 }
 
-/// What the API server sends when a pod is created.
+/// Returns the review that the API server sends when a pod is created.
 fn envelope(pod: &Value, namespace: &str) -> Value {
     let user = json!({"username": "pillion-inject"});
     trial::review(pod, namespace, &user)

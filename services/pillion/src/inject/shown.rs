@@ -23,15 +23,15 @@ pub(crate) enum Output {
 /// A document of a manifest, before and after.
 #[derive(Clone, Debug)]
 pub(crate) struct Changed {
-    /// As it was read.
+    /// The document as read.
     pub(crate) before: Value,
-    /// As it is now.
+    /// The changed document.
     pub(crate) after: Value,
-    /// The operations that make the one from the other.
+    /// The JSON patch between them.
     pub(crate) patch: Vec<Value>,
 }
 
-/// Prints documents. `what` says what became of them, as in `injected`.
+/// Prints documents. `what` describes the change, such as `injected`.
 pub(crate) fn print(
     documents: Vec<Changed>,
     output: Output,
@@ -59,7 +59,7 @@ fn diff(Changed { before, after, .. }: &Changed, what: &str, default_namespace: 
     difference::of((&name, before), (&format!("{name}, {what}"), after))
 }
 
-/// What a document is called: a workload or a pod by its name, and all else by its kind.
+/// Returns the label of a document: kind and name of a pod or workload, else only the kind.
 fn name(document: &Value, default_namespace: &str) -> String {
     match objects::pods(document).as_slice() {
         [one] => one.describe(default_namespace),

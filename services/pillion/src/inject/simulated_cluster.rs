@@ -16,7 +16,7 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::load::{self, Problem, Source, typed, yaml};
 
-/// Profiles, namespaces, and the namespace of objects that do not name one.
+/// Profiles, namespaces, and the namespace of objects that do not set one.
 #[derive(Debug)]
 pub(crate) struct SimulatedCluster {
     snapshot: Snapshot,
@@ -25,10 +25,10 @@ pub(crate) struct SimulatedCluster {
 }
 
 impl SimulatedCluster {
-    /// Reads profiles, namespaces and the policy of the platform.
+    /// Reads profiles, namespaces and the platform's policy.
     ///
     /// # Errors
-    /// The facts of the cluster cannot be read; within, what is wrong with the files.
+    /// The cluster facts are invalid. Problems of the files are returned as the inner error.
     pub(crate) fn configured(
         profiles: &[PathBuf],
         namespaces: Option<&Path>,
@@ -79,22 +79,22 @@ impl SimulatedCluster {
         Self { snapshot, default_namespace, cluster: None }
     }
 
-    /// The same with what the platform says of the cluster.
+    /// Sets the cluster facts of the platform.
     pub(crate) fn with_cluster(self, cluster: Option<Arc<OwnedTape>>) -> Self {
         Self { cluster, ..self }
     }
 
-    /// What the platform says of the cluster.
+    /// Returns the cluster facts of the platform.
     pub(crate) fn cluster(&self) -> Option<Arc<OwnedTape>> {
         self.cluster.clone()
     }
 
-    /// The same with what the platform allows tenants' profiles to do.
+    /// Sets the platform's guardrails for tenants' profiles.
     pub(crate) fn guarded(self, guardrails: Guardrails) -> Self {
         Self { snapshot: self.snapshot.with_guardrails(guardrails), ..self }
     }
 
-    /// In a release in which namespaces opt in by these labels.
+    /// Sets the labels by which namespaces opt in.
     pub(crate) fn opting_in_by(self, opt_in: &OptIn) -> Self {
         let known =
             self.snapshot.namespaces().map(|(name, known)| (name.into(), Namespace::clone(known).opting_in_by(opt_in)));
@@ -102,18 +102,18 @@ impl SimulatedCluster {
         Self { snapshot: self.snapshot.with_namespaces(known), ..self }
     }
 
-    /// Profiles and namespaces, as the engine takes them.
+    /// Returns profiles and namespaces for the engine.
     pub(crate) const fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
 
-    /// The namespace of objects that do not name one.
+    /// Returns the namespace of objects that do not set one.
     pub(crate) fn default_namespace(&self) -> &str {
         &self.default_namespace
     }
 
-    /// What is known of a namespace, and the path that the API server would call for it. Of one that nobody described, it
-    /// is taken that it is opted in.
+    /// Returns a namespace, and the path that the API server would call for it. A namespace without a manifest counts
+    /// as opted in.
     pub(crate) fn namespace(&self, name: &str) -> (Arc<Namespace>, Endpoint) {
         if let Some(namespace) = self.snapshot.namespace(name) {
             return (namespace, Endpoint::Any);
@@ -134,7 +134,7 @@ fn read_namespaces(file: &Path) -> Result<Vec<(Box<str>, Namespace)>, Problem> {
     Ok(described.collect())
 }
 
-/// The metadata of the Namespaces in a text, each with its name; at least one.
+/// Returns the metadata of the Namespaces in a source. Each must have a name, and there must be at least one.
 pub(crate) fn namespaces_of(source: &Arc<Source>) -> Result<Vec<ObjectMeta>, Problem> {
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     let listed = |document: &yaml::Node| document.text("kind").is_some_and(|kind| kind.ends_with("List"));

@@ -1,4 +1,4 @@
-//! Defaults of parameters that are set beside the text of a profile, as its installer would write them into it.
+//! Parameter defaults that are set outside a profile's source, as an installer would edit them.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::problem::{Problem, Source};
 use super::typed;
 use super::yaml::{Content, Node};
 
-/// By profile, then by parameter. What no profile has is told as a problem.
+/// Defaults by profile and parameter. Those that match nothing are reported as problems.
 #[derive(Debug, Default)]
 pub(crate) struct Defaults {
     profiles: Vec<OfProfile>,
@@ -19,7 +19,7 @@ pub(crate) struct Defaults {
 #[derive(Debug)]
 struct OfProfile {
     name: String,
-    /// That there is no such profile; `None` once there was one.
+    /// The problem to report unless a profile matches.
     unknown: Option<Problem>,
     parameters: Vec<OfParameter>,
 }
@@ -28,15 +28,15 @@ struct OfProfile {
 struct OfParameter {
     name: String,
     value: Value,
-    /// That there is no such parameter; `None` once there was one.
+    /// The problem to report unless a parameter matches.
     unknown: Option<Problem>,
 }
 
 impl Defaults {
-    /// From a text such as `{nginx: {image: "nginx:1.29"}}`. An empty text sets nothing.
+    /// Parses a document such as `{nginx: {image: "nginx:1.29"}}`. An empty document sets nothing.
     ///
     /// # Errors
-    /// It is something else.
+    /// The document has another structure.
     pub(crate) fn read(source: &Arc<Source>, documents: &[Node]) -> Result<Self, Problem> {
         let mut profiles = Vec::new();
         let expect_mapping = |node: &Node, what: &str| match &node.content {
@@ -67,7 +67,7 @@ impl Defaults {
         Ok(Self { profiles })
     }
 
-    /// Sets what is set of this profile. Whether anything was.
+    /// Sets the defaults for this profile. Returns whether there were any.
     pub(super) fn set(&mut self, name: &ProfileName, spec: &mut ProfileSpec) -> bool {
         let mut any = false;
         let is_it = |set: &&mut OfProfile| set.name == *name.name || set.name == name.to_string();
@@ -81,7 +81,7 @@ impl Defaults {
                 } else if spec.extends.is_some()
                     && let Ok(parameter) = serde_json::from_value(json!({"name": set.name, "default": set.value}))
                 {
-                    // It may be a parameter of the parent's; if it is not, the compiler says so.
+                    // It may be a parameter of the parent. If not, the compiler reports it.
                     spec.parameters.push(parameter);
                     set.unknown = None;
                 }
@@ -90,7 +90,7 @@ impl Defaults {
         any
     }
 
-    /// What no profile took.
+    /// Returns a problem for each default that matched nothing.
     pub(super) fn unused(self) -> impl Iterator<Item = Problem> {
         self.profiles.into_iter().flat_map(|profile| {
             let parameters = if profile.unknown.is_some() { Vec::new() } else { profile.parameters };

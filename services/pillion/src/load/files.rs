@@ -1,14 +1,14 @@
 //! Finds the files that a path names: the file itself, or the YAML and JSON files in a folder and in the folders
-//! directly below it, so that one profile's folder and the folder of all of them both work.
+//! directly below it. So the path can be the folder of one profile or of all.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Folders that hold objects to try profiles with, and no profiles.
+/// Folders that hold test objects, not profiles.
 const NOT_PROFILES: [&str; 6] = ["case", "cases", "fixtures", "test", "testdata", "tests"];
 
-/// The files that a path names, sorted.
+/// Returns the files that a path names, sorted.
 pub(crate) fn of(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -30,7 +30,7 @@ fn sorted(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(entries)
 }
 
-/// A mounted ConfigMap has folders like `..data` with the same files once more.
+/// Whether a path is hidden. A mounted ConfigMap has folders like `..data` with copies of the files.
 fn hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
 }

@@ -1,4 +1,4 @@
-//! Rejects what the API server would not store: lists and texts that are longer than the CRDs allow.
+//! Rejects files that the API server would not store, because lists or strings exceed the CRDs' limits.
 //!
 //! The limits are read from the CRDs, so a file that passes here can be applied.
 
@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::problem::{Problem, Source};
 use super::yaml::{Content, Node};
 
-/// The schemas of the two kinds' `spec`, by kind. A definition that cannot be written has no limits; a test of the API
-/// crate shows that all can.
+/// The schemas of `spec`, by kind. A CRD that cannot be generated has no limits; a test of the API crate ensures that
+/// all can.
 static SCHEMAS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
     let definitions = crd::definitions().into_iter().flatten();
     let schemas = definitions.filter_map(|definition| {
@@ -23,7 +23,7 @@ static SCHEMAS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
     schemas.collect()
 });
 
-/// What of a profile's spec is longer than may be stored.
+/// Returns a problem for each field of a profile's spec that exceeds its limit.
 pub(super) fn exceeded(source: &Arc<Source>, kind: &str, spec: &Node) -> Vec<Problem> {
     let mut problems = Vec::new();
     if let Some((_, schema)) = SCHEMAS.iter().find(|(known, _)| known == kind) {

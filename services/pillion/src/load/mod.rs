@@ -33,29 +33,29 @@ pub(crate) use self::problem::{Problem, Severity, Source};
 use self::together::{Gathered, Text};
 use self::yaml::Node;
 
-/// How large a file with profiles may be, in bytes. The API server takes no object of a third of it.
+/// The maximum size of a file with profiles, in bytes. The API server rejects single objects of a third of it.
 const MAX_FILE_BYTES: u64 = 4 * 1024 * 1024;
 
-/// The fields of an object that is a profile.
+/// The fields of a profile object.
 const FIELDS: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "status"];
 
-/// The two kinds.
+/// The two kinds of profiles.
 const KINDS: [&str; 2] = [ClusterInjectionProfile::KIND, InjectionProfile::KIND];
 
-/// Profiles, and what is wrong with those that are not among them.
+/// Compiled profiles, and the problems of the others.
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {
-    /// In the order of the paths, files and documents.
+    /// The profiles, in the order of paths, files and documents.
     pub(crate) profiles: Vec<Arc<CompiledProfile>>,
-    /// Their texts, in the same order; none unless they were asked for.
+    /// Their sources, in the same order. Empty unless requested.
     pub(crate) texts: Vec<Written>,
-    /// What keeps profiles from being among them, in the same order.
+    /// Problems that prevented profiles from loading, in the same order.
     pub(crate) problems: Vec<Problem>,
-    /// What should be looked at in those that are.
+    /// Warnings about loaded profiles.
     pub(crate) warnings: Vec<Problem>,
 }
 
-/// A profile as its author wrote it, and the file in which it stands.
+/// A profile as its author wrote it, and its file.
 #[derive(Clone, Debug)]
 pub(crate) struct Written {
     pub(crate) file: String,
@@ -63,30 +63,31 @@ pub(crate) struct Written {
     pub(crate) spec: ProfileSpec,
 }
 
-/// The namespace of a tenant's profile that does not say its own.
+/// The namespace of a tenant's profile that does not set one.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Loads all profiles that the paths name. A tenant's profile that does not say its namespace is in `default`.
+/// Loads all profiles at these paths. A tenant's profile without a namespace is in `default`.
 pub(crate) fn profiles(paths: &[PathBuf]) -> Loaded {
     profiles_in(paths, DEFAULT_NAMESPACE)
 }
 
-/// Loads all profiles that the paths name; a tenant's profile that does not say its namespace is in this one.
+/// Loads all profiles at these paths. A tenant's profile without a namespace is in this one.
 pub(crate) fn profiles_in(paths: &[PathBuf], namespace: &str) -> Loaded {
     Loader::new(namespace, false).load(paths, &BTreeMap::new())
 }
 
-/// [`profiles`] with their texts.
+/// Like [`profiles`], with the sources.
 pub(crate) fn profiles_with_texts(paths: &[PathBuf]) -> Loaded {
     profiles_among(paths, &BTreeMap::new())
 }
 
-/// The same where other cluster profiles are there, which those in files may extend and take the place of.
+/// Like [`profiles_with_texts`], with other cluster profiles that those in files may extend or replace.
 pub(crate) fn profiles_among(paths: &[PathBuf], others: &BTreeMap<Box<str>, ProfileSpec>) -> Loaded {
     Loader::new(DEFAULT_NAMESPACE, true).load(paths, others)
 }
 
-/// Loads the profiles of a text. `others` are cluster profiles that they may extend, `defaults` are set beside it.
+/// Loads the profiles of a source. `others` are cluster profiles that they may extend, `defaults` override their
+/// defaults.
 pub(crate) fn profiles_of(
     source: &Arc<Source>,
     namespace: &str,
@@ -100,7 +101,7 @@ pub(crate) fn profiles_of(
     loader.gathered.load(others)
 }
 
-/// The cluster profiles of a text as they are written, as far as they can be read: for others to extend.
+/// Returns the valid cluster profiles of a source, for others to extend.
 pub(crate) fn specs_of(source: &Arc<Source>) -> Vec<(Box<str>, ProfileSpec)> {
     let documents = yaml::documents(&source.text).unwrap_or_default();
     let cluster = documents.iter().filter(|document| document.text("kind") == Some(ClusterInjectionProfile::KIND));
@@ -113,9 +114,9 @@ pub(crate) fn specs_of(source: &Arc<Source>) -> Vec<(Box<str>, ProfileSpec)> {
 
 struct Loader<'n> {
     namespace: &'n str,
-    /// What is set beside the texts.
+    /// Parameter defaults that are set outside the sources.
     defaults: Defaults,
-    /// Where each name was first found.
+    /// The file in which each name was found first.
     seen: HashMap<ProfileName, String>,
     gathered: Gathered,
 }
@@ -142,7 +143,7 @@ impl<'n> Loader<'n> {
         self.expect_some(&path.display().to_string(), before);
     }
 
-    /// Finds fault with a text that has neither a profile nor any fault.
+    /// Reports a source without profiles and problems.
     fn expect_some(&mut self, name: &str, before: usize) {
         if self.gathered.len() == before {
             let kinds = KINDS.join(" or ");
@@ -193,7 +194,7 @@ impl<'n> Loader<'n> {
         }
     }
 
-    /// Objects of other kinds stand beside profiles without harm: a ConfigMap that a profile mounts, a Namespace.
+    /// Reads a profile. Objects of other kinds are ignored: a ConfigMap that a profile mounts, a Namespace.
     fn object(&mut self, source: &Arc<Source>, object: &Node) {
         let api_version = object.text("apiVersion").unwrap_or_default();
         let kind = object.text("kind").unwrap_or_default();
@@ -287,7 +288,7 @@ impl<'n> Loader<'n> {
     }
 }
 
-/// Whether a name is a DNS subdomain, as names of custom resources are.
+/// Whether a name is a DNS subdomain, as Kubernetes requires.
 fn is_subdomain(name: &str) -> bool {
     let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     let label = |label: &str| {

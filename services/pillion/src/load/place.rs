@@ -1,7 +1,7 @@
-//! Finds the position of a field in the text by its path.
+//! Finds the position of a field in the source by its path.
 //!
-//! The engine and serde name a field as people do: `spec.template.spec.containers[0].image`. A key may contain dots, as
-//! those of labels and annotations do, and be written plainly, in brackets or in quotes.
+//! The engine and serde name a field like `spec.template.spec.containers[0].image`. A key may contain dots, as in
+//! labels and annotations, and may be plain, in brackets or in quotes.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use serde_json::Value;
 
 use super::yaml::{Content, Node};
 
-/// Where a field stands. A field that is not there is shown at the nearest one above it that is.
+/// Returns the position of a field, or of its nearest existing ancestor.
 pub(crate) fn of(root: &Node, path: &str) -> Range<usize> {
     let mut node = root;
     let mut place = root.span.clone();
     let mut rest = path.trim_start_matches(['.', '$']);
-    // Every step takes at least one character off the path.
+    // Every step consumes at least one character of the path.
     while !rest.is_empty() {
         let Some((next, next_place, remaining)) = step(node, rest) else { break };
         (node, place, rest) = (next, next_place, remaining.strip_prefix('.').unwrap_or(remaining));
@@ -22,8 +22,8 @@ pub(crate) fn of(root: &Node, path: &str) -> Range<usize> {
     place
 }
 
-/// Where a key of the mapping at a path stands, if the mapping has it. serde's path of an unknown field ends with the field
-/// itself, which is taken off.
+/// Returns the position of a key in the mapping at a path, if it exists. serde's path of an unknown field includes the
+/// field itself, which is removed.
 pub(crate) fn of_key(root: &Node, path: &str, key: &str) -> Option<Range<usize>> {
     let mut node = root;
     let mut rest = path;
@@ -34,7 +34,7 @@ pub(crate) fn of_key(root: &Node, path: &str, key: &str) -> Option<Range<usize>>
     node.entry(key).map(|entry| entry.key_span.clone())
 }
 
-/// Where the name of a field stands. A field that is not there is shown as by [`of`].
+/// Returns the position of a field's name. For a missing field it is the position from [`of`].
 pub(crate) fn of_name(root: &Node, path: &str) -> Range<usize> {
     let mut node = root;
     let mut rest = path.trim_start_matches(['.', '$']);
@@ -53,8 +53,8 @@ pub(crate) fn of_name(root: &Node, path: &str) -> Range<usize> {
     place.unwrap_or_else(|| of(root, path))
 }
 
-/// Where some bytes of a field's text stand. The text may be quoted, escaped or folded, so that the piece is looked for; if
-/// it is not found as it is, the field is shown.
+/// Returns the position of some bytes of a field's value. The value may be quoted, escaped or folded, so the bytes are
+/// searched for. If they are not found literally, it is the whole field.
 pub(crate) fn of_part(text: &str, root: &Node, path: &str, part: &Range<usize>) -> Range<usize> {
     let whole = of(root, path);
     part_of(text, root, path, part, &whole).unwrap_or(whole)
@@ -69,7 +69,7 @@ fn part_of(text: &str, root: &Node, path: &str, part: &Range<usize>, whole: &Ran
     }
     let Content::Scalar(Value::String(value)) = &node.content else { return None };
     let written = text.get(whole.clone())?;
-    // Of a piece that is missing, what stands before it is looked for.
+    // For an empty piece, the text before it is searched for.
     let (piece, behind) = match value.get(part.clone())? {
         "" => (value.get(..part.start)?.rsplit('\n').next()?.trim_start(), true),
         piece => (piece.lines().next()?.trim_end(), false),
@@ -85,7 +85,7 @@ fn part_of(text: &str, root: &Node, path: &str, part: &Range<usize>, whole: &Ran
     Some(if behind { end..end } else { start..end })
 }
 
-/// One step down: the node, its place, and what is left of the path.
+/// Takes one step down: returns the node, its position, and the rest of the path.
 fn step<'n, 'p>(node: &'n Node, path: &'p str) -> Option<(&'n Node, Range<usize>, &'p str)> {
     match &node.content {
         Content::Scalar(_) => None,
@@ -99,7 +99,7 @@ fn step<'n, 'p>(node: &'n Node, path: &'p str) -> Option<(&'n Node, Range<usize>
                 .iter()
                 .filter_map(|entry| Some((entry, after_key(path, &entry.key)?)))
                 .min_by_key(|(_, rest)| rest.len())?;
-            // A scalar is what is wrong; of anything larger, its key says which it is.
+            // For a scalar the value is marked, for anything larger its key.
             let place = match entry.value.content {
                 Content::Scalar(_) if !entry.value.span.is_empty() => entry.value.span.clone(),
                 _ => entry.key_span.clone(),
@@ -109,7 +109,7 @@ fn step<'n, 'p>(node: &'n Node, path: &'p str) -> Option<(&'n Node, Range<usize>
     }
 }
 
-/// What is left of a path behind a key, if the path begins with it.
+/// Returns the rest of a path after this key, if the path begins with it.
 fn after_key<'p>(path: &'p str, key: &str) -> Option<&'p str> {
     let plain = path.strip_prefix(key).filter(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
     plain.or_else(|| {

@@ -12,72 +12,72 @@ use serde_json::{Value, json};
 
 use super::yaml::Fault;
 
-/// How long a message may be, in bytes: what it says again of the text may be as long as the text.
+/// The maximum length of a message, in bytes, since it may quote the source.
 const LONGEST_MESSAGE: usize = 1_000;
 
-/// How much of a line is underlined, in bytes.
+/// The maximum underlined length, in bytes.
 const LONGEST_MARK: usize = 200;
 
-/// A text and what it is called.
+/// A source with its name.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// Its path as the user wrote it, or `<stdin>`.
+    /// The path as the user wrote it, or `<stdin>`.
     pub(crate) name: String,
-    /// All of it. Empty if it could not be read.
+    /// The content. Empty if it could not be read.
     pub(crate) text: String,
-    /// Where its lines begin.
+    /// The offsets of its lines.
     lines: Vec<usize>,
 }
 
 impl Source {
-    /// A text with its name.
+    /// Returns a source with this name and content.
     pub(crate) fn new(name: impl Into<String>, text: String) -> Self {
         let lines = std::iter::once(0).chain(text.match_indices('\n').map(|(index, _)| index + 1)).collect();
         Self { name: name.into(), text, lines }
     }
 
-    /// The line that a byte is in, counted from one, and the byte at which it begins.
+    /// Returns the number of the line at an offset, from 1, and the line's offset.
     fn line(&self, offset: usize) -> (usize, usize) {
         let number = self.lines.partition_point(|start| *start <= offset);
         (number.max(1), number.checked_sub(1).and_then(|index| self.lines.get(index)).copied().unwrap_or_default())
     }
 }
 
-/// How bad a problem is.
+/// The severity of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
     /// The profile does not take effect.
     Error,
-    /// The profile takes effect, and perhaps not as it was meant.
+    /// The profile takes effect, but perhaps not as intended.
     Warning,
 }
 
-/// Something that is wrong with a file.
+/// A problem in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
-    /// How bad it is.
+    /// The severity.
     pub(crate) severity: Severity,
     /// The file.
     pub(crate) source: Arc<Source>,
-    /// Where in it, in bytes; `None` if it is about the file as a whole.
+    /// The position in bytes. `None`: the problem concerns the whole file.
     pub(crate) span: Option<Range<usize>>,
-    /// The path of the field in the object; empty if it is about no field.
+    /// The path of the field in the object. Empty: no particular field.
     pub(crate) path: String,
-    /// What is wrong, without a full stop.
+    /// The message, without a full stop.
     pub(crate) message: String,
-    /// What to do.
+    /// The remedy.
     pub(crate) help: Option<String>,
 }
 
 impl Problem {
-    /// About a file as a whole.
+    /// Returns a problem with a whole file.
     pub(crate) fn whole(name: impl Into<String>, message: impl Into<String>) -> Self {
         let source = Arc::new(Source::new(name, String::new()));
         Self { span: None, ..Self::at(&source, 0..0, message) }
     }
 
-    /// About a place in a file.
+    /// Returns a problem at a position.
     pub(crate) fn at(source: &Arc<Source>, span: Range<usize>, message: impl Into<String>) -> Self {
         Self {
             severity: Severity::Error,
@@ -89,30 +89,30 @@ impl Problem {
         }
     }
 
-    /// What the YAML parser has to say about a file.
+    /// Returns the problem for a YAML syntax error.
     pub(crate) fn syntax(source: &Arc<Source>, fault: Fault) -> Self {
         Self { span: fault.span, help: fault.help, ..Self::at(source, 0..0, fault.message) }
     }
 
-    /// The same, of the field at a path.
+    /// Sets the path of the field.
     pub(crate) fn of_field(mut self, path: impl Into<String>) -> Self {
         self.path = shortened(path.into());
         self
     }
 
-    /// The same as something that does no harm by itself.
+    /// Makes the problem a warning.
     pub(crate) const fn harmless(mut self) -> Self {
         self.severity = Severity::Warning;
         self
     }
 
-    /// The same with a word on what to do.
+    /// Sets the remedy.
     pub(crate) fn with_help(mut self, help: impl Into<Option<String>>) -> Self {
         self.help = help.into().map(shortened);
         self
     }
 
-    /// Line and column, counted from one, the column in characters.
+    /// Returns line and column, from 1; the column counts characters.
     pub(crate) fn position(&self) -> Option<(usize, usize)> {
         self.position_of(self.span.as_ref()?.start)
     }
@@ -122,7 +122,7 @@ impl Problem {
         Some((line, self.source.text.get(start..offset)?.chars().count() + 1))
     }
 
-    /// The problem for programs.
+    /// Returns the problem as JSON.
     pub(crate) fn to_json(&self) -> Value {
         let end = self.span.as_ref().and_then(|span| self.position_of(visible(&self.source.text, span).end));
         let mut json = json!({
@@ -141,7 +141,7 @@ impl Problem {
         json
     }
 
-    /// The message with the field that it is about, unless it names the field itself.
+    /// Returns the message with its field, unless it names the field itself.
     fn title(&self) -> String {
         if self.path.is_empty() || self.message.starts_with("unknown field") {
             self.message.clone()
@@ -150,7 +150,7 @@ impl Problem {
         }
     }
 
-    /// The problem with its piece of text, coloured; a stream that is not a terminal takes the colours out.
+    /// Formats the problem with an excerpt, in colour; streams that are not terminals remove the colours.
     pub(crate) fn render(&self) -> String {
         let level = match self.severity {
             Severity::Error => Level::ERROR,
@@ -162,7 +162,7 @@ impl Problem {
             Some(span) => {
                 let text = self.source.text.as_str();
                 let shown = visible(text, span);
-                // Only the line is given to the renderer, which looks through all that it is given.
+                // The renderer scans its whole input, so it gets only this line.
                 let (number, start) = self.source.line(shown.start);
                 let line = text.get(start..).and_then(|rest| rest.lines().next()).unwrap_or_default();
                 title.element(
@@ -182,7 +182,7 @@ impl Problem {
     }
 }
 
-/// In one line.
+/// Formats the problem on one line.
 impl fmt::Display for Problem {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.source.name)?;
@@ -197,7 +197,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A text that is not longer than people read: of a longer one, its begin and its end.
+/// Shortens a long string to its beginning and end.
 fn shortened(text: String) -> String {
     if text.len() <= LONGEST_MESSAGE {
         return text;
@@ -208,7 +208,7 @@ fn shortened(text: String) -> String {
     format!("{begin}…{end}")
 }
 
-/// The part of a span that is on its first line: a block of many lines would be shown whole.
+/// Returns the part of a span on its first line, so that a block of many lines is not printed in full.
 fn visible(text: &str, span: &Range<usize>) -> Range<usize> {
     let piece = text.get(span.clone()).unwrap_or_default();
     let first = piece.split(['\n', '\r']).next().unwrap_or_default();

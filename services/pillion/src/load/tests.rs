@@ -17,7 +17,7 @@ fn good(name: &str) -> String {
     GOOD.replace("NAME", name)
 }
 
-/// The names of the profiles and the problems in a folder of these files, each in one line.
+/// Loads a folder of these files. Returns the names of the profiles, and each problem on one line.
 fn load(files: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {

@@ -13,29 +13,30 @@ use super::problem::{Problem, Source};
 use super::yaml::{self, Node};
 use super::{Loaded, Written, place};
 
-/// What stands in the files, read one after the other.
+/// The content of the files, which are read one after the other.
 ///
-/// A profile that extends nothing is compiled when it is read. A text takes three times what it is compiled to, and what of
-/// a memory was ever in use at once, a process keeps: so the texts of thousands of profiles are never there together.
+/// A profile that extends nothing is compiled when it is read. A source takes three times the memory of the compiled
+/// profile, and a process does not return its peak memory. So the sources of thousands of profiles are never in memory
+/// together.
 #[derive(Debug)]
 pub(super) struct Gathered {
     keeps_texts: bool,
-    /// In the order of the files.
+    /// The results, in the order of the files.
     found: Vec<Found>,
-    /// The texts of cluster profiles that extend nothing, by name, as JSON, for those that extend them.
+    /// The JSON specs of cluster profiles that extend nothing, by name, for those that extend them.
     roots: BTreeMap<Box<str>, String>,
-    /// Cluster profiles that are there and do not compile, or whose text cannot be read.
+    /// Cluster profiles that do not compile, or whose source cannot be read.
     broken: BTreeSet<Box<str>>,
 }
 
-/// What was found in a file.
+/// A result from a file.
 #[derive(Debug)]
 enum Found {
-    /// A profile that extends another, which may stand in a file that is not read yet.
+    /// A profile that extends another, possibly in a file that is not read yet.
     Extending(Box<Text>),
-    /// What came of a profile that extends nothing.
+    /// The result of compiling a profile that extends nothing.
     Compiled(Box<Loaded>),
-    /// Something that is wrong.
+    /// A problem.
     Problem(Problem),
 }
 
@@ -43,17 +44,17 @@ enum Found {
 #[derive(Debug)]
 pub(super) struct Text {
     pub(super) source: Arc<Source>,
-    /// Where its object begins in the source. Many are held at once, so their nodes are not.
+    /// The offset of its object in the source. Nodes are not kept, since there may be many.
     pub(super) start: usize,
     pub(super) name: ProfileName,
     pub(super) spec: ProfileSpec,
-    /// Whether nothing was set beside the text.
+    /// Whether no defaults were set from outside.
     pub(super) is_as_written: bool,
 }
 
-/// The cluster profiles of all files, as those that extend them find them.
+/// The cluster profiles of all files, by which others resolve their parents.
 struct Texts<'f> {
-    /// Those that are in no file. One of a file takes the place of one of its name.
+    /// Cluster profiles that are not in files. One in a file replaces one of the same name.
     others: &'f BTreeMap<Box<str>, ProfileSpec>,
     roots: &'f BTreeMap<Box<str>, String>,
     extending: BTreeMap<&'f str, &'f ProfileSpec>,
@@ -80,28 +81,28 @@ impl Parents for Texts<'_> {
 }
 
 impl Gathered {
-    /// Nothing yet. `keeps_texts`: what is compiled is kept as its author wrote it too.
+    /// Returns an empty collection. `keeps_texts`: also keep the sources of compiled profiles.
     pub(super) const fn new(keeps_texts: bool) -> Self {
         Self { keeps_texts, found: Vec::new(), roots: BTreeMap::new(), broken: BTreeSet::new() }
     }
 
-    /// Takes note of something that is wrong.
+    /// Adds a problem.
     pub(super) fn problem(&mut self, problem: Problem) {
         self.found.push(Found::Problem(problem));
     }
 
-    /// Takes note of a cluster profile whose text cannot be read.
+    /// Adds a cluster profile whose source cannot be read.
     pub(super) fn unreadable(&mut self, name: &str) {
         self.broken.insert(name.into());
     }
 
-    /// Takes a profile, which stands in this object.
+    /// Adds a profile, which this object contains.
     pub(super) fn profile(&mut self, text: Text, object: &Node) {
         if text.spec.extends.is_some() {
             return self.found.push(Found::Extending(Box::new(text)));
         }
         let compiled = compile(&text.name, &text.spec);
-        // Nobody extends a profile of a namespace.
+        // Profiles of namespaces cannot be extended.
         if text.name.namespace.is_none() {
             let written = || object.get("spec").map(Node::to_value).unwrap_or_default();
             let spec =
@@ -116,19 +117,19 @@ impl Gathered {
         self.found.push(Found::Compiled(Box::new(loaded)));
     }
 
-    /// How much was found, of whatever kind.
+    /// Returns the number of results of all kinds.
     pub(super) const fn len(&self) -> usize {
         self.found.len()
     }
 
-    /// Compiles what extends others; `others` are cluster profiles that are in no file.
+    /// Compiles the profiles that extend others. `others` are cluster profiles that are not in files.
     pub(super) fn load(self, others: &BTreeMap<Box<str>, ProfileSpec>) -> Loaded {
         let Self { keeps_texts, found, roots, broken } = self;
         let texts: Vec<&Text> = found.iter().filter_map(Found::extending).collect();
         let is_cluster = |text: &&&Text| text.name.namespace.is_none();
         let extending = texts.iter().filter(is_cluster).map(|text| (&*text.name.name, &text.spec)).collect();
         let mut parents = Texts { others, roots: &roots, extending, broken };
-        // Parents first, so that who extends a broken one is told that, and not all its mistakes again.
+        // Parents come first, so that a child of a broken parent gets one error, and not the parent's errors again.
         let mut order: Vec<_> = texts.iter().map(|text| (depth(&text.spec, &parents), *text)).collect();
         order.sort_by_key(|(depth, text)| (text.name.namespace.is_some(), *depth));
         let mut compiled = BTreeMap::new();
@@ -165,7 +166,7 @@ impl Found {
     }
 }
 
-/// The file that was read last, so that a file with many mistakes is not read for each.
+/// Caches the last parsed file, so that a file with many problems is parsed once.
 #[derive(Default)]
 struct Reader {
     source: Option<Arc<Source>>,
@@ -173,7 +174,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// The object of a profile, read once more.
+    /// Returns the object of a profile, parsed again.
     fn object(&mut self, text: &Text) -> Option<&Node> {
         if !self.source.as_ref().is_some_and(|source| Arc::ptr_eq(source, &text.source)) {
             self.documents = yaml::documents(&text.source.text).ok()?;
@@ -183,7 +184,7 @@ impl Reader {
     }
 }
 
-/// The object that begins at a byte: a document, or an item of a list of objects.
+/// Returns the object at an offset: a document, or an item of a list.
 fn find(node: &Node, start: usize) -> Option<&Node> {
     if node.text("kind") == Some("List") {
         return node.get("items").map(Node::items).into_iter().flatten().find_map(|item| find(item, start));
@@ -192,7 +193,7 @@ fn find(node: &Node, start: usize) -> Option<&Node> {
 }
 
 impl Loaded {
-    /// Adds what a text was compiled to, or what is wrong with it; `object` finds where it stands.
+    /// Adds the result of compiling a profile. `object` returns its node, for positions.
     fn add<'o>(
         &mut self,
         text: Text,
@@ -229,7 +230,7 @@ impl Loaded {
     }
 }
 
-/// Mistakes with their places.
+/// Converts diagnostics to problems with positions.
 fn told(text: &Text, diagnostics: Vec<Diagnostic>, object: Option<&Node>) -> impl Iterator<Item = Problem> {
     diagnostics.into_iter().map(move |diagnostic| {
         let at = object.map_or(text.start..text.start, |object| match &diagnostic.part {
@@ -241,8 +242,8 @@ fn told(text: &Text, diagnostics: Vec<Diagnostic>, object: Option<&Node>) -> imp
     })
 }
 
-/// How many profiles a profile extends, as far as that is of interest: of a longer chain, or of one that is a circle, the
-/// order does not matter.
+/// Returns the length of a profile's inheritance chain, as far as it matters: for a chain that is too long, or a cycle,
+/// the order is irrelevant.
 fn depth(spec: &ProfileSpec, parents: &Texts<'_>) -> usize {
     let next = |spec: &&ProfileSpec| parents.extending.get(spec.extends.as_ref()?.name.as_str()).copied();
     std::iter::successors(Some(spec), next).take(MAX_CHAIN + 1).count()

@@ -8,8 +8,8 @@ use super::place;
 use super::problem::{Problem, Source};
 use super::yaml::{Content, Node};
 
-/// Reads a type from the part of a document that is below `root`. `above` is the path of `root` in the document, for
-/// the message.
+/// Reads a type from the part of a document below `root`. `above` is the path of `root` in the document, for the
+/// message.
 pub(crate) fn read<T: DeserializeOwned>(source: &Arc<Source>, root: &Node, above: &str) -> Result<T, Problem> {
     serde_path_to_error::deserialize(root.to_value()).map_err(|error| {
         let path = error.path().to_string();
@@ -18,7 +18,7 @@ pub(crate) fn read<T: DeserializeOwned>(source: &Arc<Source>, root: &Node, above
     })
 }
 
-/// Says which entries of a mapping are none of those that are known.
+/// Returns a problem for each unknown field of a mapping.
 pub(crate) fn unknown_fields<'a>(
     source: &'a Arc<Source>,
     node: &'a Node,
@@ -35,9 +35,9 @@ pub(crate) fn unknown_fields<'a>(
     })
 }
 
-/// The one of the known names that was probably meant.
+/// Returns the known name that was probably meant.
 pub(crate) fn meant<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
-    // The work grows with the length of the name, and no name that is known is so long.
+    // Bounds the work, which grows with the length; no known name is this long.
     if name.len() > 100 {
         return None;
     }
@@ -52,13 +52,13 @@ pub(crate) fn meant<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// What serde complains of. It tells only in words, which is why they are read back.
+/// An error of serde, parsed from its message: serde returns no structured errors.
 enum Complaint {
-    /// A field or a variant that is not one of those that are known.
+    /// An unknown field or variant.
     Unknown { what: &'static str, name: String, known: Vec<String> },
-    /// A field that has to be there.
+    /// A missing required field.
     Missing { name: String },
-    /// Anything else, in serde's words.
+    /// Any other error, in serde's words.
     Other(String),
 }
 
@@ -83,7 +83,7 @@ impl Complaint {
     fn locate(self, source: &Arc<Source>, root: &Node, path: &str, above: &str) -> Problem {
         let (span, path) = match &self {
             Self::Unknown { what: "field", name, .. } => {
-                // serde's path ends with the field itself, or does not.
+                // serde's path may or may not end with the field itself.
                 let above = path.strip_suffix(name.as_str()).filter(|rest| rest.is_empty() || rest.ends_with('.'));
                 let whole = if above.is_some() { path.to_owned() } else { joined(path, name) };
                 (place::of_key(root, path, name), whole)
@@ -131,7 +131,7 @@ impl Complaint {
     }
 }
 
-/// A type of Rust in the words of people who write profiles.
+/// Translates a Rust type for authors of profiles.
 fn plain(expected: &str) -> &str {
     match expected {
         "i32" | "i64" => "a whole number",
@@ -143,7 +143,7 @@ fn plain(expected: &str) -> &str {
     }
 }
 
-/// A path below another one; either may be empty.
+/// Joins two paths; either may be empty.
 fn joined(above: &str, path: &str) -> String {
     match (above, path) {
         ("", path) => path.to_owned(),
@@ -152,7 +152,7 @@ fn joined(above: &str, path: &str) -> String {
     }
 }
 
-/// The type of a node, for people.
+/// Returns the type of a node in words.
 pub(crate) fn type_of(node: &Node) -> &'static str {
     match &node.content {
         Content::Scalar(value) if value.is_null() => "nothing",

@@ -1,8 +1,8 @@
 //! YAML as a tree in which every node knows its position, so that later mistakes can be shown in the author's text.
 //!
-//! Scalars mean what they mean to kubectl, which reads YAML 1.1: `yes`, `no`, `on`, `off`, `y` and `n` are booleans,
-//! `0644` is 420, a whole number with a fraction of zero is an integer, and keys that are numbers or booleans become
-//! text. JSON is YAML.
+//! Scalars have the same types as in kubectl, which reads YAML 1.1: `yes`, `no`, `on`, `off`, `y` and `n` are booleans,
+//! `0644` is 420, a whole number with a fraction of zero is an integer, and number or boolean keys become strings. JSON
+//! is YAML.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,29 +13,29 @@ use serde_json::{Map, Number, Value};
 use serde_saphyr::budget::BudgetBreach;
 use serde_saphyr::{Error, Location, MessageFormatter, Options, Spanned, UserMessageFormatter};
 
-/// How many documents a text may have.
+/// The maximum number of documents in a source.
 const MAX_DOCUMENTS: usize = 10_000;
 
-/// How deep nodes may stand in one another.
+/// The maximum nesting of nodes.
 const MAX_DEPTH: usize = 128;
 
-/// A node and where it stands.
+/// A node and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// Bytes of the text: a scalar's own, a mapping's first key, the beginning of a sequence.
+    /// Bytes of the source: a scalar, a mapping's first key, or the beginning of a sequence.
     pub(crate) span: Range<usize>,
-    /// What it is.
+    /// The content.
     pub(crate) content: Content,
 }
 
-/// What a node is.
+/// The content of a node.
 #[derive(Clone, Debug)]
 pub(crate) enum Content {
-    /// Neither an array nor an object.
+    /// A scalar value.
     Scalar(Value),
     /// A list.
     Sequence(Vec<Node>),
-    /// Keys and values, in the order of the text.
+    /// Entries, in the order of the source.
     Mapping(Vec<Entry>),
 }
 
@@ -47,18 +47,18 @@ pub(crate) struct Entry {
     pub(crate) value: Node,
 }
 
-/// Why a text is not YAML that Kubernetes could read.
+/// Why a source is not YAML that Kubernetes could read.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
-    /// Where, if that is known.
+    /// The position, if known.
     pub(crate) span: Option<Range<usize>>,
-    /// What is wrong.
+    /// The message.
     pub(crate) message: String,
-    /// What to do.
+    /// The remedy.
     pub(crate) help: Option<String>,
 }
 
-/// Reads all documents of a text. Empty ones are left out.
+/// Parses all documents of a source. Empty documents are omitted.
 pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Fault> {
     let raw: Vec<Raw> =
         serde_saphyr::from_multiple_with_options(text, options()).map_err(|error| fault(text, &error))?;
@@ -69,7 +69,7 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Fault> {
 }
 
 impl Node {
-    /// The value without its places.
+    /// Returns the value without positions.
     pub(crate) fn to_value(&self) -> Value {
         match &self.content {
             Content::Scalar(value) => value.clone(),
@@ -80,17 +80,17 @@ impl Node {
         }
     }
 
-    /// The entry of a mapping.
+    /// Returns the entry of a mapping.
     pub(crate) fn entry(&self, key: &str) -> Option<&Entry> {
         self.entries().iter().find(|entry| entry.key == key)
     }
 
-    /// The value of a mapping's entry.
+    /// Returns the value of a mapping's entry.
     pub(crate) fn get(&self, key: &str) -> Option<&Self> {
         self.entry(key).map(|entry| &entry.value)
     }
 
-    /// The text of a mapping's entry, if it is text.
+    /// Returns the value of a mapping's entry, if it is a string.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         match &self.get(key)?.content {
             Content::Scalar(Value::String(text)) => Some(text),
@@ -98,7 +98,7 @@ impl Node {
         }
     }
 
-    /// The entries of a mapping; nothing for other nodes.
+    /// Returns the entries of a mapping; empty for other nodes.
     pub(crate) fn entries(&self) -> &[Entry] {
         match &self.content {
             Content::Mapping(entries) => entries,
@@ -106,7 +106,7 @@ impl Node {
         }
     }
 
-    /// The items of a sequence; nothing for other nodes.
+    /// Returns the items of a sequence; empty for other nodes.
     pub(crate) fn items(&self) -> &[Self] {
         match &self.content {
             Content::Sequence(items) => items,
@@ -119,7 +119,7 @@ fn options() -> Options {
     serde_saphyr::options! {
         legacy_octal_numbers: true,
         with_snippet: false,
-        // All the pods of a large cluster in one list are read; a file that nests or repeats without end is not.
+        // Large enough for all pods of a large cluster in one list, but not for endless nesting or repetition.
         budget: serde_saphyr::budget! {
             max_documents: MAX_DOCUMENTS,
             max_events: 20_000_000,
@@ -130,7 +130,7 @@ fn options() -> Options {
     }
 }
 
-/// A node as the parser gives it: keys are still nodes, and a boolean may turn out to be text.
+/// A node from the parser: keys are still nodes, and a boolean may have to become a string.
 struct Raw {
     referenced: Location,
     defined: Location,
@@ -222,7 +222,8 @@ impl<'de> Visitor<'de> for ContentVisitor {
     }
 }
 
-/// The integer that a float is, as Go's JSON writes it: `1.0` is `1`. Beyond 2^53 a float is not exact, and it stays one.
+/// Returns the integer that equals a float, as Go's JSON writes it: `1.0` is `1`. Beyond 2^53 a float is inexact and
+/// stays one.
 fn whole(value: f64) -> Option<i64> {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     #[expect(clippy::cast_possible_truncation, reason = "it has no fraction and is within the range of i64")]
@@ -270,7 +271,8 @@ fn finish_mapping(text: &str, entries: Vec<(Raw, Raw)>) -> Result<Vec<Entry>, Fa
     Ok(finished)
 }
 
-/// The parser takes a boolean in any mixture of cases; kubectl takes `yes`, `Yes` and `YES`, and `yEs` is text.
+/// Restricts booleans to kubectl's spellings: `yes`, `Yes` and `YES` are booleans, but `yEs` is a string. The parser
+/// accepts any case.
 fn kubectls_boolean(text: &str, at: Location, value: Value) -> Value {
     if !value.is_boolean() {
         return value;
@@ -282,7 +284,7 @@ fn kubectls_boolean(text: &str, at: Location, value: Value) -> Value {
     if one_case { value } else { Value::String(written.to_owned()) }
 }
 
-/// Where a location is, in bytes; always within the text and on the borders of characters.
+/// Returns the position in bytes, within the source and on character boundaries.
 fn span(text: &str, location: Location) -> Range<usize> {
     let span = location.span();
     let number = |value: Option<u64>| value.and_then(|value| usize::try_from(value).ok()).unwrap_or_default();
@@ -296,7 +298,7 @@ fn fault(text: &str, error: &Error) -> Fault {
     let at = error.location().map(|location| {
         let mut at = span(text, location);
         if at.start == 0 && location.line() > 1 {
-            // The parser's own errors have a line and a column, and no bytes.
+            // The parser's own errors have a line and a column, but no byte offset.
             at.start = offset(text, location.line(), location.column());
             at.end = at.start;
         }
@@ -310,7 +312,7 @@ fn fault(text: &str, error: &Error) -> Fault {
     }
     let message = UserMessageFormatter.format_message(error).into_owned();
     if message.starts_with("YAML document too large or too complex") {
-        // The bounds of anchors are told as another kind of error.
+        // Exceeded limits of anchors are another kind of error.
         let message = "the text is too large, or repeats too much by anchors and aliases".to_owned();
         return Fault { span: at, message, help: None };
     }
@@ -320,7 +322,7 @@ fn fault(text: &str, error: &Error) -> Fault {
     Fault { message, span: at, help }
 }
 
-/// Which bound a text breaks.
+/// Describes the limit that a source exceeds.
 fn too_much(breach: &BudgetBreach) -> String {
     match breach {
         BudgetBreach::Depth { .. } => format!("the text is nested more than {MAX_DEPTH} levels deep"),
@@ -337,7 +339,7 @@ fn duplicate(key: &str, span: Option<Range<usize>>) -> Fault {
     }
 }
 
-/// The byte at a line and a column, both counted from one, the column in characters.
+/// Returns the byte offset of a line and a column, both from 1; the column counts characters.
 fn offset(text: &str, line: u64, column: u64) -> usize {
     let count = |number: u64| usize::try_from(number.saturating_sub(1)).unwrap_or(usize::MAX);
     let start: usize = text.split_inclusive('\n').take(count(line)).map(str::len).sum();
@@ -367,7 +369,7 @@ mod tests {
         documents(text).expect_err(text)
     }
 
-    /// What `sigs.k8s.io/yaml` 1.6, which kubectl reads files with, makes of the same text.
+    /// The expected values are those of `sigs.k8s.io/yaml` 1.6, which kubectl uses.
     #[test]
     fn scalars_mean_what_they_mean_to_kubectl() {
         for (text, expected) in [

@@ -7,7 +7,7 @@ use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile};
 use pillion_control::client::lists;
 
-/// So many are named.
+/// The maximum number of children that are named.
 const NAMED: usize = 20;
 
 /// A profile that extends another one.
@@ -18,7 +18,7 @@ pub(super) struct Child {
     parent: String,
 }
 
-/// What is to be told of those that extend a cluster profile, directly or by way of others; nothing if nobody does.
+/// Formats a note about the profiles that extend a cluster profile, directly or indirectly; empty if there are none.
 pub(super) async fn told(client: &Client, name: &str) -> String {
     match listed(client).await {
         Ok(all) => text(name, &extending(name, &all)),
@@ -42,7 +42,7 @@ fn child(object: DynamicObject) -> Option<Child> {
     Some(Child { namespace: object.metadata.namespace, name: object.metadata.name?, parent })
 }
 
-/// Only cluster profiles are extended, so a namespace's has no children.
+/// Returns all descendants. Only cluster profiles can be extended, so a namespace's profile has no children.
 fn extending<'c>(name: &str, all: &'c [Child]) -> BTreeSet<&'c Child> {
     let mut found = BTreeSet::new();
     let mut parents = vec![name];
@@ -90,7 +90,7 @@ mod tests {
             child(Some("shop"), "ours", "java"),
             child(Some("shop"), "otel", "otel"),
             child(Some("shop"), "theirs", "nginx"),
-            // In a circle, which none of them is accepted for.
+            // A cycle, which the controller never accepts.
             child(None, "otel", "java"),
         ];
         let told = text("otel", &extending("otel", &all));

@@ -23,7 +23,7 @@ pub(super) struct HistoryArgs {
     output: Form,
 }
 
-/// A line of the table.
+/// A row of the table.
 struct Line {
     revision: String,
     generation: String,
@@ -66,7 +66,7 @@ pub(super) async fn run(args: HistoryArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Who gets a revision.
+/// Formats which workloads get a revision.
 fn served(status: &ProfileStatus, revision: &str) -> String {
     let is = |other: &Option<String>| other.as_deref() == Some(revision);
     let share = status.rollout.as_ref().map(|rollout| rollout.percent.unwrap_or(100));
@@ -81,7 +81,7 @@ fn served(status: &ProfileStatus, revision: &str) -> String {
     }
 }
 
-/// For programs.
+/// Returns the lines as JSON.
 fn value(lines: &[Line]) -> Value {
     let revisions = lines.iter().map(|Line { revision, generation, made, parents, served }| {
         json!({

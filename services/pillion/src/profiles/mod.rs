@@ -44,7 +44,7 @@ struct Which {
     api_server: ApiServerArgs,
 }
 
-/// A profile as it stands in the cluster, with the way to it.
+/// A profile in the cluster, with its API client.
 struct Profile {
     client: Client,
     api: Api<DynamicObject>,
@@ -52,7 +52,7 @@ struct Profile {
     status: ProfileStatus,
 }
 
-/// Does what is asked.
+/// Runs the subcommand.
 pub(crate) fn run(args: ProfilesArgs) -> anyhow::Result<ExitCode> {
     match args.command {
         ProfilesCommand::History(args) => block_on(history::run(args)),
@@ -93,7 +93,7 @@ impl Which {
         }
     }
 
-    /// The profile as kubectl is told of it.
+    /// Returns kubectl's arguments for the profile.
     fn kubectl(&self) -> String {
         match &self.namespace {
             Some(namespace) => format!("-n {namespace} iprof {}", self.name),

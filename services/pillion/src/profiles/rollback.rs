@@ -1,7 +1,7 @@
 //! `pillion profiles rollback`: publishes an older revision again.
 //!
-//! It sets annotations instead of editing the profile's text: a controller that syncs the cluster with a repository
-//! restores every field that the repository has, and leaves annotations alone that the repository does not have.
+//! Sets annotations instead of editing the profile's spec. A controller that syncs the cluster with a repository
+//! restores every field of the repository, but leaves other annotations alone.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde_json::json;
 use super::{Which, children};
 use crate::output;
 
-/// How often it is looked whether it is published.
+/// How often to check whether the revision is published.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Arguments of `pillion profiles rollback`.
@@ -49,7 +49,7 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<ExitCode> {
     };
     let Some(expected) = expected else { bail!("nothing of {which} was ever accepted") };
     let version = profile.metadata.resource_version.clone();
-    // Not if it was changed since it was read.
+    // Fails if the profile changed since it was read.
     let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
     profile.api.patch(&which.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
     published(&which, &expected, Duration::from_secs(wait)).await?;
@@ -74,7 +74,7 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits until the controller has published it.
+/// Waits until the controller has published the revision.
 async fn published(which: &Which, expected: &str, limit: Duration) -> anyhow::Result<()> {
     let wait = async {
         loop {
@@ -92,7 +92,7 @@ async fn published(which: &Which, expected: &str, limit: Duration) -> anyhow::Re
     })?
 }
 
-/// The revision to go back to.
+/// Returns the revision to roll back to.
 fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
     let kept = &status.revisions;
     if let Some(digits) = to {
@@ -104,7 +104,7 @@ fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
         };
     }
     let published = status.revision.as_ref();
-    // In the middle of a rollout: what all others have.
+    // During a rollout: the revision of all other workloads.
     if let Some(promoted) = status.promoted_revision.as_ref().filter(|promoted| Some(*promoted) != published) {
         return Ok(promoted.clone());
     }

@@ -81,7 +81,7 @@ impl Stand {
     }
 }
 
-/// Prints what is stale, and what became of it. Exit code 1: there is something that is stale still.
+/// Prints stale workloads and the results of restarts. Exit code 1: some are still stale.
 pub(crate) fn run(args: RolloutArgs) -> anyhow::Result<ExitCode> {
     let (output, applies) = (args.output, args.apply);
     let lines = block_on(rollout(args))?;
@@ -122,7 +122,7 @@ async fn plan_of(client: &Client, stale: &Stale) -> anyhow::Result<Plan> {
     restart::plan(client, &stale.workload).await
 }
 
-/// Restarts so many at a time; once one fails, no other one is begun.
+/// Restarts up to `at_once` workloads concurrently. After a failure, no further restart begins.
 async fn restart_all(
     client: &Client,
     lines: &mut [Line],

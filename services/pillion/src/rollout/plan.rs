@@ -7,34 +7,34 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use pillion_api::selector::LabelSelector;
 use serde_json::Value;
 
-/// What is to be done with a workload.
+/// The planned action for a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// It is restarted.
+    /// Restart it now.
     Restart,
-    /// It is restarted as soon as its budget allows it.
+    /// Restart it once its disruption budgets allow it.
     Wait(String),
-    /// It is left alone; why, and what to do instead.
+    /// Do not restart it: the reason, and what to do instead.
     Leave(String),
 }
 
-/// What a restart that is under way takes away.
+/// The disruption of a restart in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
-    /// How many pods at one time.
+    /// Pods that are unavailable at one time.
     pods: i64,
-    /// The labels of their template.
+    /// The labels of their pod template.
     labels: Option<Value>,
 }
 
 impl Taken {
-    /// What the restart of this workload takes away.
+    /// Returns the disruption of restarting this workload.
     pub(super) fn by(kind: &str, workload: &Value) -> Self {
         Self { pods: at_one_time(kind, workload), labels: workload.pointer("/spec/template/metadata/labels").cloned() }
     }
 }
 
-/// What a kind's pods need to be made anew.
+/// Returns how to replace a kind's pods, or `None` if the kind can be restarted.
 pub(super) fn of_kind(kind: &str) -> Option<&'static str> {
     match kind {
         "Deployment" | "StatefulSet" | "DaemonSet" => None,
@@ -45,9 +45,9 @@ pub(super) fn of_kind(kind: &str) -> Option<&'static str> {
     }
 }
 
-/// What is to be done with a Deployment, a `StatefulSet` or a `DaemonSet`, in view of the budgets of its namespace and of the
-/// restarts that are under way there. A budget's status may not know of those yet; once it does they are counted twice,
-/// which is a longer wait and no breach.
+/// Plans the restart of a Deployment, a `StatefulSet` or a `DaemonSet`, given the budgets of its namespace and the
+/// restarts in progress there. A budget's status may not include those yet. Once it does, they are counted twice, which
+/// only delays the restart.
 pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], under_way: &[&Taken]) -> Plan {
     let at = |pointer: &str| workload.pointer(pointer);
     if workload.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) {
@@ -84,18 +84,18 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
     Plan::Restart
 }
 
-/// Whether a budget is one of pods with these labels.
+/// Whether a budget selects pods with these labels.
 fn selects(budget: &PodDisruptionBudget, labels: Option<&Value>) -> bool {
     let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
     let selector = selector.and_then(|selector| serde_json::to_value(selector).ok());
-    // Without a selector it is a budget of no pods.
+    // A budget without a selector selects no pods.
     let Some(selector) = selector else { return false };
-    // One that cannot be read is taken as a budget of all.
+    // A budget with an invalid selector counts as selecting all.
     serde_json::from_value::<LabelSelector>(selector)
         .map_or(true, |selector| selector.matches(|label| labels?.get(label)?.as_str()))
 }
 
-/// How many pods a rolling update takes away before new ones are there.
+/// Returns how many pods a rolling update removes before new ones are available.
 fn at_one_time(kind: &str, workload: &Value) -> i64 {
     let at = |pointer: &str| workload.pointer(pointer);
     let replicas = match kind {
@@ -109,7 +109,7 @@ fn at_one_time(kind: &str, workload: &Value) -> i64 {
             let unavailable =
                 of("maxUnavailable").map_or_else(|| share(25, replicas, false), |v| count(v, replicas, false));
             let surge = of("maxSurge").map_or_else(|| share(25, replicas, true), |v| count(v, replicas, true));
-            // Neither would be a restart that never begins.
+            // With neither, the rolling update could not make progress.
             if unavailable == 0 && surge == 0 { 1 } else { unavailable }
         }
         "DaemonSet" => {
@@ -122,7 +122,7 @@ fn at_one_time(kind: &str, workload: &Value) -> i64 {
     }
 }
 
-/// A count, or a share of the replicas: `3`, `25%`.
+/// Returns a count, or a share of the replicas: `3`, `25%`.
 fn count(value: &Value, replicas: i64, rounds_up: bool) -> i64 {
     match value {
         Value::String(text) => text
@@ -175,14 +175,14 @@ mod tests {
             (deployment(&json!({"type": "Recreate"})), 4, true),
             (rolling(json!("50%"), json!(0)), 1, false),
             (rolling(json!("50%"), json!(0)), 2, true),
-            // A pod goes only once another one is there.
+            // A pod is removed only once a new one is available.
             (rolling(json!(0), json!(1)), 0, true),
             (rolling(json!("10%"), json!(0)), 0, false),
         ] {
             let plan = of("Deployment", &workload, &[budget(&web(), allowed, (1, 1))], &[]);
             assert_eq!(plan == Plan::Restart, restarts, "{workload} with {allowed}: {plan:?}");
         }
-        // What the budget's controller has not seen yet is not known.
+        // The budget's controller has not observed this generation yet.
         let unseen = budget(&web(), 4, (2, 1));
         assert!(matches!(of("Deployment", &deployment(&json!({})), &[unseen], &[]), Plan::Wait(_)));
         let others = [budget(&json!({"matchLabels": {"app": "db"}}), 0, (1, 1)), budget(&Value::Null, 0, (1, 1))];

@@ -1,4 +1,4 @@
-//! Prints findings and actions, as a table and for programs.
+//! Prints stale workloads and the results, as a table and for programs.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,25 +9,25 @@ use super::plan::Plan;
 use super::stale::Stale;
 use crate::output;
 
-/// A workload, what is to be done with it, and what became of it.
+/// A workload, its plan, and the result.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
-    /// What is wrong with it.
+    /// The stale workload.
     pub(super) stale: Stale,
-    /// What is to be done.
+    /// The planned action.
     pub(super) plan: Plan,
-    /// What became of it; `None` if nothing was done.
+    /// The result; `None` if it was not restarted.
     pub(super) outcome: Option<Outcome>,
 }
 
-/// What became of a workload.
+/// The result of a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// All of its pods are new, available and as their profiles say.
+    /// All pods are new, available and as their profiles say.
     Restarted,
-    /// It came to nothing.
+    /// The restart failed, for this reason.
     Failed(String),
-    /// Another one failed before it.
+    /// A restart before it failed.
     NotBegun,
 }
 
@@ -66,7 +66,7 @@ impl Line {
     }
 }
 
-/// In columns, as kubectl has them; nothing if there is nothing.
+/// Formats a table like kubectl; empty if there are no lines.
 pub(super) fn table(lines: &[Line]) -> String {
     let head = ["NAMESPACE", "WORKLOAD", "PODS", "PROFILES", "RESULT"];
     let rows = lines.iter().map(|line| {
@@ -82,7 +82,7 @@ pub(super) fn table(lines: &[Line]) -> String {
     output::columns(head, rows)
 }
 
-/// One line: how many there are, and what became of them.
+/// Formats one line with the number of workloads and results.
 pub(super) fn summary(lines: &[Line], applies: bool) -> String {
     let count = |is: fn(&Line) -> bool| lines.iter().filter(|line| is(line)).count();
     if lines.is_empty() {
@@ -103,7 +103,7 @@ pub(super) fn summary(lines: &[Line], applies: bool) -> String {
     format!("{all}: {restart} would be restarted by --apply, {left} left alone")
 }
 
-/// All of it for programs.
+/// Returns the lines as JSON.
 pub(super) fn value(lines: &[Line], applies: bool) -> Value {
     let workloads = lines.iter().map(|line| {
         let Line { stale: Stale { workload, pods, profiles }, plan, outcome } = line;

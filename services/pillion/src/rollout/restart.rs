@@ -1,5 +1,5 @@
-//! Restarts a workload as `kubectl rollout restart` does, and waits for the result. Directly before, it tries a pod of
-//! the template: a restart that would remove what the pods have is worse than none.
+//! Restarts a workload as `kubectl rollout restart` does, and waits for the result. Directly before, it creates a pod
+//! of the template by dry run: a restart that would remove what the pods have is worse than none.
 
 use std::time::Duration;
 
@@ -20,32 +20,32 @@ use super::stale::Stale;
 use super::template;
 use crate::workload::{Owners, Workload, controller};
 
-/// The annotation of a template by which kubectl restarts a workload.
+/// The annotation of a pod template by which kubectl restarts a workload.
 const RESTARTED_AT: &str = "kubectl.kubernetes.io/restartedAt";
 
-/// Who writes it.
+/// The field manager of the annotation.
 const MANAGER: &str = "pillion-rollout";
 
-/// How often it is looked how far it is.
+/// How often to check the progress.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// What the restarts that are under way take away, by workload. It is held while one is begun: what two of them may do at
-/// one time is decided one after the other.
+/// The disruptions of restarts in progress, by workload. The lock is held while a restart begins, so that only one at a
+/// time is compared with the budgets.
 pub(super) type UnderWay = Mutex<Vec<(Workload, Taken)>>;
 
-/// A workload that may be restarted, or not.
+/// A workload with its plan.
 struct Considered {
     plan: Plan,
-    /// As it is stored; nothing if its kind is not one that can be restarted, or it is gone.
+    /// The stored workload; null if its kind cannot be restarted, or it was deleted.
     object: Value,
 }
 
-/// Whether a workload can be restarted now.
+/// Plans the restart of a workload.
 pub(super) async fn plan(client: &Client, workload: &Workload) -> anyhow::Result<Plan> {
     Ok(consider(client, workload, &[]).await?.plan)
 }
 
-/// The same beside restarts that are under way.
+/// Plans a restart beside those in progress.
 async fn consider(client: &Client, workload: &Workload, begun: &[(Workload, Taken)]) -> anyhow::Result<Considered> {
     let leave = |why: &str| Considered { plan: Plan::Leave(why.to_owned()), object: Value::Null };
     let Some(api) = api(client, workload) else {
@@ -61,7 +61,8 @@ async fn consider(client: &Client, workload: &Workload, begun: &[(Workload, Take
     Ok(Considered { plan: plan::of(&workload.kind, &object, &budgets.items, &beside), object })
 }
 
-/// Restarts it as soon as its budgets allow it, and waits until its pods are new, available and as their profiles say.
+/// Restarts the workload once its budgets allow it, and waits until its pods are new, available and as their profiles
+/// say.
 pub(super) async fn run(client: &Client, stale: &Stale, under_way: &UnderWay) -> anyhow::Result<()> {
     let workload = &stale.workload;
     let api = api(client, workload).context("it is of no kind that can be restarted")?;
@@ -71,7 +72,7 @@ pub(super) async fn run(client: &Client, stale: &Stale, under_way: &UnderWay) ->
         match plan {
             Plan::Restart => {
                 try_a_pod(client, stale, &object).await?;
-                // Before, so that it is known however the next ends.
+                // Recorded before the patch, so that it counts even if the patch fails.
                 begun.push((workload.clone(), Taken::by(&workload.kind, &object)));
                 patch(&api, workload).await?;
                 break;
@@ -82,12 +83,12 @@ pub(super) async fn run(client: &Client, stale: &Stale, under_way: &UnderWay) ->
         tokio::time::sleep(LOOK_EVERY).await;
     }
     is_done(client, &api, stale).await?;
-    // One that failed takes what it takes still.
+    // A failed restart stays recorded, since its pods may still be unavailable.
     under_way.lock().await.retain(|(other, _)| other != workload);
     Ok(())
 }
 
-/// Whether a pod that is made now gets what the stale ones lack: the API server is asked, and nothing is stored.
+/// Creates a pod by dry run, and fails unless it gets what the stale pods lack.
 async fn try_a_pod(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
     let Stale { workload, .. } = stale;
     let pod = template::pod(&workload.kind, object).context("it has no pod template")?;
@@ -113,7 +114,7 @@ async fn patch(api: &Api<DynamicObject>, workload: &Workload) -> anyhow::Result<
     Ok(())
 }
 
-/// Waits until all pods of a workload that was restarted are new, available and as their profiles say.
+/// Waits until all pods of a restarted workload are new, available and as their profiles say.
 async fn is_done(client: &Client, api: &Api<DynamicObject>, stale: &Stale) -> anyhow::Result<()> {
     let Stale { workload, .. } = stale;
     loop {
@@ -129,7 +130,7 @@ async fn is_done(client: &Client, api: &Api<DynamicObject>, stale: &Stale) -> an
     }
 }
 
-/// Why it took longer than it may, in words.
+/// Explains why a restart timed out.
 pub(super) async fn still_waits_for(client: &Client, stale: &Stale, under_way: &UnderWay, limit: Duration) -> String {
     let Stale { workload, .. } = stale;
     let waits = async {
@@ -147,16 +148,16 @@ pub(super) async fn still_waits_for(client: &Client, stale: &Stale, under_way: &
     format!("not done within {} seconds: {why}", limit.as_secs())
 }
 
-/// What a restart waits for.
+/// The state of an unfinished restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Waits {
-    /// This.
+    /// It waits for this.
     For(String),
-    /// It has come to an end, and not to a good one.
+    /// It failed, for this reason.
     Never(String),
 }
 
-/// What a workload waits for until all of its pods are new and available.
+/// Returns what a workload waits for until all of its pods are new and available.
 fn waits_for(kind: &str, object: &Value) -> Option<Waits> {
     let number = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
@@ -176,7 +177,7 @@ fn waits_for(kind: &str, object: &Value) -> Option<Waits> {
         let wanted = object.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
         (wanted, number("/status/updatedReplicas"), number("/status/availableReplicas"), number("/status/replicas"))
     };
-    // A StatefulSet that is done has no updated pods beside its current ones.
+    // Once a `StatefulSet` is updated, it counts no updated pods beside its current ones.
     let is_settled = kind == "StatefulSet" && text("/status/currentRevision") == text("/status/updateRevision");
     let new = if is_settled { wanted } else { new };
     let counts = [(new, "new"), (available, "available")];
@@ -188,8 +189,8 @@ fn waits_for(kind: &str, object: &Value) -> Option<Waits> {
     (all > wanted).then(|| Waits::For(format!("{} old pods are there still", all - wanted)))
 }
 
-/// Whether the new pods are as they should be; if not, another restart would be in vain too. Pods that have ended are not
-/// replaced, and those of somebody else with the same labels are not its own.
+/// Fails unless the new pods are as their profiles say, since another restart would not help either. Pods that have
+/// ended are not replaced, and pods of other owners with the same labels are ignored.
 async fn are_as_their_profiles_say(client: &Client, stale: &Stale, selector: &Value) -> anyhow::Result<()> {
     let workload = &stale.workload;
     let api =

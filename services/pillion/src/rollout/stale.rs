@@ -11,39 +11,39 @@ use pillion_engine::json::OwnedTape;
 
 use crate::workload::{Owners, Workload};
 
-/// A workload with pods that are not as their profiles say.
+/// A workload whose pods differ from their profiles.
 #[derive(Clone, Debug)]
 pub(super) struct Stale {
-    /// Whose pods they are.
+    /// The workload.
     pub(super) workload: Workload,
-    /// How many there are.
+    /// The number of pods.
     pub(super) pods: usize,
-    /// What is wrong, by profile.
+    /// The differences, by profile.
     pub(super) profiles: BTreeMap<Box<str>, Wrong>,
 }
 
-/// What is wrong with pods in view of a profile.
+/// The difference between pods and a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wrong {
-    /// The first that was found.
+    /// The first state that was found.
     pub(super) state: State,
-    /// Why.
+    /// The causes.
     pub(super) causes: BTreeSet<Cause>,
-    /// The revisions that should be there; none if the profile should not.
+    /// The expected revisions; empty if the profile should not be there.
     pub(super) want: BTreeSet<Box<str>>,
-    /// Those that are.
+    /// The revisions of the pods.
     pub(super) has: BTreeSet<Box<str>>,
 }
 
 impl Stale {
-    /// Why new pods would be as these are; `None` if they would not.
+    /// Returns the reason if new pods would have the same differences.
     pub(super) fn is_in_vain(&self) -> Option<&'static str> {
         self.profiles.values().all(Wrong::is_left_out).then_some(
             "the webhook has seen its pods and left the profile out, and would again: pillion explain says why",
         )
     }
 
-    /// What is wrong with a new pod still: `as profile nginx says: it does not have it`; `None` if it is as it should be.
+    /// Returns the remaining difference of a new pod, such as `as profile nginx says: it does not have it`.
     ///
     /// # Errors
     /// The pod cannot be read.
@@ -54,7 +54,7 @@ impl Stale {
     }
 
     fn is_wrong(&self, injected: &Injected) -> Option<String> {
-        // What the webhook leaves out it leaves out again: nobody restarts for that.
+        // The webhook would skip the profile again, so this is no reason for a restart.
         self.profiles.iter().filter(|(_, wrong)| !wrong.is_left_out()).find_map(|(profile, wrong)| {
             let has = match injected {
                 Injected::Profiles(all) => all.iter().find(|(name, _)| name == profile).map(|(_, revision)| revision),
@@ -73,7 +73,7 @@ impl Stale {
 }
 
 impl Wrong {
-    /// Whether the webhook has seen the pods, and left the profile out.
+    /// Whether the webhook decided about the pods and skipped the profile.
     fn is_left_out(&self) -> bool {
         self.causes.iter().all(|cause| *cause == Cause::LeftOut)
     }

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-/// A pod of a workload's template, owned by the workload: revisions that are for a share of workloads go by who that is.
-/// `None` if it has no template.
+/// Returns a pod of a workload's template, owned by the workload, since a rollout assigns revisions by owner. `None` if
+/// it has no template.
 pub(super) fn pod(kind: &str, workload: &Value) -> Option<Value> {
     let text = |pointer: &str| workload.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let template = workload.pointer("/spec/template")?;
@@ -13,7 +13,7 @@ pub(super) fn pod(kind: &str, workload: &Value) -> Option<Value> {
         "apiVersion": "apps/v1", "kind": kind, "name": name, "uid": text("/metadata/uid"), "controller": true,
     });
     let metadata = pod.get_mut("metadata").and_then(Value::as_object_mut)?;
-    // The API server would look whether a name is taken.
+    // The API server would reject a name that is taken.
     metadata.shift_remove("name");
     metadata.insert("generateName".to_owned(), format!("{name}-").into());
     metadata.insert("ownerReferences".to_owned(), json!([owner]));
@@ -23,7 +23,7 @@ pub(super) fn pod(kind: &str, workload: &Value) -> Option<Value> {
     Some(pod)
 }
 
-/// The volumes that a `StatefulSet` gives to its pods: their containers mount them.
+/// Adds the volumes that a `StatefulSet` gives its pods for its claims, since containers mount them.
 fn claims(workload: &Value, name: &str, pod: &mut Value) {
     let claims = workload.pointer("/spec/volumeClaimTemplates").and_then(Value::as_array);
     let names: Vec<&str> =
@@ -31,7 +31,7 @@ fn claims(workload: &Value, name: &str, pod: &mut Value) {
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut).filter(|_| !names.is_empty()) else { return };
     let volumes = spec.entry("volumes").or_insert_with(|| json!([]));
     let Some(volumes) = volumes.as_array_mut() else { return };
-    // A claim takes the place of a volume of its name.
+    // A claim replaces a volume of the same name.
     volumes.retain(|volume| volume.get("name").and_then(Value::as_str).is_none_or(|name| !names.contains(&name)));
     let of_claim =
         |claim: &str| json!({"name": claim, "persistentVolumeClaim": {"claimName": format!("{claim}-{name}-0")}});

@@ -14,31 +14,31 @@ use super::namespaces::Levels;
 use super::profile_files::Loaded;
 use super::sample::Sample;
 
-/// Takes the patch out of an answer and decodes it, with what any system has.
+/// Extracts and decodes the patch of a response, with standard tools.
 const DECODE: &str = r#"sed -n 's/.*"patch":"\([^"]*\)".*/\1/p' | base64 -d"#;
 
-/// What is served, as far as it is told.
+/// The facts to announce.
 pub(crate) struct Service<'s> {
     pub(crate) address: SocketAddr,
     pub(crate) metrics_address: SocketAddr,
-    /// Whether the playground is served there.
+    /// Whether the metrics port serves the playground.
     pub(crate) has_playground: bool,
     pub(crate) profiles: &'s ProfileSet,
     pub(crate) paths: &'s [PathBuf],
-    /// The folder of which this is one among others, if so.
+    /// The folder of which this profile is one among others, if any.
     pub(crate) library: Option<&'s Path>,
     pub(crate) namespaces: &'s Levels,
     pub(crate) folder: &'s Folder,
     pub(crate) sample: &'s Sample,
-    /// What to write for this program into a command.
+    /// How to call this program in a command.
     pub(crate) program: &'s Path,
 }
 
 impl Service<'_> {
-    /// All of it, as text.
+    /// Formats the announcement.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
-        // Writing to a String does not fail.
+        // Writing to a string never fails.
         let _ = self.write(&mut text);
         text
     }
@@ -106,7 +106,7 @@ impl Service<'_> {
     }
 }
 
-/// What a change of the files brought, in one line; empty if nothing but what is wrong, which is told elsewhere.
+/// Formats the effect of changed files on one line; empty if there are only problems, which are printed separately.
 pub(crate) fn change(loaded: &Loaded) -> String {
     let part = |what: &str, names: &[ProfileName]| {
         let names: Vec<_> = names.iter().map(ToString::to_string).collect();
@@ -134,7 +134,7 @@ fn how_to_ask(profile: &CompiledProfile) -> String {
     }
 }
 
-/// How a client on this machine reaches an address.
+/// Returns how a client on this machine reaches an address.
 fn reachable(address: SocketAddr) -> String {
     if address.ip().is_loopback() || address.ip().is_unspecified() {
         format!("localhost:{}", address.port())
@@ -143,7 +143,7 @@ fn reachable(address: SocketAddr) -> String {
     }
 }
 
-/// A path as one word of a shell's command line.
+/// Quotes a path for a shell.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:@,".contains(c);

@@ -5,7 +5,7 @@
 //!
 //! The Secret may not exist yet when a replica starts, and the replica does not wait for it. Its ports are open, it is
 //! not ready, and it ends each handshake with an alert at once. So a client learns of the problem without waiting, and
-//! never sees a certificate that it should not trust.
+//! never sees an untrusted certificate.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,12 +54,12 @@ pub(crate) struct CertificateArgs {
 /// The name of a Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SecretName {
-    /// `None`: where this runs.
+    /// `None`: the namespace of the process.
     namespace: Option<String>,
     name: String,
 }
 
-/// The certificate, whichever way it comes.
+/// The source of the serving certificate.
 #[derive(Debug)]
 pub(crate) enum CertificateSource {
     /// From files.
@@ -68,14 +68,14 @@ pub(crate) enum CertificateSource {
     Secret(CertificateSecret),
 }
 
-/// A certificate and its key in a Secret, and what is served of them.
+/// A watched Secret with the certificate and its key, and the active certificate.
 #[derive(Debug)]
 pub(crate) struct CertificateSecret {
     watched: WatchedSecret,
     serving: Arc<ServingCertificate>,
 }
 
-/// A certificate and its key in files, and what is served of them.
+/// Files with the certificate and its key, and the active certificate.
 #[derive(Debug)]
 pub(crate) struct CertificateFiles {
     certificate: PathBuf,
@@ -91,18 +91,18 @@ struct Contents {
 }
 
 impl std::fmt::Debug for Contents {
-    /// Not the text: it is a private key.
+    /// Omits the text: it is a private key.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Contents").finish_non_exhaustive()
     }
 }
 
 impl CertificateArgs {
-    /// Checks what is given, as far as it can be without a cluster. What is in the Secret comes later.
+    /// Checks the arguments as far as possible without a cluster. The Secret's content is read later.
     ///
     /// # Errors
-    /// A file cannot be read, they are not a certificate with its key, or it is not known which name the certificate in the
-    /// Secret has to have.
+    /// A file cannot be read, the files are not a certificate with its key, or the required name of the Secret's
+    /// certificate is unknown.
     pub(crate) async fn load(&self, default_namespace: &str) -> anyhow::Result<Option<CertificateSource>> {
         match (&self.serving_secret, &self.tls_cert, &self.tls_key) {
             (Some(secret), None, None) => {
@@ -146,7 +146,7 @@ impl SecretName {
     }
 }
 
-/// `NAME` or `NAMESPACE/NAME`.
+/// Parses `NAME` or `NAMESPACE/NAME`.
 fn secret_name(text: &str) -> Result<SecretName, String> {
     let (namespace, name) = match text.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
@@ -159,7 +159,7 @@ fn secret_name(text: &str) -> Result<SecretName, String> {
 }
 
 impl CertificateSource {
-    /// What is served.
+    /// Returns the active certificate.
     pub(crate) fn serving(&self) -> Arc<ServingCertificate> {
         match self {
             Self::Files(files) => files.serving(),
@@ -167,8 +167,8 @@ impl CertificateSource {
         }
     }
 
-    /// Takes up what is new until `stop`. What cannot be served leaves the last good certificate in place. `ready` is set
-    /// as soon as there is one, and stays.
+    /// Activates new certificates until `stop`. An invalid one leaves the last good certificate active. `ready` is set
+    /// once there is a certificate, and stays set.
     pub(crate) async fn follow(
         self,
         client: Client,
@@ -191,7 +191,7 @@ impl CertificateSource {
     }
 }
 
-/// Takes up what came of the Secret, and says what became of it.
+/// Activates the Secret's certificate if it is valid, and logs and returns the result.
 fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: News) -> ReloadResult {
     let last = || if serving.leaf().is_some() { "the last good one stays" } else { "there is none to serve yet" };
     let pair = match news {
@@ -239,10 +239,10 @@ fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: New
 }
 
 impl CertificateFiles {
-    /// Reads and checks them.
+    /// Reads and validates the files.
     ///
     /// # Errors
-    /// A file cannot be read, or they are not a certificate with its key.
+    /// A file cannot be read, or the files are not a certificate with its key.
     pub(crate) async fn load(certificate: PathBuf, key: PathBuf) -> anyhow::Result<Self> {
         let seen = read(&certificate, &key).await?;
         let (first, second) = pem(&certificate, &key, &seen);
@@ -250,12 +250,12 @@ impl CertificateFiles {
         Ok(Self { certificate, key, seen, serving })
     }
 
-    /// What is served.
+    /// Returns the active certificate.
     pub(crate) fn serving(&self) -> Arc<ServingCertificate> {
         Arc::clone(&self.serving)
     }
 
-    /// Reads the files every so often until `stop`. What cannot be served leaves the last good certificate in place.
+    /// Polls the files until `stop`. Invalid content leaves the last good certificate active.
     pub(crate) async fn follow(mut self, every: Duration, reloads: ReloadMetrics, stop: CancellationToken) {
         let mut ticks = Ticks::new(every, stop);
         while ticks.next().await {
@@ -265,7 +265,7 @@ impl CertificateFiles {
         }
     }
 
-    /// What came of it; `None` if there was nothing new.
+    /// Checks the files. Returns the result, or `None` if they have not changed.
     async fn look(&mut self) -> Option<ReloadResult> {
         let fresh = match read(&self.certificate, &self.key).await {
             Ok(fresh) => fresh,
@@ -274,8 +274,8 @@ impl CertificateFiles {
                 return Some(ReloadResult::Unreadable);
             }
         };
-        // What could not be served is not tried again until a file changes, so it is said once. A certificate that was
-        // read before its key was replaced mends itself that way too.
+        // Invalid content is not tried again until a file changes, so it is reported once. That also covers a
+        // certificate that was read before its key was replaced.
         if fresh == self.seen {
             return None;
         }
@@ -296,7 +296,7 @@ impl CertificateFiles {
     }
 }
 
-/// A file's path as text, and what is in it.
+/// A file's path as a string, and its content.
 struct Named<'c> {
     path: String,
     content: &'c [u8],
@@ -408,7 +408,7 @@ mod tests {
         let second = write(dir.path());
         assert_eq!(files.look().await, Some(ReloadResult::Served));
         assert_eq!(taken(&files), second.into_bytes());
-        // A swap to what is served already is no change: so this tells that the second one was taken.
+        // Swapping to the active certificate returns false, which proves that the second one is active.
         let (certificate, key) = pem(&files.certificate, &files.key, &files.seen);
         assert!(!files.serving.swap(certificate.as_text(), key.as_text()).unwrap());
 

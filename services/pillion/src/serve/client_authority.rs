@@ -27,7 +27,7 @@ pub(crate) struct ClientArgs {
     pub(crate) client_name: Vec<String>,
 }
 
-/// The file, and what is at work of it.
+/// The CA file and its active content.
 #[derive(Debug)]
 pub(crate) struct ClientAuthorityFile {
     path: PathBuf,
@@ -36,10 +36,10 @@ pub(crate) struct ClientAuthorityFile {
 }
 
 impl ClientArgs {
-    /// Reads and checks the file; `None` if there is to be none.
+    /// Reads and validates the file; `None` if none is given.
     ///
     /// # Errors
-    /// It cannot be read or is no authority's certificate, or there are names and no authority.
+    /// The file cannot be read or has no CA certificate, or there are names without a CA.
     pub(crate) async fn load(self) -> anyhow::Result<Option<ClientAuthorityFile>> {
         let Some(path) = self.client_ca else {
             if !self.client_name.is_empty() {
@@ -56,12 +56,12 @@ impl ClientArgs {
 }
 
 impl ClientAuthorityFile {
-    /// What is at work.
+    /// Returns the active CA and names.
     pub(crate) fn clients(&self) -> Arc<ClientCertificates> {
         Arc::clone(&self.clients)
     }
 
-    /// Reads the file every so often until `stop`. What cannot be used leaves the last good authority in place.
+    /// Polls the file until `stop`. Invalid content leaves the last good CA active.
     pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
         let mut ticks = Ticks::new(every, stop);
         while ticks.next().await {
@@ -79,7 +79,7 @@ impl ClientAuthorityFile {
                 );
             }
         };
-        // What could not be used is not tried again until the file changes, so it is said once.
+        // Invalid content is not tried again until the file changes, so it is reported once.
         if fresh == self.seen {
             return;
         }
@@ -134,7 +134,7 @@ mod tests {
         let path = dir.path().join("ca.crt");
         std::fs::write(&path, authority()).unwrap();
         let mut file = load(&path).await.unwrap();
-        // A swap to what is at work already is no change.
+        // Swapping to the active CA returns false.
         let at_work = |file: &ClientAuthorityFile, text: &str| {
             !file.clients.swap(PemText { source: "a test", text: text.as_bytes() }).unwrap()
         };

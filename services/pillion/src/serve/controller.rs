@@ -28,7 +28,7 @@ use crate::output;
 use crate::telemetry::Telemetry;
 use crate::telemetry::logs::{LogArgs, LogLevel};
 
-/// Of `--config`, which is another file than the one of replicas.
+/// Help of `--config`, which is another file than that of the webhook.
 const CONFIG_HELP: &str = "The policy file, YAML: leadership, certificates, webhook configurations, log level. Read once. \
                            What is left out has its default";
 
@@ -60,7 +60,7 @@ pub(crate) struct ControllerArgs {
     pub(crate) check_config: bool,
 }
 
-/// Runs until it is asked to end.
+/// Runs until a signal ends it.
 pub(crate) fn run(args: ControllerArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
     let overrides = Overrides { log_level: logs.log_level.clone(), ..Overrides::default() };
     if args.check_config {
@@ -148,7 +148,7 @@ async fn control(
     ended
 }
 
-/// Where others reach what listens here.
+/// Returns the address at which API servers reach this process.
 fn reached_at(listens: SocketAddr, pod: Option<IpAddr>) -> anyhow::Result<SocketAddr> {
     let address = pod.unwrap_or_else(|| listens.ip());
     if address.is_unspecified() {

@@ -4,10 +4,10 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, warn};
 
-/// What the process needs beside its connections: files, pipes, the API server.
+/// File descriptors that the process needs besides connections: files, pipes, the API server.
 const BESIDE: u64 = 128;
 
-/// Raises the limit as far as it goes, and tells if that is not enough for so many connections.
+/// Raises the limit as far as possible, and warns if it is too low for this many connections.
 pub(crate) fn raise_limit(connections: usize) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });

@@ -1,5 +1,6 @@
 //! `pillion dev`: the webhook without a cluster, for authors of profiles. It loads profiles from files and reloads
-//! them, creates a certificate, and prints commands to try it. A page shows what a profile does while it is typed.
+//! them, creates a certificate, and prints commands to try it. A web page shows the effect of a profile while it is
+//! edited.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -37,18 +38,18 @@ use crate::telemetry::logs::{LogArgs, LogLevel};
 use crate::telemetry::traces::TraceArgs;
 use crate::{causes, output};
 
-/// Where profiles are if nobody says where.
+/// The default folder of profiles.
 const DEFAULT_FOLDER: &str = "profiles";
-/// The one that is served of such a folder if it is there: then the folder is a library, as this repository's is, for people
-/// to choose from, and some of what is in it is for every pod. This one shows what an injection is.
+/// The profile that is served by default if the folder has it. Such a folder is a library, like that of this
+/// repository, and some of its profiles apply to every pod. This one demonstrates an injection.
 const SHOWN: &str = "nginx";
-/// What is served if there are none.
+/// The profile that is served if there are none.
 const EMBEDDED: &str = include_str!("../../../../profiles/nginx/profile.yaml");
 /// How often the files are read.
 const POLL: Duration = Duration::from_secs(1);
-/// How long connections may take to end.
+/// How long the drain may take.
 const DRAIN_DEADLINE_SECONDS: u64 = 2;
-/// What is logged unless somebody says otherwise: here one wants to see each decision.
+/// The default log level, which shows each decision.
 const LOG_LEVEL: &str = "info,pillion_webhook=debug";
 
 /// Arguments of `pillion dev`.
@@ -81,9 +82,9 @@ pub(crate) struct DevArgs {
     pub(crate) traces: TraceArgs,
 }
 
-/// Serves until it is asked to end.
+/// Serves until a signal ends it.
 pub(crate) fn run(args: DevArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
-    // What is logged and how it ends is its own, whatever the file says for production.
+    // Log level and drain differ from production, whatever the file sets.
     let overrides = Overrides {
         log_level: Some(logs.log_level.clone().unwrap_or_else(|| LOG_LEVEL.to_owned())),
         trace_ratio: args.traces.trace_ratio,
@@ -103,7 +104,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     let is_given = !args.profiles.is_empty();
     let paths = profile_paths(args.profiles, &folder)?;
     let library = paths.contains(&shown()).then_some(Path::new(DEFAULT_FOLDER)).filter(|_| !is_given);
-    // Whoever reaches it has profiles of this machine read and compiled: that is for this machine alone.
+    // The playground reads and compiles profiles of this machine, so only this machine may reach it.
     let playground = args.metrics_listen.ip().is_loopback().then(|| {
         let own = if is_given || paths == [Path::new(DEFAULT_FOLDER)] { paths.clone() } else { Vec::new() };
         Playground::new(start.clone(), library.map_or(own, |library| vec![library.to_owned()]))
@@ -181,7 +182,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     serving.await.context("the servers failed")?
 }
 
-/// Follows the files of the profiles.
+/// Watches the files of the profiles.
 struct Follow<'f> {
     profiles: ProfileFiles,
     snapshot: Arc<ArcSwap<Snapshot>>,
@@ -190,13 +191,13 @@ struct Follow<'f> {
 }
 
 impl Follow<'_> {
-    /// For ever.
+    /// Polls the files forever.
     async fn run(mut self) -> std::convert::Infallible {
         let mut ticks = tokio::time::interval(POLL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            // A few small files: read where we are, while the other threads serve.
+            // The files are small, so they are read on this worker thread.
             let loaded = tokio::task::block_in_place(|| self.profiles.load_if_changed());
             if let Some(loaded) = loaded
                 && let Err(error) = self.publish(&loaded)
@@ -230,7 +231,7 @@ fn profile_paths(given: Vec<PathBuf>, folder: &Folder) -> anyhow::Result<Vec<Pat
     if default.is_dir() { Ok(vec![default]) } else { Ok(vec![folder.write("nginx.yaml", EMBEDDED)?]) }
 }
 
-/// The profile of a library that is served if nobody says which.
+/// Returns the profile of a library that is served by default.
 fn shown() -> PathBuf {
     Path::new(DEFAULT_FOLDER).join(SHOWN)
 }

@@ -8,14 +8,14 @@ use tempfile::TempDir;
 use super::sample::Sample;
 use crate::output;
 
-/// The authority that signed the serving certificate.
+/// The CA of the serving certificate.
 const AUTHORITY: &str = "ca.crt";
 /// The review of the sample pod's creation.
 const REVIEW: &str = "review.json";
 /// The sample pod.
 const POD: &str = "pod.yaml";
 
-/// A folder that is there until the process ends, unless it was given.
+/// A folder that is removed when the process ends, unless the user gave it.
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
@@ -24,14 +24,14 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// The given folder, which is made if need be, or a new one.
+    /// Opens the given folder, which is created if necessary, or a temporary one.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The folder cannot be created.
     pub(crate) fn open(given: Option<PathBuf>) -> anyhow::Result<Self> {
         if let Some(path) = given {
             std::fs::create_dir_all(&path).with_context(|| format!("cannot make the folder {}", path.display()))?;
-            // What is shown is pasted elsewhere, where another folder is the current one.
+            // The printed paths must work from any current directory.
             let path = std::path::absolute(&path).with_context(|| format!("cannot use {}", path.display()))?;
             return Ok(Self { path, _temporary: None });
         }
@@ -39,13 +39,13 @@ impl Folder {
         Ok(Self { path: temporary.path().to_owned(), _temporary: Some(temporary) })
     }
 
-    /// Writes a file, in a folder below if `name` has one.
+    /// Writes a file.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(crate) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
         let path = self.path.join(name);
-        // Somebody may be reading it just now: they see the one text or the other, and never a half.
+        // A concurrent reader sees the old or the new content, never a part.
         let fresh = self.path.join(format!(".{name}.new"));
         std::fs::write(&fresh, text)
             .and_then(|()| std::fs::rename(&fresh, &path))
@@ -53,10 +53,10 @@ impl Folder {
         Ok(path)
     }
 
-    /// Writes the authority's certificate.
+    /// Writes the CA certificate.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(crate) fn write_authority(&self, pem: &str) -> anyhow::Result<()> {
         self.write(AUTHORITY, pem).map(drop)
     }
@@ -64,7 +64,7 @@ impl Folder {
     /// Writes the sample pod and the review of its creation.
     ///
     /// # Errors
-    /// They cannot be written.
+    /// A file cannot be written.
     pub(crate) fn write_sample(&self, sample: &Sample) -> anyhow::Result<()> {
         self.write(REVIEW, &output::json(&sample.review)?)?;
         self.write(POD, &output::yaml(&sample.pod)?).map(drop)

@@ -11,8 +11,8 @@
 //! * [`descriptors`]: raises the limit of file descriptors to the limit of connections.
 //! * [`profile_files`]: profiles from files that change.
 //! * [`namespaces`]: namespaces without a cluster.
-//! * [`sample`]: a request that shows an injection; [`folder`]: where it is written; [`announce`]: how `dev` announces
-//!   it; [`own_path`]: how people call this program.
+//! * [`sample`]: a request that shows an injection; [`folder`]: the folder for its files; [`announce`]: how `dev`
+//!   announces it; [`own_path`]: how to call this program in commands.
 //! * [`playground`]: a web page to try profiles.
 
 mod announce;
@@ -44,7 +44,7 @@ use crate::telemetry::logs::LogArgs;
 use crate::telemetry::traces::TraceArgs;
 use crate::telemetry::{Controls, Telemetry};
 
-/// Runs a service to its end, then sends what is left of its traces.
+/// Runs a service until it ends, then sends the remaining spans.
 fn run_service<S: Future<Output = anyhow::Result<()>>>(
     logs: &LogArgs,
     traces: &TraceArgs,

@@ -15,10 +15,10 @@ use serde_json::Value;
 /// Namespaces by name.
 pub(crate) type Namespaces = BTreeMap<Box<str>, Namespace>;
 
-/// How firmly each of them is opted in: what is told of them once they are in a snapshot, which alone holds them.
+/// The failure mode of each namespace. The namespaces themselves are moved to the snapshot.
 pub(crate) type Levels = BTreeMap<Box<str>, Option<InjectionLevel>>;
 
-/// A namespace and how firmly it is opted in: `shop=required`.
+/// A namespace with its failure mode: `shop=required`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NamespaceArg {
     pub(crate) name: Box<str>,
@@ -41,7 +41,7 @@ fn level(text: &str) -> Result<InjectionLevel, String> {
         .ok_or_else(|| format!("{text:?} is no level: expected enabled, required or held"))
 }
 
-/// One entry of the short form: a level, or labels and annotations.
+/// One entry of the short form: a failure mode, or labels and annotations.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected enabled, required or held, or a map with labels and annotations")]
 enum Short {
@@ -58,21 +58,22 @@ struct Metadata {
     annotations: BTreeMap<String, String>,
 }
 
-/// As Kubernetes writes it, with as much as is of interest here.
+/// A Namespace object, with the fields that are used here.
 #[derive(Deserialize)]
 struct Object {
     metadata: ObjectMeta,
 }
 
-/// The levels of all.
+/// Returns the failure modes of all namespaces.
 pub(crate) fn levels(namespaces: &Namespaces) -> Levels {
     namespaces.iter().map(|(name, namespace)| (name.clone(), namespace.level())).collect()
 }
 
-/// Reads a file: a map of names, or Namespace objects, one a document, as a list, or as `kubectl get ns -o yaml` writes.
+/// Reads a file: a map of names, or Namespace objects as documents, as a list, or as `kubectl get ns -o yaml` prints
+/// them.
 ///
 /// # Errors
-/// It cannot be read, or is nothing of the kind.
+/// The file cannot be read, or has another structure.
 pub(crate) fn from_file(path: &Path) -> anyhow::Result<Namespaces> {
     let read = || from_text(&std::fs::read_to_string(path)?);
     read().with_context(|| format!("--namespaces-file {} cannot be used", path.display()))

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-/// The port, bound and not yet served.
+/// The bound port, before it is served.
 #[must_use = "nothing is served until it is started"]
 #[derive(Debug)]
 pub(crate) struct Operations {
@@ -26,24 +26,24 @@ impl Operations {
     /// Binds the port.
     ///
     /// # Errors
-    /// It cannot be bound.
+    /// The port cannot be bound.
     pub(crate) async fn bind(listen: SocketAddr, readiness: Readiness, exposition: Exposition) -> anyhow::Result<Self> {
-        // The thread that is to serve it takes it up.
+        // Converted, because another thread's runtime will serve it.
         let listener = bind("--metrics-listen", listen).await?.into_std()?;
         Ok(Self { listener, app: health::router(readiness, Arc::new(exposition)) })
     }
 
-    /// The same with more pages.
+    /// Adds further routes.
     pub(crate) fn with(self, pages: Router) -> Self {
         Self { app: self.app.merge(pages), ..self }
     }
 
-    /// Where it is: the port that was given, or the one that the system chose for port 0.
+    /// Returns the address, with the actual port if 0 was given.
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until `end` is cancelled. What is returned says how that ended.
+    /// Serves until `end` is cancelled. The receiver gets the result.
     pub(crate) fn start(self, end: CancellationToken) -> anyhow::Result<oneshot::Receiver<io::Result<()>>> {
         let serve = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -52,20 +52,20 @@ impl Operations {
                 Server::plain(listener, self.app, ServerSettings::ops()).run(end).await;
                 Ok(())
             });
-            // What a page of it still computes is nobody's any more: dropping the runtime would wait for that.
+            // Dropping the runtime would wait for computations whose response is no longer needed.
             runtime.shutdown_background();
             ended
         };
         let (ended, end) = oneshot::channel();
         let thread = std::thread::Builder::new().name("operations".to_owned());
-        // Nobody waits any more for how it ended if the process is about to end anyway.
+        // Err: the receiver is gone, because the process is ending.
         let serve = move || drop(ended.send(serve()));
         thread.spawn(serve).context("cannot start the thread of the operations port")?;
         Ok(end)
     }
 }
 
-/// Binds a port; `argument` is the flag that says which.
+/// Binds a port; `argument` is its flag, for errors.
 pub(crate) async fn bind(argument: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address} ({argument})"))
 }

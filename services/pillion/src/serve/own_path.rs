@@ -1,18 +1,18 @@
-//! How people call this program: by name if their shell finds it, else by its path.
+//! How to call this program in commands: by name if the shell finds it, else by its path.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// The name that the program is installed by.
+/// The name of the installed program.
 const NAME: &str = "pillion";
 
-/// What to write for this program into a command that is to be pasted.
+/// Returns how to call this program in a command.
 pub(crate) fn own() -> PathBuf {
     let Ok(program) = std::env::current_exe() else { return PathBuf::from(NAME) };
     called(program, std::env::var_os("PATH").as_deref())
 }
 
-/// The name, if the first program of that name on the search path is this one; else its path.
+/// Returns the name if the first program of that name on the search path is this one, else the path.
 fn called(program: PathBuf, search: Option<&OsStr>) -> PathBuf {
     let found = search.and_then(|search| {
         let candidates = std::env::split_paths(search).map(|folder| folder.join(NAME));

@@ -10,7 +10,7 @@ use pillion_engine::snapshot::ProfileSet;
 
 use crate::load::{self, Problem};
 
-/// Profiles in files, and which of them are at work.
+/// Profiles in files, and the active ones.
 #[derive(Debug)]
 pub(crate) struct ProfileFiles {
     paths: Vec<PathBuf>,
@@ -18,38 +18,38 @@ pub(crate) struct ProfileFiles {
     at_work: BTreeMap<ProfileName, Arc<CompiledProfile>>,
 }
 
-/// What reading the files brought.
+/// The result of reading the files.
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {
-    /// Profiles whose text is new.
+    /// New or changed profiles.
     pub(crate) changed: Vec<ProfileName>,
-    /// Profiles that are gone.
+    /// Removed profiles.
     pub(crate) gone: Vec<ProfileName>,
-    /// Profiles that stay at work though no file has them now, as there are problems.
+    /// Profiles that stay active although no file has them now, because there are problems.
     pub(crate) kept: Vec<ProfileName>,
-    /// What is wrong.
+    /// The problems.
     pub(crate) problems: Vec<Problem>,
 }
 
 impl ProfileFiles {
-    /// Nothing is read yet.
+    /// Creates an empty set; nothing is read yet.
     pub(crate) const fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, fingerprint: None, at_work: BTreeMap::new() }
     }
 
-    /// Where they are.
+    /// Returns the paths.
     pub(crate) fn paths(&self) -> &[PathBuf] {
         &self.paths
     }
 
-    /// The profiles at work.
+    /// Returns the active profiles.
     pub(crate) fn at_work(&self) -> ProfileSet {
         ProfileSet::new(self.at_work.values().cloned())
     }
 
-    /// Reads the files if they are others than the last time.
+    /// Reads the files if they changed since the last time.
     pub(crate) fn load_if_changed(&mut self) -> Option<Loaded> {
-        // Taken before they are read: a change in between is seen the next time.
+        // Computed before reading: a change in between is noticed the next time.
         let fingerprint = self.fingerprint();
         if self.fingerprint.replace(fingerprint) == Some(fingerprint) {
             return None;
@@ -63,7 +63,7 @@ impl ProfileFiles {
                 loaded.changed.push(name.clone());
             }
         }
-        // A broken file does not tell which profiles it would have, so while there is one nothing goes away.
+        // The profiles of a broken file are unknown, so nothing is removed while there is one.
         let missing: Vec<_> = self.at_work.keys().filter(|name| !fresh.contains_key(*name)).cloned().collect();
         if loaded.problems.is_empty() {
             self.at_work = fresh;
@@ -75,7 +75,7 @@ impl ProfileFiles {
         Some(loaded)
     }
 
-    /// Of the files' names and contents. Modification times would miss a second change within their grain.
+    /// Hashes the files' names and contents. Modification times would miss a second change within their resolution.
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for path in &self.paths {

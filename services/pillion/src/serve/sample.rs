@@ -13,24 +13,24 @@ use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::Snapshot;
 use serde_json::{Value, json};
 
-/// How many pairs of profile and namespace are tried at most.
+/// The maximum number of pairs of profile and namespace that are tried.
 const ATTEMPTS: usize = 256;
 
 /// A pod, and the review of its creation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
-    /// Its namespace.
+    /// The namespace.
     pub(crate) namespace: Box<str>,
-    /// Whether it is injected; if not, there is no profile that can be.
+    /// Whether the pod is injected. If not, no profile could be applied.
     pub(crate) injected: bool,
-    /// As its author writes it.
+    /// The pod as its author writes it.
     pub(crate) pod: Value,
-    /// As the API server sends it.
+    /// The review as the API server sends it.
     pub(crate) review: Value,
 }
 
 impl Sample {
-    /// The first that is injected of all profiles in all of these namespaces; else one that is not.
+    /// Returns the first sample that is injected, among all profiles and namespaces; else one that is not.
     pub(crate) fn find<'n>(snapshot: &Snapshot, namespaces: &(impl Iterator<Item = &'n str> + Clone)) -> Self {
         let pairs = snapshot.profiles().iter().flat_map(|profile| {
             let own = profile.name().namespace.as_deref();

@@ -10,17 +10,17 @@ use rcgen::{
     KeyUsagePurpose, SanType,
 };
 
-/// A serving certificate, its key, and the authority to trust it by; all PEM.
+/// A serving certificate, its key, and its CA; all PEM.
 pub(crate) struct SelfMade {
     pub(crate) authority: String,
     pub(crate) certificate: String,
     pub(crate) key: String,
 }
 
-/// For `localhost`, the loopback addresses, and the address that is listened at.
+/// Creates a certificate for `localhost`, the loopback addresses, and the listening address.
 ///
 /// # Errors
-/// The cryptography library refuses.
+/// The cryptography library fails.
 pub(crate) fn certificate(listen: IpAddr) -> anyhow::Result<SelfMade> {
     let mut params = named("Pillion dev authority")?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -42,7 +42,7 @@ pub(crate) fn certificate(listen: IpAddr) -> anyhow::Result<SelfMade> {
     Ok(SelfMade { authority: authority.pem(), certificate: leaf.pem(), key: key.serialize_pem() })
 }
 
-/// ECDSA P-256.
+/// Generates an ECDSA P-256 key.
 fn key() -> anyhow::Result<KeyPair> {
     KeyPair::generate().context("cannot make a key")
 }

@@ -23,42 +23,42 @@ use tokio_util::sync::CancellationToken;
 use super::descriptors;
 use super::operations::{self, Operations};
 
-/// What the servers need.
+/// The inputs of the servers.
 pub(crate) struct Parts {
     pub(crate) listen: SocketAddr,
     pub(crate) metrics_listen: SocketAddr,
     pub(crate) certificate: Arc<ServingCertificate>,
-    /// Whom admission answers; `None` for anybody.
+    /// Client authentication for admission. `None`: all clients are accepted.
     pub(crate) clients: Option<Arc<ClientCertificates>>,
     pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
     pub(crate) live_namespace: Option<LiveNamespace>,
     pub(crate) look_ups: Option<LookUps>,
     pub(crate) policy: Arc<ArcSwap<Policy>>,
-    /// Whether anything is decided at all.
+    /// Turns all decisions off.
     pub(crate) switch: Switch,
     pub(crate) readiness: Readiness,
     pub(crate) registry: Registry,
-    /// What the operations port serves beside probes and metrics.
+    /// Further routes of the operations port.
     pub(crate) pages: Router,
     pub(crate) measure: MetricsSettings,
     pub(crate) settings: ServerSettings,
     pub(crate) requests: RequestSettings,
 }
 
-/// Both servers, bound and not yet running.
+/// Both servers, bound but not running yet.
 #[must_use = "servers do nothing until they are run"]
 #[derive(Debug)]
 pub(crate) struct Servers {
     admission: Server,
     operations: Operations,
-    /// Where admission reviews are taken: the port that was given, or the one that the system chose for port 0.
+    /// The address for admission reviews, with the actual port if 0 was given.
     pub(crate) address: SocketAddr,
-    /// Where probes and metrics are.
+    /// The address of probes and metrics.
     pub(crate) metrics_address: SocketAddr,
 }
 
 impl Servers {
-    /// Binds both ports. Everything else should be known to be right by now.
+    /// Binds both ports. Call it after all other checks.
     ///
     /// # Errors
     /// A port cannot be bound.
@@ -84,11 +84,11 @@ impl Servers {
         Ok(Self { admission, operations, address, metrics_address })
     }
 
-    /// Serves until `drain` is cancelled and admission has drained. The operations port ends last: it says why the
-    /// process is not ready.
+    /// Serves until `drain` is cancelled and admission has drained. The operations port ends last, since `/readyz` says
+    /// why the process is not ready.
     ///
     /// # Errors
-    /// The operations port cannot be served: without it, nobody can tell how the process is.
+    /// The operations port fails: without it, the process cannot be monitored.
     pub(crate) async fn run(self, drain: CancellationToken) -> anyhow::Result<()> {
         let drained = CancellationToken::new();
         let mut operations = self.operations.start(drained.clone())?;
@@ -146,7 +146,7 @@ mod tests {
         .unwrap()
     }
 
-    /// The first line of what is answered, or why there is none.
+    /// Returns the first line of the response, or the error.
     fn probe(address: SocketAddr) -> io::Result<String> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(LIMIT))?;
@@ -171,7 +171,7 @@ mod tests {
         for _ in 0..THREADS {
             let (hold, until) = mpsc::channel::<()>();
             let busy = busy.clone();
-            // It blocks its thread until `hold` is dropped.
+            // Blocks its thread until `hold` is dropped.
             runtime.spawn(async move {
                 busy.send(()).unwrap();
                 let _ = until.recv();

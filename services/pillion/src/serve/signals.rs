@@ -3,10 +3,10 @@
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The exit code of a process that was asked twice: that of a shell's child that died of SIGINT.
+/// The exit code after a second signal: that of a process killed by SIGINT.
 const ASKED_TWICE: i32 = 130;
 
-/// The signals that ask the process to end. From its making on, they do not end it by themselves.
+/// The signals that ask the process to end. Once created, they no longer kill the process by themselves.
 #[derive(Debug)]
 pub(crate) struct Signals {
     terminate: Signal,
@@ -14,14 +14,16 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
+    /// Installs the signal handlers.
+    ///
     /// # Errors
-    /// The operating system refuses.
+    /// The operating system rejects them.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let signal = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// Waits for the next one, and says which it was.
+    /// Waits for the next signal, and returns its name.
     pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
@@ -29,7 +31,7 @@ impl Signals {
         }
     }
 
-    /// Ends the process at once at the next signal, whatever it is doing.
+    /// Ends the process immediately at the next signal.
     pub(crate) fn abort_at_next(mut self) {
         tokio::spawn(async move {
             let signal = self.next().await;

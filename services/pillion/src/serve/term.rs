@@ -1,7 +1,7 @@
 //! A term of leadership: starts the leader's tasks and connects them.
 //!
-//! The tasks do not know one another. What one task finds and another needs goes through a `watch` channel, of which
-//! only the last value matters.
+//! The tasks do not depend on one another. Results that another task needs go through a `watch` channel, of which only
+//! the last value matters.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -40,10 +40,10 @@ use tracing::{error, warn};
 use crate::config::ControllerPolicy;
 use crate::ticks::Ticks;
 
-/// How often is looked whether profiles are for something else than they were.
+/// How often to check whether the rules of the profiles changed.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Where all tasks of the leader count.
+/// The metrics of all leader tasks.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaderMetrics {
     pub(crate) canary: CanaryMetrics,
@@ -76,17 +76,17 @@ impl LeaderMetrics {
     }
 }
 
-/// A task that fails again within this time fails in each term.
+/// A second failure within this time is taken as permanent.
 const AGAIN: Duration = Duration::from_mins(10);
-/// How long the other tasks go on then, before a new term tries it again.
+/// How long the other tasks then continue, before a new term retries the failed one.
 const WITHOUT: Duration = Duration::from_mins(5);
 
-/// When a task of a term failed last. A failure ends the term, as a new one mends most of them; but a task that fails in each
-/// term must not keep all others from their work.
+/// When a task last failed. A failure ends the term, since a new one fixes most problems. But a task that fails in each
+/// term must not stop all other tasks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Failures(Arc<Mutex<Option<Instant>>>);
 
-/// What each term begins with.
+/// The inputs of each term.
 #[derive(Clone)]
 pub(crate) struct Term {
     pub(crate) client: kube::Client,
@@ -95,18 +95,18 @@ pub(crate) struct Term {
     pub(crate) policy: Arc<ControllerPolicy>,
     pub(crate) metrics: LeaderMetrics,
     pub(crate) canary: Canary,
-    /// Where API servers find the canary.
+    /// The address of the trust probe for API servers.
     pub(crate) canary_address: SocketAddr,
     pub(crate) failures: Failures,
 }
 
 impl Term {
-    /// Does what only the leader does, until the term is over.
+    /// Runs the leader's tasks until the term is over.
     pub(crate) async fn lead(self, claim: Claim) {
         let leading = claim.leading(self.client.clone(), Arc::clone(&self.release));
         let mut tasks = Tasks { running: JoinSet::new(), leading };
         let failures = self.failures.clone();
-        // What it says was checked when it was read.
+        // The labels were validated when the file was read.
         let opt_in = self.policy.webhooks.labels().unwrap_or_default();
         let memory = self.policy.profiles.memory();
         let settings = revisions::Settings { opt_in: opt_in.clone(), memory, ..revisions::Settings::default() };
@@ -117,14 +117,15 @@ impl Term {
         if self.policy.certificates.managed {
             self.rotate(&mut tasks, snapshot, status);
         } else {
-            // It also makes the ConfigMap of the kill switch, which the keeper of the configurations does else.
+            // It also creates the ConfigMap of the kill switch, as the keeper of the webhook configurations otherwise
+            // does.
             let probing = probe::report(tasks.leading(), self.policy.certificates.probes(), self.metrics.probe);
             tasks.spawn("the probes", probing);
         }
         tasks.run(&failures).await;
     }
 
-    /// Certificates and webhook configurations, and what follows from how they are.
+    /// Starts the tasks for certificates and webhook configurations, and those that depend on them.
     fn rotate(self, tasks: &mut Tasks, snapshot: Arc<ArcSwap<Snapshot>>, status: watch::Receiver<Status>) {
         let Self { client, config, release, policy, metrics, canary, canary_address, failures: _ } = self;
         let (told_rules, rules) = watch::channel(None);
@@ -151,7 +152,8 @@ impl Term {
         tasks.spawn("the canary", question::run(tasks.leading(), asker, pause, questions, tells_answered));
 
         let (target, targets) = watch::channel(None);
-        // It fills nothing that is empty: that is for who knows whether endpoints answer.
+        // Never confirms a target: only the rotation knows whether endpoints answer, so this keeper fills no empty
+        // configuration.
         let never: webhook_config::Confirm = Arc::new(|_| async { false }.boxed());
         let (keeper, live) = Keeper::new(webhook_config::Settings::default(), metrics.configuration, targets, never);
         tasks.spawn("the webhook configurations", keeper.run(tasks.leading()));
@@ -165,8 +167,8 @@ impl Term {
 }
 
 impl Failures {
-    /// Waits until the term is to end: it was stopped, or a task failed. Where one failed a short time ago too, the others go
-    /// on for a while.
+    /// Waits until the term should end: it was stopped, or a task failed. If a task also failed recently, the other
+    /// tasks continue for a while.
     async fn end_of_term(&self, running: &mut JoinSet<&'static str>, stop: &CancellationToken) {
         let first = running.join_next().await;
         if stop.is_cancelled() {
@@ -207,30 +209,31 @@ impl Tasks {
         self.running.spawn(task.map(move |_| what));
     }
 
-    /// Until the term is over. A task that fails ends it: another controller, or this one in its next term, begins anew.
+    /// Runs until the term is over. A failed task ends it: another controller, or this one in its next term, starts
+    /// again.
     async fn run(mut self, failures: &Failures) {
         failures.end_of_term(&mut self.running, &self.leading.stop).await;
         self.leading.stop.cancel();
         while self.running.join_next().await.is_some() {}
     }
 
-    /// Profiles and namespaces.
+    /// Starts the watch of profiles and namespaces.
     fn cluster(&mut self, client: &kube::Client, opt_in: OptIn) -> (Arc<ArcSwap<Snapshot>>, watch::Receiver<Status>) {
         let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
-        // As replicas serve them: what is only stored is nobody's yet.
+        // Uses published revisions, as replicas do, and not the stored profiles.
         let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
         let publisher = publisher.of_revisions().opting_in_by(opt_in);
         self.spawn("the watch of profiles and namespaces", publisher.run(client.clone(), self.stop()));
         (snapshot, status)
     }
 
-    /// Whether the kill switch is off.
+    /// Starts following the kill switch. The receiver gets whether it is off.
     fn switch(&mut self, client: &kube::Client, release: &Release, gauge: Gauge) -> watch::Receiver<Option<bool>> {
         let (told, off) = watch::channel(None);
         let begin = told.clone();
         let tell = Arc::new(move |is_off| _ = told.send_replace(Some(is_off)));
         let switch = KillSwitch::new(client.clone(), release.clone(), gauge, tell, move || {
-            // It is on, unless somebody was told otherwise by now.
+            // The switch is on unless another value was reported before.
             begin.send_if_modified(|off| {
                 let was_unknown = off.is_none();
                 off.get_or_insert(false);
@@ -241,7 +244,7 @@ impl Tasks {
         off
     }
 
-    /// Pods that wait to be decided about.
+    /// Starts the tasks for held pods.
     fn held(
         &mut self,
         known: wanted::Known,
@@ -259,7 +262,7 @@ impl Tasks {
         self.spawn("the release of held pods", releasing);
     }
 
-    /// Pods that are not as their profiles say.
+    /// Starts the audit of pods.
     fn audit(
         &mut self,
         client: &kube::Client,
@@ -281,7 +284,7 @@ impl Tasks {
     }
 }
 
-/// Tells what the profiles are for, whenever that is something else; nothing before all profiles are known.
+/// Reports the rules of the profiles whenever they change, once all profiles are known.
 async fn follow_rules(
     snapshot: Arc<ArcSwap<Snapshot>>,
     mut status: watch::Receiver<Status>,
@@ -290,7 +293,7 @@ async fn follow_rules(
 ) {
     let synced = async { status.wait_for(|status| status.synced).await.is_ok() };
     if stop.run_until_cancelled(synced).await != Some(true) {
-        // Whoever watches the cluster has ended, and with it the term.
+        // The watch has ended, and with it the term.
         return;
     }
     let mut ticks = Ticks::new(LOOK, stop);
@@ -301,7 +304,7 @@ async fn follow_rules(
             continue;
         }
         seen = Some(Arc::clone(&now));
-        // Where it cannot be told, what was told last stays.
+        // If the rules cannot be computed, the last ones stay.
         let Ok(fresh) = guarded(&"what profiles are for", || Rules::of(now.profiles())) else { continue };
         tell_left_out(rules.borrow().as_ref(), &fresh);
         let fresh = Some(fresh);
@@ -315,7 +318,8 @@ async fn follow_rules(
     }
 }
 
-/// Warns of namespaces whose own profiles validate what is not called for, when they are others than before.
+/// Warns of namespaces whose own profiles validate objects that the API server does not send, if these namespaces
+/// changed.
 fn tell_left_out(before: Option<&Rules>, now: &Rules) {
     let is_news = before.is_none_or(|before| before.left_out != now.left_out);
     if let (true, Some(first)) = (is_news, now.left_out.first()) {
@@ -332,7 +336,7 @@ fn tell_left_out(before: Option<&Rules>, now: &Rules) {
 mod tests {
     use super::*;
 
-    /// How long a term lasts in which one task panics after a second, and whether another one goes on so long.
+    /// Returns how long a term lasts in which one task panics after a second. The other task must continue until then.
     async fn term(failures: &Failures, stop: &CancellationToken) -> Duration {
         let mut running = JoinSet::new();
         running.spawn(async {

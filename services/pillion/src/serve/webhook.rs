@@ -94,7 +94,7 @@ pub(crate) enum ProfileSource {
     Profiles,
 }
 
-/// Serves until it is asked to end.
+/// Serves until a signal ends it.
 pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
     if args.check_config {
         return check(&args, logs);
@@ -106,7 +106,7 @@ pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode>
 }
 
 impl WebhookArgs {
-    /// What wins over the policy file.
+    /// Returns the values that take precedence over the policy file.
     pub(crate) fn overrides(&self, logs: &LogArgs) -> Overrides {
         Overrides {
             log_level: logs.log_level.clone(),
@@ -205,7 +205,7 @@ async fn serve(
             info!(signal, "asked to end: not ready any more, draining");
             Ok(())
         }
-        // Nothing asked them to end: a replica that does not see the cluster change must not look well.
+        // A task ended unexpectedly: a replica that misses changes of the cluster must not appear healthy.
         ended = tasks.join_next() => Err(early_end(ended)),
         ended = &mut serving => return ended.context("the servers failed")?,
     };
@@ -218,7 +218,7 @@ async fn serve(
     ended.and(drained)
 }
 
-/// Why a task ended that nobody asked to.
+/// Returns why a task ended unexpectedly.
 fn early_end(ended: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>) -> anyhow::Error {
     match ended {
         Some(Ok(Err(error))) => error,
@@ -251,7 +251,7 @@ fn broken_profiles(registry: &mut Registry) -> Gauge {
     gauge
 }
 
-/// Shows what is known of the cluster to probes and metrics, until the watches end.
+/// Reports the state of the watches to readiness and metrics, until they end.
 async fn show(mut status: watch::Receiver<Status>, known: Component, broken: Gauge) {
     while status.changed().await.is_ok() {
         let Status { synced, broken_profiles, .. } = *status.borrow_and_update();
@@ -260,7 +260,7 @@ async fn show(mut status: watch::Receiver<Status>, known: Component, broken: Gau
     }
 }
 
-/// Stands for the namespace that this would run in, which is not looked for.
+/// A placeholder for the namespace of the process, which is not determined here.
 const ANY_NAMESPACE: &str = "default";
 
 /// `--check-config`: checks the arguments and the policy file, and prints the policy. Opens no port and no connection.
@@ -270,7 +270,7 @@ fn check(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
     if let Err(problems) = &policy {
         output::problems(problems)?;
     }
-    // What sends traces is made in a runtime, and connects only when there is something to send.
+    // The exporter needs a runtime, and connects only when there are spans.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     wrong.extend(runtime.block_on(args.certificate.load(ANY_NAMESPACE)).err());
     wrong.extend(runtime.block_on(args.clients.clone().load()).err());

@@ -17,14 +17,14 @@ use crate::certs::status::Seen;
 use crate::explain::profiles::readiness;
 use crate::installation::{Unread, endpoints, slices};
 
-/// A line of it.
+/// A line of the overview.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Line {
     pub(super) what: &'static str,
     pub(super) said: String,
 }
 
-/// All lines. What cannot be read says so in its place.
+/// Returns all lines. A line says so if its object cannot be read.
 pub(super) async fn overview(client: &Client, release: &Release) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut line = |what, said: String| lines.push(Line { what, said });
@@ -96,7 +96,7 @@ fn profiles_told(found: &cluster_listing::ClusterListing) -> String {
         .collect();
     let mut text = format!("{} stored, {} served", found.stored.len(), found.snapshot.profiles().iter().count());
     if !not_ready.is_empty() {
-        // Writing to a text never fails.
+        // Writing to a string never fails.
         let _ = write!(text, "; not at work as they are stored: {}", not_ready.join(", "));
     }
     text

@@ -1,5 +1,5 @@
-//! Which lines are logged. The policy file can change the level at run time. A signal can raise it for ten minutes, for
-//! operators who cannot wait for the file or may not change it.
+//! Selects which lines are logged. The policy file can change the level at run time. A signal can raise it for ten
+//! minutes, for operators who cannot wait for the file or may not change it.
 
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,17 +14,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
-/// What is logged unless somebody says otherwise.
+/// The default level.
 pub(crate) const DEFAULT_LEVEL: &str = "info";
 
-/// Logged only if somebody asks for it by its name: the client tells of each failed request once more, without what it was
-/// for; and the spans of requests are for traces.
+/// Off unless enabled by name. The client logs each failed request a second time, without context, and the spans of
+/// requests are only for traces.
 const QUIET: &str = "kube_client=off,pillion_trace=off";
 
-/// What is logged after the signal: each decision, and what else is told by this program and by nobody else.
+/// The level after the signal: each decision, and all other debug lines of this program only.
 const DETAILED: &str = "info,pillion=debug,pillion_webhook=debug,pillion_control=debug,pillion_engine=debug";
 
-/// How long.
+/// How long the detailed level lasts.
 const DETAILED_FOR: Duration = Duration::from_mins(10);
 
 /// How the program tells what it does.
@@ -42,7 +42,7 @@ pub(crate) struct LogArgs {
 }
 
 impl LogArgs {
-    /// For commands that people run, and that ask an API server: what goes well is no line, unless somebody wants it.
+    /// Adjusts the level for interactive commands that call an API server: only warnings by default.
     pub(crate) fn for_people(&self) -> Self {
         Self { log_level: Some(self.log_level.clone().unwrap_or_else(|| "warn".to_owned())), ..self.clone() }
     }
@@ -57,7 +57,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What is logged.
+/// The log settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Logs {
@@ -70,10 +70,10 @@ impl Default for Logs {
     }
 }
 
-/// The filter of a level, as in `info` or `info,pillion_control=debug`.
+/// Returns the filter for a level, such as `info` or `info,pillion_control=debug`.
 ///
 /// # Errors
-/// It is none.
+/// The level is invalid.
 pub(crate) fn filter(level: &str) -> anyhow::Result<EnvFilter> {
     EnvFilter::try_new(format!("{QUIET},{level}")).map_err(|error| {
         anyhow::anyhow!(
@@ -83,7 +83,7 @@ pub(crate) fn filter(level: &str) -> anyhow::Result<EnvFilter> {
     })
 }
 
-/// Lines to standard error.
+/// Returns the layer that writes lines to standard error.
 pub(crate) fn layer(format: LogFormat) -> Box<dyn Layer<Registry> + Send + Sync> {
     let layer = fmt::layer().with_writer(std::io::stderr);
     match format {
@@ -92,7 +92,7 @@ pub(crate) fn layer(format: LogFormat) -> Box<dyn Layer<Registry> + Send + Sync>
     }
 }
 
-/// The level at work.
+/// The active level.
 #[derive(Clone, Debug)]
 pub(crate) struct LogLevel(Arc<Shared>);
 
@@ -104,23 +104,23 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    /// What the platform says.
+    /// The level of the policy.
     configured: String,
     is_detailed: bool,
 }
 
 impl LogLevel {
-    /// A filter that can be changed, and what changes it.
+    /// Returns a filter that can change at run time, and the handle to change it.
     ///
     /// # Errors
-    /// The level is none.
+    /// The level is invalid.
     pub(crate) fn new(level: &str) -> anyhow::Result<(reload::Layer<EnvFilter, Registry>, Self)> {
         let (layer, handle) = reload::Layer::new(filter(level)?);
         let state = Mutex::new(State { configured: level.to_owned(), is_detailed: false });
         Ok((layer, Self(Arc::new(Shared { filter: handle, state }))))
     }
 
-    /// Takes over another level. While the signal's is at work, it comes after that.
+    /// Changes the level. While the detailed level is active, the change takes effect after it.
     pub(crate) fn set(&self, level: &str) {
         self.change(|state| level.clone_into(&mut state.configured));
     }
@@ -140,15 +140,15 @@ impl LogLevel {
         }
     }
 
-    /// SIGUSR1: from now on it does not end the process.
+    /// Installs the handler of SIGUSR1, which from then on does not end the process.
     ///
     /// # Errors
-    /// The operating system refuses.
+    /// The operating system rejects it.
     pub(crate) fn signal() -> anyhow::Result<Signal> {
         signal(SignalKind::user_defined1()).context("cannot listen for SIGUSR1")
     }
 
-    /// Logs in detail for some minutes after the signal, or until the next one.
+    /// Logs in detail for some minutes after the signal, or until the next signal.
     pub(crate) async fn follow(self, signal: Signal, stop: CancellationToken) {
         self.follow_for(DETAILED_FOR, signal, stop).await;
     }
@@ -203,7 +203,7 @@ mod tests {
         let (layer, level) = LogLevel::new("warn").unwrap();
         let _guard = tracing::subscriber::set_default(Registry::default().with(fmt::layer().with_filter(layer)));
         let (stop, signal) = (CancellationToken::new(), LogLevel::signal().unwrap());
-        // More than a busy machine takes until the next signal.
+        // Longer than a busy machine takes until the next signal.
         let time = Duration::from_secs(5);
         let following = tokio::spawn(level.clone().follow_for(time, signal, stop.clone()));
         let raise = || {

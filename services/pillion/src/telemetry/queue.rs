@@ -19,13 +19,13 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use tracing::{info, warn};
 
-/// Spans that wait at most: those of some 300 requests.
+/// The maximum number of waiting spans: those of some 300 requests.
 const WAITING: usize = 2_048;
-/// Spans that are sent at a time.
+/// The number of spans in a batch.
 const BATCH: usize = 512;
-/// How long spans wait at most before they are sent, if they are fewer.
+/// How long spans wait at most for a full batch.
 const REST: Duration = Duration::from_secs(1);
-/// How long sending a batch may take, also of a collector that answers nothing.
+/// The timeout of sending a batch.
 const EXPORT_LIMIT: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -33,7 +33,7 @@ struct Reason {
     reason: &'static str,
 }
 
-/// What became of the spans. All clones count together.
+/// Counts spans by their outcome. Clones share the counters.
 #[derive(Clone, Debug)]
 pub(crate) struct SpanMetrics {
     exported: Counter,
@@ -52,7 +52,7 @@ impl Default for SpanMetrics {
 }
 
 impl SpanMetrics {
-    /// Shows them.
+    /// Registers the metrics.
     pub(super) fn register(&self, registry: &mut Registry) {
         let registry = registry.sub_registry_with_prefix("pillion");
         let exported = self.exported.clone();
@@ -62,7 +62,7 @@ impl SpanMetrics {
     }
 }
 
-/// The near end of the queue.
+/// The sending end of the queue.
 #[derive(Debug)]
 pub(super) struct Queue {
     spans: SyncSender<SpanData>,
@@ -79,10 +79,10 @@ struct Shared {
 }
 
 impl Queue {
-    /// Starts the thread, with what makes the exporter there.
+    /// Starts the thread, which exports with `exporter`.
     ///
     /// # Errors
-    /// The exporter cannot be made, or no thread.
+    /// The exporter or the thread cannot be created.
     pub(super) fn start<E: SpanExporter + 'static>(
         metrics: SpanMetrics,
         exporter: impl FnOnce() -> anyhow::Result<E>,
@@ -96,7 +96,7 @@ impl Queue {
         let exporter = match made {
             Ok(exporter) => exporter,
             Err(error) => {
-                // The caller may be in a runtime itself, where one that is dropped would be a panic.
+                // The caller may run in a runtime, where dropping another one panics.
                 runtime.shutdown_background();
                 return Err(error);
             }
@@ -108,7 +108,7 @@ impl Queue {
         let thread = std::thread::Builder::new().name("traces".to_owned());
         let work = move || {
             runtime.block_on(worker.run());
-            // Nobody waits any more if the process is about to end anyway.
+            // Err: the receiver is gone, because the process is ending.
             let _ = ends.send(());
         };
         let worker = thread.spawn(work).context("cannot start the thread that sends traces")?.thread().clone();
@@ -123,7 +123,7 @@ impl SpanProcessor for Queue {
         if !span.span_context.is_sampled() {
             return;
         }
-        // The thread sleeps instead of waiting for each span: so putting one there wakes nobody.
+        // The thread sleeps instead of waiting for each span, so adding a span does not wake it.
         let before = self.shared.waiting.fetch_add(1, Ordering::Relaxed);
         if self.spans.try_send(span).is_err() {
             self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -133,7 +133,7 @@ impl SpanProcessor for Queue {
         }
     }
 
-    /// What is in the queue is sent within a second anyway.
+    /// Only wakes the thread: the queue is sent within a second anyway.
     fn force_flush(&self) -> OTelSdkResult {
         self.worker.unpark();
         Ok(())
@@ -147,7 +147,7 @@ impl SpanProcessor for Queue {
     }
 }
 
-/// The far end.
+/// The receiving end, on its own thread.
 struct Worker<E> {
     queue: Receiver<SpanData>,
     shared: Arc<Shared>,
@@ -172,7 +172,7 @@ impl<E: SpanExporter> Worker<E> {
             if ends {
                 return;
             }
-            // Nothing else is done on this thread while nothing is sent.
+            // This thread has no other work, so it may block.
             std::thread::park_timeout(REST);
         }
     }
@@ -185,7 +185,7 @@ impl<E: SpanExporter> Worker<E> {
             Ok(()) => self.metrics.exported.inc_by(count),
             Err(_) => self.metrics.export_failed.inc_by(count),
         };
-        // Told when it changes, and not for each batch.
+        // Logged on a change only, not for each batch.
         match (sent, self.failing) {
             (Err(error), false) => {
                 warn!(%error, "the collector of traces does not take them: they are dropped until it does");
@@ -229,7 +229,7 @@ mod tests {
         }
     }
 
-    /// Takes batches only as long as it is allowed to.
+    /// An exporter that can be blocked, or set to fail.
     #[derive(Clone, Debug, Default)]
     struct Exporter {
         taken: Arc<AtomicU64>,

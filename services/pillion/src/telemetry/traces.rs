@@ -38,10 +38,10 @@ pub(crate) struct TraceArgs {
 }
 
 impl TraceArgs {
-    /// The collector, if there is one.
+    /// Returns the collector, if an endpoint is given.
     ///
     /// # Errors
-    /// The authority's file cannot be read, or there is no certificate in it.
+    /// The CA file cannot be read, or has no certificate.
     pub(crate) fn collector(&self) -> anyhow::Result<Option<Collector>> {
         let Some(endpoint) = self.otlp_endpoint.clone() else { return Ok(None) };
         let authority = self.otlp_ca.as_deref().map(authority);
@@ -49,7 +49,7 @@ impl TraceArgs {
     }
 }
 
-/// What is traced.
+/// The sampling settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Traces {
@@ -66,26 +66,26 @@ impl Default for Traces {
 /// A collector of traces.
 #[derive(Clone, Debug)]
 pub(crate) struct Collector {
-    /// `http://` or `https://`.
+    /// The URL: `http://` or `https://`.
     pub(crate) endpoint: String,
-    /// Whom to trust, PEM; `None`: whom the system trusts.
+    /// The trusted CA, PEM. `None`: those of the system.
     pub(crate) authority: Option<Vec<u8>>,
     pub(crate) authority_file: Option<PathBuf>,
 }
 
-/// Which spans are made. All clones are one.
+/// Decides which spans are created. Clones share the state.
 #[derive(Clone, Debug)]
 pub(crate) struct Sampling(Arc<Shares>);
 
 #[derive(Debug)]
 struct Shares {
-    /// The share of requests that nobody has decided on, as the bits of a float.
+    /// The share of requests without a sampling decision of the caller, as the bits of a float.
     ratio: AtomicU64,
     errors_per_second: AtomicU32,
     errors: Mutex<Second>,
 }
 
-/// What was taken of a second.
+/// The failed requests that were sampled in the current second.
 #[derive(Debug)]
 struct Second {
     began: Instant,
@@ -101,7 +101,7 @@ impl Sampling {
         sampling
     }
 
-    /// Takes over other shares.
+    /// Changes the settings.
     pub(crate) fn set(&self, traces: &Traces) {
         self.0.ratio.store(traces.ratio.to_bits(), Ordering::Relaxed);
         self.0.errors_per_second.store(traces.errors_per_second, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl Sampling {
         f64::from_bits(self.0.ratio.load(Ordering::Relaxed))
     }
 
-    /// Whether there is room for one more request that ended badly.
+    /// Whether one more failed request may be sampled in this second.
     fn takes_error(&self, now: Instant) -> bool {
         let most = self.0.errors_per_second.load(Ordering::Relaxed);
         let mut second = self.0.errors.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,10 +150,10 @@ impl ShouldSample for Sampling {
     }
 }
 
-/// What makes spans and sends them.
+/// Creates the tracer provider, which sends to the collector.
 ///
 /// # Errors
-/// The endpoint or its authority cannot be used.
+/// The endpoint or its CA cannot be used.
 pub(super) fn provider(
     collector: &Collector,
     sampling: &Sampling,
@@ -166,10 +166,10 @@ pub(super) fn provider(
 }
 
 impl Collector {
-    /// What sends spans there. Has to be called in the runtime that drives it.
+    /// Creates the exporter. Call it inside the runtime that drives it.
     ///
     /// # Errors
-    /// The endpoint or its authority cannot be used.
+    /// The endpoint or its CA cannot be used.
     pub(crate) fn exporter(&self, resource: &Resource) -> anyhow::Result<SpanExporter> {
         use opentelemetry_sdk::trace::SpanExporter as _;
 
@@ -186,7 +186,7 @@ impl Collector {
         let mut exporter = exporter.build().with_context(|| {
             let authority = match &self.authority_file {
                 Some(file) => format!(" with --otlp-ca {}", file.display()),
-                // An image has no list of them.
+                // A container image may have no system CAs.
                 None if self.endpoint.starts_with("https://") => {
                     ", of which no --otlp-ca says who vouches for it, and the system may trust nobody".to_owned()
                 }
@@ -199,8 +199,8 @@ impl Collector {
     }
 }
 
-/// Who makes the spans. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` are read by the builder; the name given here
-/// would hide the former.
+/// Returns the resource of the spans. The builder reads `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`; a name set
+/// here would hide the former.
 fn resource() -> Resource {
     let resource = Resource::builder();
     let resource =
@@ -208,7 +208,7 @@ fn resource() -> Resource {
     resource.with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))).build()
 }
 
-/// The certificates of a file, PEM.
+/// Reads and validates a CA file, PEM.
 fn authority(file: &Path) -> anyhow::Result<Vec<u8>> {
     let what = || format!("the collector's authority {} (--otlp-ca)", file.display());
     let text = fs::read(file).with_context(|| format!("cannot read {}", what()))?;

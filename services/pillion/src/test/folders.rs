@@ -1,6 +1,6 @@
 //! Finds the folders of profiles below the given paths.
 //!
-//! A folder of profiles has a `profile.yaml`, and its cases in `tests/`. Its neighbours are read too, since its
+//! A folder of profiles has a `profile.yaml`, and its test cases in `tests/`. Its neighbours are read too, since its
 //! profiles may extend theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,35 +9,35 @@ use std::path::{Path, PathBuf};
 
 use crate::load::Problem;
 
-/// What the file of a folder's profiles is called.
+/// The file name of a folder's profiles.
 const PROFILE: &str = "profile.yaml";
 
-/// Where a folder's cases are.
+/// The subfolder of test cases.
 const CASES: &str = "tests";
 
-/// How deep folders of profiles are looked for.
+/// The maximum depth of the search.
 const MAX_DEPTH: usize = 8;
 
-/// Folders that stand beside one another.
+/// Folders with the same parent.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Group {
-    /// Those that are tested.
+    /// The folders to test.
     pub(super) tested: BTreeMap<PathBuf, Files>,
-    /// All of them.
+    /// All folders, including neighbours.
     pub(super) all: BTreeSet<PathBuf>,
 }
 
-/// Which files of a folder's cases are run.
+/// Which files of test cases to run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Files {
-    /// All that there are.
+    /// All files.
     All,
-    /// These.
+    /// Only these files.
     Only(BTreeSet<PathBuf>),
 }
 
 impl Files {
-    /// The files of a folder that are meant, sorted.
+    /// Returns the selected files of a folder, sorted.
     pub(super) fn of(&self, folder: &Path) -> Vec<PathBuf> {
         match self {
             Self::Only(files) => files.iter().cloned().collect(),
@@ -46,10 +46,10 @@ impl Files {
     }
 }
 
-/// The folders of profiles that paths name, by the folder in which they stand.
+/// Returns the folders of profiles at these paths, grouped by their parent.
 ///
 /// # Errors
-/// What is wrong with paths that name none.
+/// The problems of paths without profiles.
 pub(super) fn of(paths: &[PathBuf]) -> Result<Vec<Group>, Vec<Problem>> {
     let mut groups: BTreeMap<PathBuf, Group> = BTreeMap::new();
     let mut problems = Vec::new();
@@ -83,7 +83,7 @@ pub(super) fn of(paths: &[PathBuf]) -> Result<Vec<Group>, Vec<Problem>> {
     }
     for (parent, group) in &mut groups {
         group.all = group.tested.keys().cloned().collect();
-        // One and the same folder may be written in several ways; the one that the user wrote stays.
+        // A folder may be written in several ways; the user's spelling is kept.
         let known: BTreeSet<_> = group.all.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
         let neighbours = entries(parent).into_iter().filter(|folder| is_folder_of_profiles(folder));
         let neighbours = neighbours.filter(|folder| folder.canonicalize().is_ok_and(|folder| !known.contains(&folder)));
@@ -108,7 +108,7 @@ fn is_folder_of_profiles(folder: &Path) -> bool {
     folder.join(PROFILE).is_file()
 }
 
-/// The folder of profiles whose case file this is.
+/// Returns the folder of profiles that this file of test cases belongs to.
 fn folder_of_cases(file: &Path) -> Option<PathBuf> {
     let cases = file.parent().filter(|folder| folder.ends_with(CASES))?;
     let folder = cases.parent().map_or_else(PathBuf::new, Path::to_owned);
@@ -116,7 +116,7 @@ fn folder_of_cases(file: &Path) -> Option<PathBuf> {
     is_folder_of_profiles(&folder).then_some(folder)
 }
 
-/// The folder in which a folder stands.
+/// Returns the parent of a folder.
 fn beside(folder: &Path) -> PathBuf {
     match folder.parent() {
         Some(parent) if folder.file_name().is_some() => {
@@ -130,7 +130,7 @@ fn beside(folder: &Path) -> PathBuf {
     }
 }
 
-/// What is in a folder, sorted, without what is hidden. Of one that cannot be read it is nothing.
+/// Returns the entries of a folder, sorted, without hidden ones. Empty if it cannot be read.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut entries: Vec<_> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     entries.retain(|path| path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.')));

@@ -52,7 +52,7 @@ fn case(xml: &mut String, case: &Outcome) {
     xml.push_str("    </testcase>\n");
 }
 
-/// As it stands in XML, without what XML cannot hold at all.
+/// Escapes text for XML, and drops characters that XML cannot represent.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

@@ -20,7 +20,7 @@ use clap::{Args, ValueEnum};
 use self::suite::Suite;
 use crate::output;
 
-/// Something could not be tested at all: no such path, no folder of profiles, no case of that name.
+/// The exit code if nothing could be tested: no such path, no folder of profiles, no case of that name.
 const NOTHING_TESTED: u8 = 2;
 
 /// Arguments of `pillion test`.
@@ -54,7 +54,7 @@ enum Output {
     Github,
 }
 
-/// Runs all cases; succeeds if each is as it says.
+/// Runs all test cases. Succeeds if all pass.
 pub(crate) fn run(args: TestArgs) -> anyhow::Result<ExitCode> {
     let TestArgs { paths, filter, update, output } = args;
     let groups = match folders::of(&paths) {
@@ -89,7 +89,7 @@ pub(crate) fn run(args: TestArgs) -> anyhow::Result<ExitCode> {
     Ok(if suites.iter().all(Suite::passes) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Writes what is into cases that say otherwise. Whether any was changed.
+/// Updates the expected results of failing cases. Returns whether any was changed.
 fn update_all(suites: &[Suite]) -> anyhow::Result<bool> {
     let mut updates: BTreeMap<String, Vec<_>> = BTreeMap::new();
     for case in suites.iter().flat_map(|suite| &suite.cases) {

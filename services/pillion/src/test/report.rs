@@ -9,16 +9,16 @@ use super::suite::{Outcome, Suite};
 use crate::github;
 use crate::load::Problem;
 
-/// How many differences of one case are shown to people.
+/// The maximum number of differences printed for one case.
 const MAX_DIFFERENCES: usize = 20;
 
-// What a stream that is no terminal takes out again.
+// Colours, which streams that are not terminals remove.
 const RED: &str = "\u{1b}[31m";
 const GREEN: &str = "\u{1b}[32m";
 const BOLD: &str = "\u{1b}[1m";
 const PLAIN: &str = "\u{1b}[0m";
 
-/// A line a folder, the cases that are not as they say, and how many there are.
+/// Formats a line for each folder, the failed cases, and the totals.
 pub(super) fn text(suites: &[Suite]) -> String {
     let mut text = String::new();
     let name = |suite: &Suite| suite.folder.display().to_string();
@@ -43,7 +43,7 @@ pub(super) fn text(suites: &[Suite]) -> String {
     text
 }
 
-/// The same as lines that GitHub shows at their place.
+/// Formats the results as GitHub annotations.
 pub(super) fn github(suites: &[Suite]) -> String {
     let mut text = String::new();
     for suite in suites {
@@ -63,7 +63,7 @@ pub(super) fn github(suites: &[Suite]) -> String {
     text
 }
 
-/// The same for programs.
+/// Returns the results as JSON.
 pub(super) fn json(suites: &[Suite]) -> Value {
     let (cases, failed) = counts(suites);
     let all = |problems: fn(&Suite) -> &Vec<Problem>| -> Vec<Value> {
@@ -103,7 +103,7 @@ fn counts(suites: &[Suite]) -> (usize, usize) {
     (suites.iter().map(|suite| suite.cases.len()).sum(), suites.iter().map(Suite::failed).sum())
 }
 
-/// What is said of a folder in its line.
+/// Formats the summary of a folder.
 fn told(suite: &Suite) -> String {
     let cases = counted(suite.cases.len(), "case");
     let rest = match (suite.problems.len(), suite.failed()) {
@@ -138,7 +138,7 @@ fn failure(text: &mut String, case: &Outcome) {
     }
 }
 
-/// A difference, with what was expected in green and what was found in red.
+/// Formats a difference, with expected values in green and found values in red.
 fn places(text: &mut String, difference: &Difference) {
     let mut colour = "";
     for line in difference.to_string().lines() {
@@ -152,7 +152,7 @@ fn places(text: &mut String, difference: &Difference) {
     }
 }
 
-/// So many of something.
+/// Formats a count with its noun.
 fn counted(count: usize, what: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {what}{plural}")

@@ -1,7 +1,7 @@
-//! The profiles and cases of a folder: reads, checks and runs them.
+//! The profiles and test cases of a folder: reads, validates and runs them.
 //!
-//! A file of cases has one case in each YAML document. A document that is a profile is available to the cases of its
-//! file.
+//! A file of test cases has one case in each YAML document. A document that is a profile is available to the cases of
+//! its file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,28 +15,28 @@ use super::update::Update;
 use crate::load::yaml::Node;
 use crate::load::{self, Problem, Source, Written, files, typed, yaml};
 
-/// A folder of profiles, and what came of its cases.
+/// A folder of profiles, and the results of its test cases.
 #[derive(Debug)]
 pub(super) struct Suite {
     pub(super) folder: PathBuf,
     /// The names of its profiles.
     pub(super) profiles: Vec<String>,
     pub(super) cases: Vec<Outcome>,
-    /// What is wrong with its profiles and with files of cases that cannot be read.
+    /// Problems of its profiles, and of unreadable files of test cases.
     pub(super) problems: Vec<Problem>,
-    /// What should be looked at in its profiles.
+    /// Warnings about its profiles.
     pub(super) warnings: Vec<Problem>,
 }
 
-/// What came of a case.
+/// The result of a test case.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) name: String,
     pub(super) file: String,
     pub(super) line: usize,
-    /// What became of its object, or why it cannot be run.
+    /// The verdict, or why the case cannot be run.
     pub(super) verdict: Result<Box<Verdict>, Unusable>,
-    /// What would make it say what is; `None` if that cannot be said as a whole, or it says so already.
+    /// The update that makes the case pass. `None` if no whole result can be written, or the result already matches.
     pub(super) update: Option<Update>,
 }
 
@@ -45,7 +45,7 @@ impl Outcome {
         self.verdict.as_ref().is_ok_and(|verdict| verdict.passes())
     }
 
-    /// What is not as it says; nothing if it passes.
+    /// Returns the differences; empty if the case passes.
     pub(super) fn told(&self) -> Vec<String> {
         match &self.verdict {
             Err(unusable) => vec![unusable.to_string()],
@@ -64,7 +64,7 @@ impl Suite {
     }
 }
 
-/// Runs the cases of the folders of a group.
+/// Runs the test cases of a group's folders.
 pub(super) fn run(group: &Group, filter: Option<&str>) -> Vec<Suite> {
     let paths: Vec<PathBuf> = group.all.iter().cloned().collect();
     let loaded = load::profiles_with_texts(&paths);
@@ -85,7 +85,7 @@ pub(super) fn run(group: &Group, filter: Option<&str>) -> Vec<Suite> {
         let profiles = profiles(mine.clone(), others.clone());
         for file in chosen.of(folder) {
             suite.file(&file, filter, &profiles, || {
-                // What the file itself has is compiled with all that stands in the folders.
+                // Profiles in the file itself are compiled together with those of the folders.
                 let together = load::profiles_with_texts(&[paths.clone(), vec![file.clone()]].concat());
                 let name = file.display().to_string();
                 let more = together.texts.into_iter().filter(|profile| profile.file == name);
@@ -103,14 +103,15 @@ fn profiles(own: impl IntoIterator<Item = Written>, others: impl IntoIterator<It
     Profiles::new(own.into_iter().map(pair)).with_others(others.into_iter().map(pair))
 }
 
-/// The files of a folder's profiles, as problems call them. A folder that cannot be read has none, and a problem itself.
+/// Returns the file names of a folder's profiles, as in problems. An unreadable folder has no files, but a problem of
+/// its own.
 fn names_of_files(folder: &Path) -> Vec<String> {
     let files = files::of(folder).unwrap_or_default();
     files.iter().map(PathBuf::as_path).chain([folder]).map(|path| path.display().to_string()).collect()
 }
 
 impl Suite {
-    /// Runs the cases of a file. `with_its_own` gives the profiles if there are some in the file itself.
+    /// Runs the cases of a file. `with_its_own` returns the profiles if the file itself contains some.
     fn file(
         &mut self,
         file: &Path,
@@ -153,13 +154,13 @@ impl Suite {
     }
 }
 
-/// What would make a case say what is.
+/// Returns the update that makes a case pass.
 fn update(case: &Case, document: &Node, profiles: &Profiles) -> Option<Update> {
     let key = document.entry("result").map(|entry| entry.key_span.start);
     if key.is_none() && case.expects_something() {
         return None;
     }
-    // One that expects nothing is run as if it did.
+    // A case without expectations is run as if it expected a result.
     let asked = Case { result: case.result.clone().or_else(|| Some(serde_json::Value::Null)), ..case.clone() };
     let verdict = case::run(&asked, profiles).ok()?;
     let is_other = verdict.differences.iter().any(|difference| difference.aspect == Aspect::Object);
@@ -167,7 +168,7 @@ fn update(case: &Case, document: &Node, profiles: &Profiles) -> Option<Update> {
     if let Some(members) = object.as_object_mut()
         && members.get("metadata").and_then(serde_json::Value::as_object).is_some_and(serde_json::Map::is_empty)
     {
-        // Nobody has written it, and nothing is in it.
+        // Empty metadata that the case's author did not write.
         members.shift_remove("metadata");
     }
     (is_other && verdict.denied.is_none()).then(|| Update { object, key, begin: document.span.start })

@@ -1,6 +1,6 @@
-//! `--update`: replaces expected results by actual ones, where a result is given as a whole or not given yet.
+//! `--update`: replaces expected results by actual ones, if the result is a whole object or missing.
 //!
-//! The file is edited as text, so comments and everything else stay as they are.
+//! The file is edited as text, so comments and everything else stay unchanged.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,18 +12,18 @@ use serde_json::Value;
 use crate::load::yaml;
 use crate::output;
 
-/// A result that is to be written.
+/// A result to write.
 #[derive(Clone, Debug)]
 pub(super) struct Update {
     /// The result.
     pub(super) object: Value,
-    /// Where the key `result` stands, in bytes; `None`: the case has none.
+    /// The byte offset of the key `result`. `None`: the case has none.
     pub(super) key: Option<usize>,
-    /// Where the case begins, in bytes.
+    /// The byte offset of the case.
     pub(super) begin: usize,
 }
 
-/// Writes all updates of files. How many cases were changed, and those that could not be.
+/// Writes all updates. Returns the number of changed cases, and messages for those that could not be changed.
 pub(super) fn write(updates: &BTreeMap<String, Vec<(String, Update)>>) -> anyhow::Result<(usize, Vec<String>)> {
     let mut written = 0;
     let mut left = Vec::new();
@@ -37,7 +37,7 @@ pub(super) fn write(updates: &BTreeMap<String, Vec<(String, Update)>>) -> anyhow
                 None => left.push(format!("{file}: {name}: its `result` does not begin a line of its own")),
             }
         }
-        // The last first, so that places before it stay where they are.
+        // From the end, so that earlier offsets stay valid.
         edits.sort_by_key(|(place, ..)| std::cmp::Reverse(place.start));
         for (place, name, update) in edits {
             let edited = edited(&text, place, &update.object)?;
@@ -57,7 +57,7 @@ pub(super) fn write(updates: &BTreeMap<String, Vec<(String, Update)>>) -> anyhow
     Ok((written, left))
 }
 
-/// A text with a result in a place of it.
+/// Returns the text with a result inserted at this range.
 fn edited(text: &str, place: Range<usize>, object: &Value) -> anyhow::Result<String> {
     let begins_line = place.start == 0 || text.get(..place.start).is_some_and(|text| text.ends_with('\n'));
     let object = output::yaml(object)?;
@@ -68,7 +68,7 @@ fn edited(text: &str, place: Range<usize>, object: &Value) -> anyhow::Result<Str
     Ok(edited)
 }
 
-/// Whether an edited text says this result, and beside it what it said before.
+/// Whether the edited text has this result and is otherwise unchanged.
 fn says(before: &str, edited: &str, update: &Update) -> bool {
     let (Ok(before), Ok(after)) = (yaml::documents(before), yaml::documents(edited)) else { return false };
     before.len() == after.len()
@@ -83,11 +83,11 @@ fn says(before: &str, edited: &str, update: &Update) -> bool {
         })
 }
 
-/// The lines that are replaced; none of them where the result is new.
+/// Returns the range of lines to replace, empty for a new result.
 fn place(text: &str, update: &Update) -> Option<Range<usize>> {
     let Some(key) = update.key else {
         let end = end_of_document(text, update.begin);
-        // In a mapping in braces there is no place for a line.
+        // A mapping in flow style has no lines.
         return (!text.get(update.begin..)?.starts_with('{')).then_some(end..end);
     };
     let before = text.get(..key)?;
@@ -98,12 +98,12 @@ fn place(text: &str, update: &Update) -> Option<Range<usize>> {
     for line in text.get(key..)?.split_inclusive('\n') {
         let is_blank = line.trim().is_empty();
         let is_indented = line.starts_with([' ', '\t']);
-        // A comment at the margin may stand in the midst of it.
+        // A comment without indentation may be inside the value.
         if at > key && !is_blank && !is_indented && !line.starts_with('#') {
             break;
         }
         at += line.len();
-        // Blank lines and comments behind it are not a part of it.
+        // Trailing blank lines and comments are not part of it.
         if !is_blank && (is_indented || end == key) {
             end = at;
         }
@@ -111,7 +111,7 @@ fn place(text: &str, update: &Update) -> Option<Range<usize>> {
     Some(key..end)
 }
 
-/// Behind the last line of a document that says something.
+/// Returns the offset after the last non-blank line of a document.
 fn end_of_document(text: &str, begin: usize) -> usize {
     let mut at = begin;
     let mut end = begin;
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn what_would_not_say_the_result_afterwards_is_left() {
-        // The lines of a text in quotes may begin at the margin.
+        // Lines of a quoted string may begin without indentation.
         let text = "name: a\nresult: {old: 'a\nb'}\nenv: {}\n";
         assert_eq!(updated(text, &[update(text, Some("result"), "name: a")]), (text.to_owned(), 0, 1));
     }

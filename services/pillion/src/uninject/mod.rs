@@ -13,7 +13,7 @@ use crate::inject::objects::{self, Place};
 use crate::inject::shown::{self, Changed, Output};
 use crate::{inject, output};
 
-/// The exit code where something could not be undone.
+/// The exit code if something could not be undone.
 const LEFT: u8 = 3;
 
 /// Arguments of `pillion uninject`.
@@ -31,7 +31,7 @@ pub(crate) struct UninjectArgs {
     quiet: bool,
 }
 
-/// Prints the manifests without what was injected. Nothing is printed on standard output where something is wrong.
+/// Prints the manifests without the injected parts. Prints nothing on standard output if there are errors.
 pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<ExitCode> {
     let UninjectArgs { files, output, quiet } = args;
     let documents = match inject::documents(&files) {
@@ -66,7 +66,7 @@ pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<ExitCode> {
     Ok(if left { ExitCode::from(LEFT) } else { ExitCode::SUCCESS })
 }
 
-/// Takes the injection out of one pod of a document; `None` if it has no record.
+/// Undoes the injection in one pod of a document. `None` if it has no record.
 fn take_out(document: &mut Value, place: &Place) -> anyhow::Result<Option<Undone>> {
     let Some(pod) = document.pointer_mut(&place.pointer) else { return Ok(None) };
     let undone = match undo(&pod.to_string()) {
@@ -78,14 +78,14 @@ fn take_out(document: &mut Value, place: &Place) -> anyhow::Result<Option<Undone
     if let Some(fields) = object.as_object_mut()
         && fields.get("metadata").and_then(Value::as_object).is_some_and(serde_json::Map::is_empty)
     {
-        // It was made for the record.
+        // The metadata was created for the record.
         fields.shift_remove("metadata");
     }
     *pod = object;
     Ok(Some(undone))
 }
 
-/// What was undone of a pod, for people.
+/// Formats what was undone in a pod.
 fn told(name: &str, undone: &Undone) -> String {
     let profiles = undone.profiles.iter().map(|(profile, revision)| format!("\n  {profile} at {revision}: taken out"));
     let gone = undone.gone.iter().map(|place| {

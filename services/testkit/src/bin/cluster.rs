@@ -1,5 +1,5 @@
-//! A real Kubernetes cluster of one node, to play with: `cluster up [NAME]` starts it or goes on with it, and prints its
-//! kubeconfig; `cluster down [NAME]` ends it and removes what it held.
+//! A real Kubernetes cluster of one node for manual use: `cluster up [NAME]` starts or resumes it and prints its
+//! kubeconfig; `cluster down [NAME]` ends it and removes its data.
 
 use std::path::PathBuf;
 

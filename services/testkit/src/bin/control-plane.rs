@@ -1,5 +1,5 @@
-//! A control plane on this machine's loopback, to play with: `control-plane up` starts etcd and kube-apiserver and
-//! leaves them running, `control-plane down` ends them and removes what they left.
+//! A control plane on this machine's loopback for manual use: `control-plane up` starts etcd and kube-apiserver and
+//! leaves them running, `control-plane down` ends them and removes their data.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use pillion_testkit::control_plane::{ControlPlane, Detached, client_of};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// How long a killed process may take to vanish.
+/// How long a killed process may take to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Starts or ends a Kubernetes control plane (etcd and kube-apiserver) on this machine's loopback.
@@ -59,7 +59,7 @@ fn default_directory() -> anyhow::Result<PathBuf> {
     Ok(cache.join("pillion/control-plane"))
 }
 
-/// The running one is answered when it is well; the remains of one that is not are cleared away first.
+/// Returns a healthy running control plane. The remains of a broken one are removed first.
 async fn up(directory: &Path) -> anyhow::Result<PathBuf> {
     if let Some(state) = read_state(directory)? {
         if let Ok(client) = client_of(&state.kubeconfig).await
@@ -84,7 +84,7 @@ fn down(directory: &Path) -> anyhow::Result<String> {
     let Some(state) = read_state(directory)? else {
         return Ok(format!("no control plane was started in {}", directory.display()));
     };
-    // The API server first: without etcd it would linger.
+    // The API server comes first: without etcd it would linger.
     for (program, pid) in [("kube-apiserver", state.api_server), ("etcd", state.etcd)] {
         kill_if(program, pid)?;
     }
@@ -114,7 +114,7 @@ fn read_state(directory: &Path) -> anyhow::Result<Option<Detached>> {
     }
 }
 
-/// Kills the process if it is still the one that was started: its id may belong to another since.
+/// Kills the process if it still runs this program: its id may have been reused.
 fn kill_if(program: &str, pid: u32) -> anyhow::Result<()> {
     let process = PathBuf::from(format!("/proc/{pid}"));
     let name = || std::fs::read_link(process.join("exe")).ok().and_then(|exe| Some(exe.file_name()?.to_owned()));
@@ -124,7 +124,7 @@ fn kill_if(program: &str, pid: u32) -> anyhow::Result<()> {
     let target = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a process id out of range")?;
     kill_process(target, Signal::KILL).with_context(|| format!("cannot end {program}, process {pid}"))?;
     let deadline = std::time::Instant::now() + END_LIMIT;
-    // The link to its program goes when it does, before anybody has waited for it.
+    // The link to its program disappears with it, before it is reaped.
     while name().is_some() {
         if std::time::Instant::now() >= deadline {
             bail!("{program}, process {pid}, does not end");

@@ -1,5 +1,5 @@
-//! The benchmark's floor: reads a POST's whole body and answers a fixed JSON body of 4 KB, over the accept stack of
-//! production. What a webhook costs beyond this is what the webhook does.
+//! The benchmark's baseline: reads a POST's whole body and answers a fixed JSON body of 4 KB, over the accept stack of
+//! production. All further costs of a webhook are its own work.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use clap::Parser;
 use pillion_testkit::https;
 use tokio::net::TcpListener;
 
-/// As much as the webhook accepts.
+/// The webhook's limit.
 const BODY_LIMIT: usize = 7 * 1024 * 1024;
 const ANSWER_BYTES: usize = 4096;
 
@@ -47,7 +47,7 @@ fn main() -> anyhow::Result<()> {
         let listener = TcpListener::bind(arguments.listen)
             .await
             .with_context(|| format!("cannot listen on {}", arguments.listen))?;
-        // A task of its own: the first future of a runtime runs on the main thread, beside the workers.
+        // Spawned, because a runtime's first future runs on the main thread, beside the workers.
         tokio::spawn(https::serve(listener, tls, app())).await.context("the server ended")
     })
 }
@@ -55,7 +55,7 @@ fn main() -> anyhow::Result<()> {
 fn app() -> Router {
     let answer = answer();
     let handler = move |body: Bytes| async move {
-        // Read to its end, and so paid for; nothing of it is needed.
+        // The body was read completely, which is the cost to measure.
         drop(body);
         ([("content-type", "application/json")], answer)
     };

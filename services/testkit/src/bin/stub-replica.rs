@@ -1,5 +1,5 @@
-//! A stand-in for the real binary where the harness of replicas is itself under test: takes the same arguments, says
-//! what it was given, is ready, and ends with code 5 when it is asked to.
+//! A stand-in for the real binary in tests of the replica harness: accepts the same arguments, prints them, is ready,
+//! and ends with code 5 on SIGTERM.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Which addresses the link between host and node has: a network of four, which nothing else on the machine leads to.
+//! Chooses the addresses of the link between host and node: a network of four addresses without another route.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -8,12 +8,12 @@ use anyhow::Context;
 
 use super::run;
 
-/// The network whose parts of four the links have.
+/// The network that contains the links' networks.
 const NETWORK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
-/// The longest prefix of a network that is a way to elsewhere rather than somebody's own: its four addresses are lent.
+/// The longest prefix that counts as a route to other networks, so that addresses inside it may be used.
 const WAY: u32 = 15;
 
-/// The host's address and the node's, which stay what they were.
+/// Returns the host's and the node's address, which a cluster keeps.
 pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     let pair = |number: u8| (Ipv4Addr::new(10, 250, number, 1), Ipv4Addr::new(10, 250, number, 2));
     let file = home.join("number");
@@ -26,7 +26,7 @@ pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     let taken: Vec<String> = std::fs::read_dir(folder)?
         .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("number")).ok())
         .collect();
-    // Clusters of other folders, and other networks of the machine.
+    // Excludes clusters of other folders, and other networks of the machine.
     let routes = run(Command::new("ip").args(["-4", "route", "show", "table", "all"]))?;
     let is_free = |number: &u8| {
         !taken.iter().any(|other| other.trim() == number.to_string())
@@ -39,7 +39,7 @@ pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     Ok(pair(free))
 }
 
-/// Whether a route, as `ip route` shows it, leads to the network of this number, or to a part of it.
+/// Whether a route of `ip route` leads to the network of this number, or to a part of it.
 fn leads_to(route: &str, number: u8) -> bool {
     // A word such as `local` may come first.
     let Some((address, prefix)) = route.split_whitespace().take(2).find_map(network) else { return false };

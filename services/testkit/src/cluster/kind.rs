@@ -1,5 +1,5 @@
-//! Clusters by kind, where there is a container engine, to play with: no test runs on one. kind names its node's image by digest, so
-//! that the pin of kind pins it too.
+//! Clusters by kind with a container engine, for manual use: no test uses them. kind pins its node image by digest, so
+//! pinning kind pins both.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use super::{run, run_within};
 
-/// How long the image of a node may take to come from its registry.
+/// How long pulling the node image may take.
 const CREATE_LIMIT: Duration = Duration::from_mins(20);
 
 fn full(name: &str) -> String {
     format!("pillion-{name}")
 }
 
-/// Makes the cluster unless it is there, and writes its kubeconfig.
+/// Creates the cluster unless it exists, and writes its kubeconfig.
 pub(super) fn start(program: &Path, name: &str, kubeconfig: &Path) -> anyhow::Result<()> {
     let name = full(name);
     let known = run(Command::new(program).args(["get", "clusters"]))?;
@@ -28,13 +28,13 @@ pub(super) fn start(program: &Path, name: &str, kubeconfig: &Path) -> anyhow::Re
     Ok(())
 }
 
-/// Removes it.
+/// Deletes the cluster.
 pub(super) fn delete(program: &Path, name: &str) -> anyhow::Result<()> {
-    // With no kubeconfig of the user's that it would be taken from.
+    // Keeps the user's kubeconfig unchanged.
     run(Command::new(program).args(["delete", "cluster", "--name", &full(name), "--kubeconfig", "/dev/null"])).map(drop)
 }
 
-/// Imports an archive.
+/// Imports an image archive.
 pub(super) fn load(program: &Path, name: &str, archive: &Path) -> anyhow::Result<()> {
     run(Command::new(program).args(["load", "image-archive"]).arg(archive).args(["--name", &full(name)])).map(drop)
 }

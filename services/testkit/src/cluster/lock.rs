@@ -1,4 +1,4 @@
-//! Who works on a cluster: one process at a time, and nobody after its end. The kernel lets go of a lock whose holder is killed.
+//! Locks a cluster, so that one process at a time uses it. The kernel releases the lock of a killed process.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-/// A cluster's, held until it is dropped.
+/// The lock of a cluster, held until dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
     path: PathBuf,
@@ -14,10 +14,10 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// That of the cluster with this folder, which need not be there.
+    /// Locks the cluster with this folder, which need not exist.
     ///
     /// # Errors
-    /// Somebody has it.
+    /// Another process holds the lock.
     pub(super) fn of(home: &Path) -> anyhow::Result<Self> {
         let (folder, name) = home.parent().zip(home.file_name()).context("a folder for a cluster")?;
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -34,7 +34,7 @@ impl Lock {
                 ),
                 Err(TryLockError::Error(error)) => return Err(error).with_context(shown),
             }
-            // Whoever had it has removed it meanwhile: then this one is nobody's.
+            // The previous holder may have removed the file meanwhile; then this lock is worthless.
             let is_there =
                 std::fs::metadata(&path).is_ok_and(|there| file.metadata().is_ok_and(|ours| ours.ino() == there.ino()));
             if is_there {
@@ -47,7 +47,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Before it is let go of.
+        // Removed before the lock is released.
         let _ = std::fs::remove_file(&self.path);
     }
 }

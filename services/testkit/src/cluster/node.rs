@@ -27,13 +27,13 @@ use crate::daemon::tail;
 use crate::image::Image;
 use crate::kubeconfig::{self, Identity};
 
-/// Addresses of pods and Services. Nobody outside of the node knows them, so that clusters may have the same ones.
+/// Addresses of pods and Services. They are only visible inside the node, so all clusters use the same ones.
 const PODS: &str = "10.245.0.0/24";
 const SERVICES: &str = "10.97.0.0/16";
 const FIRST_SERVICE: &str = "10.97.0.1";
-/// As whom the API server calls kubelets, for logs, `exec` and `port-forward`.
+/// The user as which the API server calls kubelets, for logs, `exec` and `port-forward`.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
-/// Who has a token: the kubeconfig, the user and the group.
+/// The users with a token: kubeconfig, user and group.
 const USERS: [(&str, &str, &str); 5] = [
     ("admin", "admin", "system:masters"),
     ("controller-manager", "system:kube-controller-manager", ""),
@@ -48,7 +48,7 @@ const CONFIGURATIONS: [(&str, &str); 4] = [
     ("cni/pods.conflist", include_str!("../../cluster/etc/cni.conflist")),
 ];
 
-/// Writes what the scripts need, unless it is there: keys stay what they are.
+/// Writes the files that the scripts need. Existing keys are kept.
 pub(super) fn prepare(home: &Path, name: &str, own: &Own) -> anyhow::Result<()> {
     for path in [home, &own.programs, &own.packages] {
         for below in ["/var/lib", "/var/log", "/run", "/sys", "/proc"] {
@@ -125,7 +125,7 @@ fn secret(path: &Path, text: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Builds the program of the image [`PAUSE_IMAGE`], by the C compiler that Rust links with.
+/// Builds the program of the image [`PAUSE_IMAGE`] with the C compiler that Rust links with.
 pub(super) fn pause(program: &Path) -> anyhow::Result<()> {
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let source = Path::new(SCRIPTS).join("pause.c");
@@ -133,12 +133,12 @@ pub(super) fn pause(program: &Path) -> anyhow::Result<()> {
         .map(drop)
 }
 
-/// Starts the node; it ends with its standard input where it is `owned`.
+/// Starts the node. If `owned`, it ends when its standard input closes.
 pub(super) fn start(home: &Path, stdin: Stdio, owned: bool) -> anyhow::Result<()> {
     let log = home.join("log/node.log");
     std::fs::create_dir_all(home.join("log"))?;
     let said = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-    // To a file: what goes on in the background must not hold a pipe open.
+    // To a file: background processes must not hold a pipe open.
     let mut script = script("start", home);
     script.stdin(stdin).stdout(said.try_clone()?).stderr(said).env("OWNED", if owned { "yes" } else { "" });
     let status = script.status().context("cannot run node.sh")?;
@@ -146,7 +146,7 @@ pub(super) fn start(home: &Path, stdin: Stdio, owned: bool) -> anyhow::Result<()
     Ok(())
 }
 
-/// Ends it, if it runs; what it holds stays.
+/// Stops the node if it runs, and keeps its data.
 pub(super) fn stop(home: &Path) -> anyhow::Result<()> {
     if home.join("node.env").exists() {
         run(&script("stop", home))?;
@@ -160,25 +160,25 @@ fn script(action: &str, home: &Path) -> Command {
     command
 }
 
-/// Process 1 of the node. Its id may belong to another since: after a reboot, to one that has the machine's own files.
+/// Returns process 1 of the node. Its id may have been reused, so its command line is checked.
 fn process(home: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(home.join("run/init.pid")).context("the node does not run")?;
     let process = text.trim().to_owned();
     let said = std::fs::read(Path::new("/proc").join(&process).join("cmdline")).unwrap_or_default();
     let mut arguments = said.split(|byte| *byte == 0);
     let mut next = || arguments.next().unwrap_or_default();
-    // As node.sh asks.
+    // The same check as in node.sh.
     let is_ours = next() == b"bash" && next().ends_with(b"/init.sh") && next() == home.as_os_str().as_bytes();
     ensure!(is_ours, "the node does not run any more");
     Ok(process)
 }
 
-/// Whether its process 1 is there.
+/// Checks that the node's process 1 runs.
 pub(super) fn runs(home: &Path) -> anyhow::Result<()> {
     process(home).map(drop)
 }
 
-/// Whether this time, in RFC 3339, is one of this run of the node.
+/// Checks that this RFC 3339 time is not before the node's start.
 pub(super) fn has_started_since(home: &Path, time: &str) -> anyhow::Result<()> {
     let started = std::fs::metadata(home.join("run/init.pid"))?.modified()?;
     let time: SystemTime = time.parse::<k8s_openapi::jiff::Timestamp>()?.into();
@@ -186,7 +186,7 @@ pub(super) fn has_started_since(home: &Path, time: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Imports an archive of an image.
+/// Imports an image archive.
 pub(super) fn load(home: &Path, own: &Own, archive: &Path) -> anyhow::Result<()> {
     let socket = format!("/proc/{}/root/run/containerd/containerd.sock", process(home)?);
     let mut command = Command::new(own.programs.join("ctr"));
@@ -194,7 +194,7 @@ pub(super) fn load(home: &Path, own: &Own, archive: &Path) -> anyhow::Result<()>
     run(&command).map(drop)
 }
 
-/// Lets the API server call kubelets as [`KUBELET_CLIENT`].
+/// Allows the API server to call kubelets as [`KUBELET_CLIENT`].
 pub(super) async fn allow_kubelet_calls(client: &kube::Client) -> anyhow::Result<()> {
     let name = "testkit:kubelet-calls";
     let binding: ClusterRoleBinding = serde_json::from_value(json!({
@@ -207,7 +207,7 @@ pub(super) async fn allow_kubelet_calls(client: &kube::Client) -> anyhow::Result
     Ok(())
 }
 
-/// The ends of the logs, for the output of a test that fails.
+/// Prints the ends of the logs, for a failing test.
 pub(super) fn print_logs(home: &Path) {
     let Ok(entries) = std::fs::read_dir(home.join("log")) else { return };
     for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
@@ -225,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// The folder of a cluster whose process 1 does nothing.
+    /// Returns the folder of a cluster whose process 1 is idle.
     fn home() -> (tempfile::TempDir, Child) {
         let home = tempfile::tempdir().unwrap();
         let path = home.path();
@@ -234,7 +234,7 @@ mod tests {
         std::fs::write(path.join("init.sh"), "read -r _").unwrap();
         let init = Command::new("bash").arg(path.join("init.sh")).arg(path).stdin(Stdio::piped()).spawn().unwrap();
         std::fs::write(path.join("run/init.pid"), format!("{}\n", init.id())).unwrap();
-        // A process that begins has no arguments for a moment.
+        // A new process has no arguments for a moment.
         let begun = Instant::now();
         while runs(path).is_err() && begun.elapsed() < Duration::from_secs(30) {
             std::thread::sleep(Duration::from_millis(5));
@@ -246,7 +246,7 @@ mod tests {
     fn a_process_that_has_the_id_of_a_node_since_is_not_the_node() {
         let (home, mut init) = home();
         runs(home.path()).unwrap();
-        // This process is there, and is none.
+        // This test process exists, but is no node.
         std::fs::write(home.path().join("run/init.pid"), std::process::id().to_string()).unwrap();
         assert!(runs(home.path()).unwrap_err().to_string().contains("does not run any more"));
         let own = Own { programs: "/".into(), packages: "/".into() };
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn a_node_that_does_not_end_is_not_forgotten() {
         let (home, mut init) = home();
-        // Killed and not yet waited for, it is still there.
+        // Killed but not reaped, so it still exists.
         let stop = || script("stop", home.path()).env("STOP_TENTHS", "3").output().unwrap();
         let stopped = stop();
         let said = String::from_utf8_lossy(&stopped.stderr).into_owned();
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_cluster_of_the_same_name_in_another_folder_is_left_alone() {
         if super::super::parts::allowed().is_err() {
-            // As tests on a node do, which need the same rights.
+            // Skipped like tests on a node, which need the same privileges.
             return;
         }
         let folder = tempfile::tempdir().unwrap();

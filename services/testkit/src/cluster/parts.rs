@@ -1,4 +1,4 @@
-//! What a cluster is made of, and what a machine lacks that cannot run one.
+//! The parts of a cluster, and the reasons why a machine cannot run one.
 
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
@@ -25,20 +25,20 @@ const PROGRAMS: [&str; 10] = [
 /// The folder with the scripts.
 pub(super) const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster");
 
-/// Why this machine cannot run a cluster, and what to do about it.
+/// Why this machine cannot run a cluster, with a remedy.
 #[derive(Debug, Clone)]
 pub struct Lacking {
     what: String,
     remedy: String,
 }
 
-/// What is used for a cluster.
+/// The parts of a cluster.
 #[derive(Debug, Clone)]
 pub(super) struct Parts {
     pub(super) engine: Engine,
 }
 
-/// Who makes clusters.
+/// The engine that runs clusters.
 #[derive(Debug, Clone)]
 pub(super) enum Engine {
     /// kind, in containers.
@@ -48,16 +48,16 @@ pub(super) enum Engine {
         /// `docker` or `podman`.
         container_engine: String,
     },
-    /// The scripts beside this crate, in namespaces.
+    /// The scripts beside this crate, in Linux namespaces.
     Own(Own),
 }
 
-/// What the project's own clusters are made of.
+/// The parts of the project's own clusters.
 #[derive(Debug, Clone)]
 pub(super) struct Own {
     /// The folder of the programs from Go modules.
     pub(super) programs: PathBuf,
-    /// The folder below which Debian's packages are: `/` where they are installed.
+    /// The folder with Debian's packages: `/` if they are installed.
     pub(super) packages: PathBuf,
 }
 
@@ -76,7 +76,7 @@ impl Display for Lacking {
 impl std::error::Error for Lacking {}
 
 impl Parts {
-    /// Notes in a cluster's folder who has made it.
+    /// Records the engine in a cluster's folder.
     pub(super) fn note(&self, home: &Path) -> anyhow::Result<()> {
         let text = match &self.engine {
             Engine::Kind { container_engine, .. } => format!("kind {container_engine}"),
@@ -86,8 +86,8 @@ impl Parts {
     }
 }
 
-/// What is there already of the project's own, for a test. Tests kill what they find in the node's cgroup, and their clusters end
-/// with them: kind promises neither.
+/// Returns the existing parts of the project's own engine, for a test. Tests rely on killing processes in the node's
+/// cgroup, and on clusters that end with them; kind guarantees neither.
 pub(super) fn find() -> Result<Parts, Lacking> {
     const BUILD: &str = "run `just cluster build`, which builds or fetches what a cluster is made of";
     let missing = |error: anyhow::Error| Lacking::new(format!("{error:#}").trim().to_owned(), BUILD);
@@ -97,20 +97,20 @@ pub(super) fn find() -> Result<Parts, Lacking> {
     Ok(Parts { engine: Engine::Own(Own { programs, packages }) })
 }
 
-/// The same, built and fetched where it is not there.
+/// Returns the same parts, built and fetched if they are missing.
 pub(super) fn make_own() -> anyhow::Result<Parts> {
     allowed()?;
     let packages = packages(&[])?;
     Ok(Parts { engine: Engine::Own(Own { programs: tools::built(&PROGRAMS)?, packages }) })
 }
 
-/// What a cluster to play with is made of: kind where there is a container engine, and else the project's own.
+/// Returns the parts of a cluster for manual use: kind if there is a container engine, else the project's own.
 pub(super) fn make() -> anyhow::Result<Parts> {
     let Some(container_engine) = container_engine() else { return make_own() };
     Ok(Parts { engine: Engine::Kind { program: tools::program("kind")?, container_engine } })
 }
 
-/// What is needed to end the cluster of this folder.
+/// Returns the parts that are needed to end the cluster of this folder.
 pub(super) fn of(home: &Path) -> anyhow::Result<Parts> {
     let noted = std::fs::read_to_string(home.join("engine")).unwrap_or_default();
     let engine = match noted.split_once(' ') {
@@ -122,7 +122,7 @@ pub(super) fn of(home: &Path) -> anyhow::Result<Parts> {
     Ok(Parts { engine })
 }
 
-/// The container engine that answers, if one does.
+/// Returns the container engine that responds, if any.
 fn container_engine() -> Option<String> {
     let answers = |program: &&str| {
         let mut command = Command::new("timeout");
@@ -132,13 +132,13 @@ fn container_engine() -> Option<String> {
     ["docker", "podman"].iter().find(|program| answers(program)).map(ToString::to_string)
 }
 
-/// Whether this process may do what the scripts do.
+/// Whether this process has the privileges that the scripts need.
 pub(super) fn allowed() -> Result<(), Lacking> {
     const HELP: &str = "be root on Linux; to play with, kind makes one by a container engine: `just cluster up`";
     if !cfg!(target_os = "linux") || !rustix::process::geteuid().is_root() {
         return Err(Lacking::new("the namespaces of a node are for root", HELP));
     }
-    // Mounts of a kind that containers are mostly not allowed, in namespaces that go with the command.
+    // Tries mounts and links that containers usually may not create, in temporary namespaces.
     let tried = "mount -t tmpfs tmpfs /run && ip link add pillion-try type veth peer name pillion-tried";
     let output = Command::new("unshare")
         .args([

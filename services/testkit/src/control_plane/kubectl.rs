@@ -1,4 +1,4 @@
-//! The real kubectl, as users have it.
+//! Runs the real kubectl.
 
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -9,19 +9,19 @@ use tokio::io::AsyncWriteExt;
 use super::ControlPlane;
 use super::objects::MANAGER;
 
-/// How long one call may take.
+/// The timeout of one call.
 const KUBECTL_LIMIT: Duration = Duration::from_mins(1);
 
 impl ControlPlane {
-    /// Runs the real kubectl as the administrator, for at most a minute.
+    /// Runs kubectl as the administrator, for at most a minute.
     ///
     /// # Errors
-    /// It cannot be run or does not end. An exit code other than 0 is no error; see [`ControlPlane::kubectl_ok`].
+    /// It cannot be run or does not end. An exit code other than 0 is not an error; see [`ControlPlane::kubectl_ok`].
     pub async fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<Output> {
         self.kubectl_with_input(arguments, "").await
     }
 
-    /// As [`ControlPlane::kubectl`], with a text on its standard input.
+    /// Like [`ControlPlane::kubectl`], with standard input.
     ///
     /// # Errors
     /// As [`ControlPlane::kubectl`].
@@ -31,7 +31,7 @@ impl ControlPlane {
             .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
             .arg(format!("--cache-dir={}", self.settings.path("kubectl-cache").display()))
             .args(arguments)
-            // Preferences of whoever runs the test are of no concern here.
+            // Ignores the preferences of the user who runs the test.
             .env("KUBERC", "off")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -43,11 +43,11 @@ impl ControlPlane {
         let run = async {
             let feed = async {
                 if let Some(mut stdin) = stdin {
-                    // A program that does not read its input closes the pipe, and that is fine.
+                    // Err: kubectl did not read its input and closed the pipe.
                     let _ = stdin.write_all(input.as_bytes()).await;
                 }
             };
-            // At once, since a pipe that is full on one side stops the other.
+            // Concurrently, since a full pipe on one side blocks the other.
             tokio::join!(feed, child.wait_with_output()).1
         };
         tokio::time::timeout(KUBECTL_LIMIT, run)
@@ -56,18 +56,18 @@ impl ControlPlane {
             .with_context(|| format!("cannot run {line}"))
     }
 
-    /// The standard output of a kubectl that must succeed.
+    /// Runs kubectl, which must succeed, and returns its standard output.
     ///
     /// # Errors
-    /// As [`ControlPlane::kubectl`], or it failed; with what it said.
+    /// As [`ControlPlane::kubectl`], or it failed; the error has its output.
     pub async fn kubectl_ok(&self, arguments: &[&str]) -> anyhow::Result<String> {
         succeeded(arguments, self.kubectl(arguments).await?)
     }
 
-    /// Applies YAML (any number of documents) server-side, by the real kubectl.
+    /// Applies YAML (any number of documents) server-side with kubectl.
     ///
     /// # Errors
-    /// kubectl refused; with what it said.
+    /// kubectl failed; the error has its output.
     pub async fn apply_yaml(&self, yaml: &str) -> anyhow::Result<String> {
         let arguments = ["apply", "--server-side", "--field-manager", MANAGER, "-f", "-"];
         succeeded(&arguments, self.kubectl_with_input(&arguments, yaml).await?)

@@ -1,4 +1,4 @@
-//! Objects that tests put in place: namespaces and custom resource definitions.
+//! Creates objects for tests: namespaces and CRDs.
 
 use std::time::Duration;
 
@@ -13,27 +13,27 @@ use serde_json::Value;
 use super::ControlPlane;
 use crate::eventually::eventually;
 
-/// The field manager of what the testkit applies.
+/// The field manager of objects that the testkit applies.
 pub(crate) const MANAGER: &str = "pillion-testkit";
 
 /// How long a custom resource may take to be served.
 const CRD_LIMIT: Duration = Duration::from_mins(1);
-/// How kubectl asks what kinds there are.
+/// The media type with which kubectl discovers kinds.
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 impl ControlPlane {
-    /// Creates a namespace with labels; it may exist already with the same ones.
+    /// Creates a namespace with labels. It may already exist with the same labels.
     ///
     /// # Errors
-    /// The API server refuses.
+    /// The API server rejects it.
     pub async fn create_namespace(&self, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<()> {
         create_namespace(&self.client(), name, labels).await
     }
 
-    /// Applies custom resource definitions and waits until the API server serves every version of them.
+    /// Applies CRDs, and waits until the API server serves all of their versions.
     ///
     /// # Errors
-    /// The API server refuses one, or does not serve it within a minute; with its conditions.
+    /// The API server rejects one, or does not serve it within a minute; the error has its conditions.
     pub async fn apply_crds(&self, crds: &[CustomResourceDefinition]) -> anyhow::Result<()> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         let params = PatchParams::apply(MANAGER).force();
@@ -48,10 +48,10 @@ impl ControlPlane {
         self.wait_for_crds(&names).await
     }
 
-    /// Waits until custom resources that were applied by other means are served.
+    /// Waits until CRDs that were applied by other means are served.
     ///
     /// # Errors
-    /// One is not served within a minute; with its conditions.
+    /// One is not served within a minute; the error has its conditions.
     pub async fn wait_for_crds(&self, names: &[&str]) -> anyhow::Result<()> {
         let client = self.client();
         let api: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -63,7 +63,7 @@ impl ControlPlane {
                 if !conditions.iter().any(|each| each.type_ == "Established" && each.status == "True") {
                     bail!("it is not established; its conditions: {conditions:?}");
                 }
-                // Established comes a moment before the path answers, and either may come before kubectl is told of the kind.
+                // A CRD is established shortly before its path responds, and either may precede discovery.
                 let kinds = Request::get("/apis").header("accept", DISCOVERY).body(Vec::new())?;
                 let kinds: Value = client.request(kinds).await?;
                 for version in crd.spec.versions.iter().filter(|version| version.served) {
@@ -80,7 +80,7 @@ impl ControlPlane {
     }
 }
 
-/// Whether a list of all kinds has this one. What is no such list is asked for nothing.
+/// Whether a discovery document contains this kind. Any other document counts as containing it.
 fn tells_of(kinds: &Value, group: &str, version: &str, plural: &str) -> bool {
     let list = |of: &Value, key: &str| of.get(key).and_then(Value::as_array).cloned();
     let Some(groups) = list(kinds, "items") else { return true };

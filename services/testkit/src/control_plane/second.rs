@@ -1,7 +1,7 @@
 //! A second API server on the same etcd, as a control plane of several machines has it.
 //!
-//! Both stand in the endpoints of the Service `kubernetes`; each has caches of its own, so that one may know what the other
-//! does not know yet. An API server that was stopped leaves those endpoints after 15 seconds, by Kubernetes' own doing.
+//! Both are endpoints of the Service `kubernetes`. Each has its own caches, so one may lag behind the other. Kubernetes
+//! removes a stopped API server from the endpoints after 15 seconds.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use super::{ControlPlane, START_LIMIT};
 use crate::daemon::Daemon;
 use crate::namespace::SECOND_API_SERVER;
 
-/// A second kube-apiserver. Dropping it ends it; it has to go before its [`ControlPlane`].
+/// A second kube-apiserver. Dropping it ends it; drop it before its [`ControlPlane`].
 pub struct SecondApiServer {
     url: String,
     client: Client,
@@ -24,11 +24,11 @@ pub struct SecondApiServer {
 }
 
 impl ControlPlane {
-    /// Starts one more kube-apiserver on the same etcd, at [`SECOND_API_SERVER`], with the same keys, certificates and
-    /// arguments; waits until it is ready and both stand in the endpoints of the Service `kubernetes`.
+    /// Starts another kube-apiserver on the same etcd, at [`SECOND_API_SERVER`], with the same keys, certificates and
+    /// arguments. Waits until it is ready and both are endpoints of the Service `kubernetes`.
     ///
     /// # Errors
-    /// It does not start; with the end of its log (`kube-apiserver-second.log`).
+    /// It does not start; the error has the end of its log (`kube-apiserver-second.log`).
     pub async fn second_api_server(&self) -> anyhow::Result<SecondApiServer> {
         let url = format!("https://{}", SocketAddr::new(SECOND_API_SERVER, self.settings.ports.api_server));
         let client =
@@ -53,19 +53,19 @@ impl ControlPlane {
 }
 
 impl SecondApiServer {
-    /// A client of the administrator that speaks to this API server only.
+    /// Returns a client of the administrator that uses only this API server.
     #[must_use]
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// `https://ADDRESS:PORT`.
+    /// Returns `https://ADDRESS:PORT`.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Its process, to pause, resume or kill it.
+    /// Returns the process, to pause, resume or kill it.
     pub fn process(&mut self) -> &mut Daemon {
         &mut self.process
     }

@@ -1,4 +1,4 @@
-//! Metrics of the snapshot, read at each scrape; objects that are gone lose their series.
+//! Metrics of the snapshot, read at each scrape; deleted objects lose their series.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -29,17 +29,17 @@ pub(super) struct DecisionCounters {
     validations: [Counter; VALIDATIONS.len()],
 }
 
-/// A count for each outcome and reason. A pair has a series once it came up: most of them never do.
+/// A count for each pair of outcome and reason. A pair gets a series on first use, since most never occur.
 #[derive(Clone, Debug)]
 struct Pairs(Arc<[AtomicU64]>);
 
-/// The kinds of [`Notice`], as they stand in metrics.
+/// The kinds of [`Notice`] as metric labels.
 const NOTICES: [&str; 5] = ["record_dropped", "unknown_word", "ambiguous_word", "of_profile", "parameter"];
 
 const VALIDATIONS: [ValidationOutcome; 3] =
     [ValidationOutcome::Denied, ValidationOutcome::Warned, ValidationOutcome::Audited];
 
-/// What is done with a profile, in the order of the discriminants.
+/// Outcomes of a profile, in the order of their discriminants.
 const OUTCOMES: [ProfileOutcome; 6] = [
     ProfileOutcome::Applied,
     ProfileOutcome::Unchanged,
@@ -120,7 +120,7 @@ impl EncodeMetric for Pairs {
     }
 }
 
-/// Its place in [`NOTICES`].
+/// Returns the index of this notice in [`NOTICES`].
 const fn notice_index(notice: &Notice) -> usize {
     match notice {
         Notice::RecordDropped => 0,

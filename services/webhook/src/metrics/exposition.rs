@@ -14,16 +14,16 @@ use prometheus_client::registry::Registry;
 
 use super::requests::Durations;
 
-/// How metrics are written.
+/// The text format of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     OpenMetrics,
-    /// Version 0.0.4. It has no exemplars.
+    /// Version 0.0.4, which has no exemplars.
     Classic,
 }
 
 impl Format {
-    /// What a scraper that sends these headers is answered with.
+    /// Returns the format to use for a scraper with these headers.
     pub(crate) fn wanted(headers: &HeaderMap) -> Self {
         let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let is_open = |range: &str| {
@@ -46,7 +46,7 @@ fn is_zero(quality: &str) -> bool {
     quality.parse().is_ok_and(|quality: f64| quality <= 0.0)
 }
 
-/// All that is measured, as text.
+/// The registered metrics, for `/metrics`.
 #[derive(Debug, Default)]
 pub struct Exposition {
     registry: Registry,
@@ -60,14 +60,16 @@ impl From<Registry> for Exposition {
 }
 
 impl Exposition {
-    /// With the traces of requests as exemplars.
+    /// Adds the traces of requests as exemplars.
     #[must_use]
     pub fn with_exemplars(self, metrics: &super::Metrics) -> Self {
         Self { durations: Some(metrics.durations.clone()), ..self }
     }
 
+    /// Encodes all metrics.
+    ///
     /// # Errors
-    /// A metric cannot be written.
+    /// A metric cannot be encoded.
     pub(crate) fn text(&self, format: Format) -> Result<String, std::fmt::Error> {
         let mut text = String::with_capacity(32 * 1024);
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
@@ -81,12 +83,12 @@ impl Exposition {
     }
 }
 
-/// The exemplars as they are written, by the series that they belong to.
+/// Returns the encoded exemplars by their series.
 fn exemplars(durations: &Durations) -> HashMap<String, String> {
     durations
         .exemplars()
         .map(|(outcome, bound, exemplar)| {
-            // As the client library writes it: 1.0 and not 1.
+            // The client library writes 1.0 and not 1.
             let bound = if bound.is_finite() { format!("{bound:?}") } else { "+Inf".to_owned() };
             let series = format!("pillion_{}_bucket{{le=\"{bound}\",outcome=\"{outcome}\"}}", Durations::NAME);
             let at = exemplar.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
@@ -108,14 +110,13 @@ fn with_exemplars(text: &str, exemplars: &HashMap<String, String>) -> String {
     out
 }
 
-/// The same in the older text format. There, a counter's name has its `_total` in the description too, and what is an
-/// info in the newer one is a gauge.
+/// Converts to the older text format. There, a counter's HELP and TYPE lines include `_total`, and an info is a gauge.
 fn classic(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut help = None;
     for line in text.lines() {
         if let Some(found) = line.strip_prefix("# HELP ") {
-            // Its name depends on the type, which comes next.
+            // The metric's name depends on the type, which is on the next line.
             help = found.split_once(' ');
         } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|found| found.split_once(' ')) {
             let (suffix, kind) = match kind {
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn who_asks_for_openmetrics_gets_it() {
-        // What Prometheus 2.42 and 3 send.
+        // The headers of Prometheus 2.42 and 3.
         let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                           text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         assert_eq!(wanted(prometheus), Format::OpenMetrics);

@@ -2,16 +2,16 @@
 
 use pillion_engine::decision::Outcome;
 
-/// How a request ended, as it stands in metrics and logs.
+/// The outcome of a request, as shown in metrics and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestOutcome {
     /// A decision was made and answered.
     Decided(Outcome),
-    /// The request is not an admission review that can be decided: HTTP 4xx.
+    /// The request is not a valid admission review: HTTP 4xx.
     BadRequest,
     /// Pillion failed: HTTP 500.
     Error,
-    /// It was turned away though nothing is wrong with it: HTTP 503. [`Shed`](crate::overload::Shed) says why.
+    /// The request is valid but was rejected: HTTP 503. [`Shed`](crate::overload::Shed) gives the reason.
     Shed,
 }
 
@@ -28,7 +28,7 @@ impl RequestOutcome {
         Self::Shed,
     ];
 
-    /// The outcome as it stands in metrics and logs.
+    /// Returns the outcome as shown in metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -39,7 +39,7 @@ impl RequestOutcome {
         }
     }
 
-    /// Its place in [`Self::ALL`].
+    /// Returns the index in [`Self::ALL`].
     pub(super) const fn index(self) -> usize {
         match self {
             Self::Decided(Outcome::Injected) => 0,

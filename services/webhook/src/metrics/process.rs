@@ -8,27 +8,27 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// Registered without a prefix. Where there is no `/proc`, it shows nothing.
+/// Metrics of this process, registered without a prefix. Without `/proc` there are none.
 #[derive(Debug)]
 pub(super) struct Process;
 
-/// What `/proc/self/stat` says, as far as it is shown. Times are in clock ticks.
+/// The exported fields of `/proc/self/stat`. Times are in clock ticks.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     cpu: u64,
     threads: u64,
-    /// Since the system was started.
+    /// Start time since boot.
     started: u64,
     virtual_bytes: u64,
     resident_pages: u64,
 }
 
 impl Stat {
-    /// `pid (name) state ...`: the name may hold anything, so what is counted from is its last bracket.
+    /// Parses `pid (name) state ...`. The name may contain anything, so fields are counted from its last bracket.
     fn parse(text: &str) -> Option<Self> {
         let (_, fields) = text.rsplit_once(')')?;
         let fields: Vec<_> = fields.split_ascii_whitespace().collect();
-        // proc_pid_stat(5) numbers the fields from 1, and the first one behind the name is the third.
+        // proc_pid_stat(5) numbers fields from 1; the first after the name is number 3.
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
             cpu: field(14)?.saturating_add(field(15)?),
@@ -40,12 +40,12 @@ impl Stat {
     }
 }
 
-/// When the system was started, in seconds since 1970; from `/proc/stat`.
+/// Parses the boot time from `/proc/stat`, in seconds since 1970.
 fn boot_time(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())
 }
 
-/// How many files may be open, from `/proc/self/limits`; `None` if it is not limited.
+/// Parses the limit of open files from `/proc/self/limits`. `None`: unlimited.
 fn max_files(text: &str) -> Option<u64> {
     let limits = text.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     limits.split_ascii_whitespace().next()?.parse().ok()
@@ -53,7 +53,7 @@ fn max_files(text: &str) -> Option<u64> {
 
 fn open_files() -> Option<u64> {
     let files = std::fs::read_dir("/proc/self/fd").ok()?.count();
-    // One of them is the folder itself, for as long as it is read.
+    // One of them is the directory itself, which is open while it is read.
     Some(files.saturating_sub(1) as u64)
 }
 
@@ -148,7 +148,7 @@ mod tests {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
         let started = value("process_start_time_seconds");
         assert!(started < now + 2.0 && started > now - 24.0 * 3600.0, "{started}, now {now}");
-        // More than a megabyte, and less than this machine can have.
+        // More than a megabyte, and less than any machine has.
         for name in ["process_resident_memory_bytes", "process_virtual_memory_bytes"] {
             assert!(value(name) > 1e6 && value(name) < 1e15, "{name} {}", value(name));
         }

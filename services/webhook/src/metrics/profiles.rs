@@ -12,7 +12,7 @@ use prometheus_client::metrics::MetricType;
 
 use super::slots::Slots;
 
-/// Profiles with a series of their own; injections of all others are counted together, as `_other`.
+/// Profiles with their own series. Injections of all others are counted as `_other`.
 pub const MAX_PROFILES: usize = 200;
 
 /// How often each profile was applied.

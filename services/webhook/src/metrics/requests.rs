@@ -66,17 +66,17 @@ impl RequestCounters {
     }
 }
 
-/// The place of an endpoint in [`Endpoint::ALL`].
+/// Returns the index of an endpoint in [`Endpoint::ALL`].
 fn endpoint_index(endpoint: Endpoint) -> usize {
     Endpoint::ALL.iter().position(|candidate| *candidate == endpoint).unwrap_or(0)
 }
 
-/// A histogram for each outcome of a decision, and one for all requests that came to none: each is 18 series.
+/// A histogram for each outcome of a decision, and one for all failed requests. Each has 18 series.
 #[derive(Clone, Debug)]
 pub(super) struct Durations(Arc<[Histogram; Self::OUTCOMES.len()]>);
 
 impl Durations {
-    /// Its name without its prefix.
+    /// The metric's name without its prefix.
     pub(super) const NAME: &str = "admission_duration_seconds";
 
     const OUTCOMES: [&str; 6] = [
@@ -110,7 +110,7 @@ impl Durations {
         }
     }
 
-    /// The last traces, each with its outcome and the upper bound of its bucket.
+    /// Returns the latest traces, each with its outcome and the upper bound of its bucket.
     pub(super) fn exemplars(&self) -> impl Iterator<Item = (&'static str, f64, Arc<Exemplar>)> {
         Self::OUTCOMES.into_iter().zip(&*self.0).flat_map(|(outcome, histogram)| {
             histogram.exemplars().map(move |(bound, exemplar)| (outcome, bound, exemplar))

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
-/// The name under which everything is counted that has no slot. No name of Kubernetes' begins so.
+/// The name for everything without a slot. Kubernetes names cannot begin with `_`.
 pub(super) const OTHER: &str = "_other";
 
-/// How long the series of a name that is gone are shown.
+/// How long the series of a deleted name are kept.
 pub(super) const GRACE: Duration = Duration::from_mins(5);
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Slots<C> {
     max: usize,
     taken: ArcSwap<HashMap<Arc<str>, Arc<Slot<C>>>>,
     other: Arc<Slot<C>>,
-    /// Held by whoever replaces the map.
+    /// Held while the map is replaced.
     changing: Mutex<()>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Slots<C> {
 #[derive(Debug, Default)]
 pub(super) struct Slot<C> {
     pub(super) counters: C,
-    /// When a scrape first found that the name is gone.
+    /// When a scrape first found the name deleted.
     gone: Mutex<Option<Instant>>,
 }
 
@@ -42,7 +42,7 @@ impl<C: Default> Slots<C> {
         Self { max, taken: ArcSwap::default(), other: Arc::default(), changing: Mutex::new(()) }
     }
 
-    /// The counters of a name that is known to be one: never of what a client made up.
+    /// Returns the counters of a name. The caller must know that it exists, so that clients cannot invent names.
     pub(super) fn of(&self, name: &str) -> Arc<Slot<C>> {
         let taken = self.taken.load();
         match taken.get(name) {
@@ -52,7 +52,7 @@ impl<C: Default> Slots<C> {
         }
     }
 
-    /// The counters of all that has no slot.
+    /// Returns the counters for all names without a slot.
     pub(super) fn other(&self) -> Arc<Slot<C>> {
         Arc::clone(&self.other)
     }
@@ -60,7 +60,7 @@ impl<C: Default> Slots<C> {
     fn take(&self, name: &str) -> Arc<Slot<C>> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = self.taken.load();
-        // Somebody may have been faster.
+        // Another thread may have added it meanwhile.
         if let Some(slot) = taken.get(name) {
             return Arc::clone(slot);
         }
@@ -74,7 +74,7 @@ impl<C: Default> Slots<C> {
         slot
     }
 
-    /// Gives back the slots of names that have been gone for long enough.
+    /// Releases the slots of names that were deleted at least [`GRACE`] ago.
     pub(super) fn release(&self, now: Instant, exists: impl Fn(&str) -> bool) {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = self.taken.load();
@@ -96,7 +96,7 @@ impl<C: Default> Slots<C> {
         }
     }
 
-    /// All names that have a slot, in their order, and at last [`OTHER`].
+    /// Returns all names that have a slot, sorted, followed by [`OTHER`].
     pub(super) fn all(&self) -> Vec<(Arc<str>, Arc<Slot<C>>)> {
         let taken = self.taken.load();
         let mut all: Vec<_> = taken.iter().map(|(name, slot)| (Arc::clone(name), Arc::clone(slot))).collect();
@@ -144,7 +144,7 @@ mod tests {
         slots.release(first, |name| name == "new");
         slots.release(first + GRACE / 2, |name| name == "new");
         assert_eq!(shown(&slots), pairs(&[("old", 1), (OTHER, 1)]), "its last value is there to be scraped");
-        // It comes back for a moment: the time begins anew.
+        // It reappears for a moment, so the grace period starts again.
         slots.release(first + GRACE, |_| true);
         slots.release(first + GRACE, |name| name == "new");
         slots.release(first + GRACE * 3 / 2, |name| name == "new");

@@ -20,9 +20,9 @@ use super::slots::{Slot, Slots};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TenantSettings {
-    /// Whether they are.
+    /// Whether to count by namespace.
     pub enabled: bool,
-    /// Namespaces with series of their own, four each; requests of all others are counted together, as `_other`.
+    /// Namespaces with their own series, four each. Requests of all others are counted as `_other`.
     pub max_namespaces: usize,
 }
 
@@ -32,14 +32,14 @@ impl Default for TenantSettings {
     }
 }
 
-/// How a tenant's request ended: [`RequestOutcome`] in fewer words, since each costs a series for each tenant.
+/// The outcome of a tenant's request: coarser than [`RequestOutcome`], since each value costs a series for each tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TenantOutcome {
     Injected,
-    /// Allowed as it was.
+    /// Allowed without changes.
     Allowed,
     Denied,
-    /// Not answered: there was no room, or Pillion failed. HTTP 5xx.
+    /// Rejected for lack of resources, or failed: HTTP 5xx.
     Failed,
 }
 
@@ -62,7 +62,7 @@ impl From<RequestOutcome> for TenantOutcome {
             RequestOutcome::Decided(Outcome::Injected) => Self::Injected,
             RequestOutcome::Decided(Outcome::Unchanged | Outcome::Skipped | Outcome::Validated) => Self::Allowed,
             RequestOutcome::Decided(Outcome::Denied) => Self::Denied,
-            // What is no review has no namespace, so a bad request never comes this far.
+            // A bad request has no namespace, so it never gets here.
             RequestOutcome::Shed | RequestOutcome::Error | RequestOutcome::BadRequest => Self::Failed,
         }
     }
@@ -70,18 +70,18 @@ impl From<RequestOutcome> for TenantOutcome {
 
 type Counters = [AtomicU64; TenantOutcome::ALL.len()];
 
-/// The counters of all namespaces. `None`: they are not counted.
+/// The counters of all namespaces. `None`: counting is off.
 #[derive(Clone, Debug)]
 pub struct Tenants(Option<Arc<Slots<Counters>>>);
 
-/// The namespace that a request turns out to be about. `None`: nobody wants to know. Clones are of the same request.
+/// The namespace of a request, once known. `None`: counting is off. Clones refer to the same request.
 #[derive(Clone, Debug, Default)]
 pub struct Tenant(Option<Arc<Pending>>);
 
 #[derive(Debug)]
 struct Pending {
     slots: Arc<Slots<Counters>>,
-    /// Empty as long as it is not known.
+    /// Empty until the namespace is known.
     found: OnceLock<Arc<Slot<Counters>>>,
 }
 
@@ -90,7 +90,7 @@ impl Tenants {
         Self(settings.enabled.then(|| Arc::new(Slots::new(settings.max_namespaces))))
     }
 
-    /// A request whose namespace is not known yet.
+    /// Returns a tenant whose namespace is not known yet.
     #[must_use]
     pub fn request(&self) -> Tenant {
         let pending = |slots| Arc::new(Pending { slots, found: OnceLock::new() });
@@ -105,14 +105,14 @@ impl Tenants {
 }
 
 impl Tenant {
-    /// Says which namespace the request is about, and whether the snapshot knows it. What is said first counts.
+    /// Sets the request's namespace, and whether the snapshot has it. Only the first call counts.
     pub fn found(&self, namespace: &str, known: bool) {
         if let Some(Pending { slots, found }) = self.0.as_deref() {
             found.get_or_init(|| if known { slots.of(namespace) } else { slots.other() });
         }
     }
 
-    /// Counts the request. Nothing, if its namespace was not found or nobody wants to know.
+    /// Counts the request, unless its namespace is unknown or counting is off.
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub(super) fn answered(&self, outcome: RequestOutcome) {
         if let Some(slot) = self.0.as_deref().and_then(|pending| pending.found.get()) {

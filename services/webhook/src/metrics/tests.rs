@@ -15,7 +15,7 @@ fn text(registry: &Registry) -> String {
     text
 }
 
-/// A profile of this name that was applied.
+/// Returns a decision that applied a profile of this name.
 fn applied(name: &str) -> ProfileDecision {
     let spec = serde_json::json!({"template": {"metadata": {"annotations": {"a": "b"}}}});
     let spec = serde_json::from_value(spec).unwrap();
@@ -31,7 +31,7 @@ fn tenants(max_namespaces: usize) -> MetricsSettings {
     MetricsSettings { tenants: TenantSettings { enabled: true, max_namespaces } }
 }
 
-/// A request about this namespace.
+/// Counts a request about this namespace.
 fn answer(metrics: &Metrics, namespace: &str, known: bool, outcome: RequestOutcome) {
     let tenant = metrics.tenants.request();
     tenant.found(namespace, known);
@@ -39,8 +39,7 @@ fn answer(metrics: &Metrics, namespace: &str, known: bool, outcome: RequestOutco
     metrics.answered(Endpoint::Any, outcome, Duration::from_micros(30), None, &tenant);
 }
 
-/// Makes everything happen that has a series of its own: each outcome on each path, each reason, more profiles and more
-/// namespaces than have series of their own.
+/// Creates every series: each outcome on each path, each reason, and this many profiles and namespaces.
 fn drive_everything(metrics: &Metrics, profiles: usize, namespaces: usize) {
     for outcome in RequestOutcome::ALL {
         for endpoint in Endpoint::ALL {
@@ -60,7 +59,7 @@ fn drive_everything(metrics: &Metrics, profiles: usize, namespaces: usize) {
     metrics.decided(&injected(vec![template]), false);
 }
 
-/// All metrics of this crate, as the program registers them.
+/// Registers all metrics of this crate as the binary does.
 fn everything(settings: &MetricsSettings) -> (Metrics, Exposition) {
     let mut registry = Registry::default();
     let metrics = Metrics::register_with(&mut registry, settings);
@@ -104,7 +103,7 @@ fn each_outcome_is_counted_under_its_own_name() {
             assert!(text.contains(&line), "{line} is not in\n{text}");
         }
     }
-    // A bad request, an error, and one that was turned away: as many as their places say.
+    // Bad request, error and shed: 6, 7 and 8 times on each path.
     let failed = (6 + 7 + 8) * Endpoint::ALL.len();
     let line = format!("pillion_admission_duration_seconds_count{{outcome=\"failed\"}} {failed}\n");
     assert!(text.contains(&line), "{line} is not in\n{text}");
@@ -160,7 +159,7 @@ fn a_tenant_is_a_namespace_that_is_known_and_only_if_somebody_asks() {
         answer(&metrics, namespace, known, injected);
     }
     answer(&metrics, "team-a", true, RequestOutcome::Shed);
-    // Nobody found out which namespace it was about.
+    // A request whose namespace stayed unknown.
     metrics.answered(Endpoint::Any, RequestOutcome::BadRequest, Duration::ZERO, None, &metrics.tenants.request());
     let text = text(&registry);
     let mut shown: Vec<_> =
@@ -198,7 +197,7 @@ fn a_profile_that_is_served_keeps_its_series() {
     let snapshot = Snapshot::new(ProfileSet::new([Arc::clone(&stays.profile)]));
     metrics.register_snapshot(&mut registry, Arc::new(ArcSwap::from_pointee(snapshot)));
     metrics.decided(&injected(vec![stays, goes]), false);
-    // A scrape finds out which is gone.
+    // The first scrape notices that the profile is gone.
     drop(text(&registry));
     let later = std::time::Instant::now() + slots::GRACE;
     metrics.profiles.release(later, |name| name == "stays");
@@ -206,7 +205,7 @@ fn a_profile_that_is_served_keeps_its_series() {
     assert!(text.contains("{profile=\"stays\"} 1\n") && !text.contains("goes"), "{text}");
 }
 
-/// Series that other parts of the program add: look-ups, queues, caches.
+/// Series of other parts of the program: lookups, queues, caches.
 const OF_OTHERS: usize = 80;
 
 #[test]
@@ -227,7 +226,7 @@ fn a_replica_has_few_series_whatever_happens() {
     assert!(text.contains(&format!("{{namespace=\"{OTHER}\",outcome=\"injected\"}} 9500\n")), "{text}");
 }
 
-/// Stops at each end of a line until it is told to go on.
+/// A writer that blocks at each line end until the test continues it.
 struct Stuck {
     stopped: mpsc::SyncSender<()>,
     go_on: mpsc::Receiver<()>,
@@ -262,7 +261,7 @@ fn a_scrape_that_is_stuck_stops_nobody_who_counts() {
     let profiles: Vec<_> = (0..20).map(|number| applied(&format!("p{number}"))).collect();
     std::thread::spawn(move || {
         for round in wanted {
-            // Each time something that has not been counted before, too.
+            // Each round also counts a new reason, profile and namespace.
             let decision = Decision::skipped(Reason::ALL[round % Reason::ALL.len()]);
             counting.decided(&decision, true);
             counting.decided(&injected(vec![profiles[round % profiles.len()].clone()]), false);

@@ -25,13 +25,13 @@ const HANDSHAKE_BUCKETS: [u64; 6] = [1_000_000, 5_000_000, 25_000_000, 100_000_0
 pub enum HandshakeResult {
     /// The connection is served.
     Ok,
-    /// The client spoke no TLS, or none that is offered, or went away.
+    /// The client did not speak TLS, offered no common version or cipher, or disconnected.
     Failed,
-    /// It was not done in time.
+    /// The handshake timed out.
     TimedOut,
-    /// There were as many connections as are allowed.
+    /// The connection limit was reached.
     Refused,
-    /// The client showed a certificate that is not one of those that are asked for: expired, or of another authority.
+    /// The client's certificate is invalid: expired, or of another CA.
     ClientCertificate,
 }
 
@@ -39,7 +39,7 @@ impl HandshakeResult {
     /// All results.
     pub const ALL: [Self; 5] = [Self::Ok, Self::Failed, Self::TimedOut, Self::Refused, Self::ClientCertificate];
 
-    /// The result as it stands in metrics.
+    /// Returns the result as shown in metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -52,16 +52,16 @@ impl HandshakeResult {
     }
 }
 
-/// What became of a certificate's files, or its Secret, that were looked at.
+/// The result of a check of the certificate's files or Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReloadResult {
-    /// A new certificate is served.
+    /// A new certificate is active.
     Served,
-    /// They hold the certificate that is served already.
+    /// The certificate is the active one.
     Unchanged,
-    /// They cannot be read, or are gone; the last good certificate stays.
+    /// The files or the Secret are unreadable or missing; the last good certificate stays active.
     Unreadable,
-    /// They were read and cannot be served; the last good certificate stays.
+    /// The content is invalid; the last good certificate stays active.
     Invalid,
 }
 
@@ -69,7 +69,7 @@ impl ReloadResult {
     /// All results.
     pub const ALL: [Self; 4] = [Self::Served, Self::Unchanged, Self::Unreadable, Self::Invalid];
 
-    /// The result as it stands in metrics.
+    /// Returns the result as shown in metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -89,9 +89,9 @@ struct ResultLabel {
 /// The metrics of the TLS connections.
 #[derive(Clone, Debug)]
 pub struct ConnectionMetrics {
-    /// Connections that are open, those in their handshake too.
+    /// Open connections, including those in their handshake.
     pub connections: Gauge,
-    /// What else the server measures.
+    /// Further metrics of the server.
     pub transport: TransportMetrics,
     handshakes: [Counter; HandshakeResult::ALL.len()],
     durations: Histogram,
@@ -120,21 +120,21 @@ impl ConnectionMetrics {
         self.handshakes[result as usize].inc();
     }
 
-    /// Counts a handshake that came to an end, good or bad, after so long.
+    /// Counts a completed or failed handshake with its duration.
     pub fn handshake_ended(&self, result: HandshakeResult, after: Duration) {
         self.handshake(result);
         self.durations.observe_time(after);
     }
 }
 
-/// The counters of how certificates were taken up.
+/// Counts reloads of certificates by result.
 #[derive(Clone, Debug, Default)]
 pub struct ReloadMetrics {
     results: [Counter; ReloadResult::ALL.len()],
 }
 
 impl ReloadMetrics {
-    /// Makes the counters and registers them as `pillion_tls_reloads`.
+    /// Creates the counters and registers them as `pillion_tls_reloads`.
     pub fn register(registry: &mut Registry) -> Self {
         let family = Family::<ResultLabel, Counter>::default();
         registry.sub_registry_with_prefix("pillion").register(
@@ -147,13 +147,13 @@ impl ReloadMetrics {
         Self { results }
     }
 
-    /// Counts a look at the files, or at the Secret.
+    /// Counts a check of the files or of the Secret.
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub fn looked(&self, result: ReloadResult) {
         self.results[result as usize].inc();
     }
 
-    /// How often it came to that.
+    /// Returns how often checks had this result.
     #[must_use]
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub fn times(&self, result: ReloadResult) -> u64 {
@@ -161,11 +161,11 @@ impl ReloadMetrics {
     }
 }
 
-/// The certificate that handshakes are answered with, looked at when it is scraped.
+/// The serving certificate, read at each scrape.
 #[derive(Debug)]
 struct Leaf(Arc<ServingCertificate>);
 
-/// Adds what is to be known of the certificate that is served.
+/// Registers the metrics of the serving certificate.
 pub fn register_certificate(registry: &mut Registry, certificate: Arc<ServingCertificate>) {
     registry.sub_registry_with_prefix("pillion").register_collector(Box::new(Leaf(certificate)));
 }
@@ -194,7 +194,7 @@ impl Collector for Leaf {
     }
 }
 
-/// The first 48 bits of its fingerprint: as many as a floating-point number holds to the last one.
+/// Returns the first 48 bits of the certificate's fingerprint, which a floating-point number represents exactly.
 fn generation(der: &[u8]) -> i64 {
     Sha256::digest(der).iter().take(6).fold(0, |number, byte| number << 8 | i64::from(*byte))
 }

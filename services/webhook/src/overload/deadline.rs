@@ -9,15 +9,15 @@ use tokio::time::Instant;
 
 use super::OverloadSettings;
 
-/// Whatever the settings say: a moment that any clock can tell.
+/// An upper bound on any timeout, so that the clock's arithmetic cannot overflow.
 const LONGEST: Duration = Duration::from_hours(24);
 
-/// A deadline that is no more than the longest timeout away.
+/// A deadline that is at most the longest timeout away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadline(pub(crate) Instant);
 
 impl Deadline {
-    /// The deadline of a request whose head came just now, with this query.
+    /// Returns the deadline of a request with this query whose head has just arrived.
     pub(crate) fn of(query: Option<&str>, settings: &OverloadSettings) -> Self {
         let timeout = timeout(query, settings).min(LONGEST);
         Self(Instant::now() + timeout.saturating_sub(settings.margin.min(timeout / 5)))
@@ -27,28 +27,28 @@ impl Deadline {
         self.left().is_zero()
     }
 
-    /// How long it is until then.
+    /// Returns the remaining time.
     pub(crate) fn left(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
 }
 
-/// How long the caller waits.
+/// Returns how long the caller waits.
 fn timeout(query: Option<&str>, settings: &OverloadSettings) -> Duration {
     let text = query.and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("timeout=")));
     let said = text.and_then(go_duration).filter(|said| !said.is_zero());
     said.unwrap_or(settings.default_timeout).min(settings.longest_timeout)
 }
 
-/// A duration as Go writes it: `10s`, `1m30s`, `1.5h`. `None` if it is not one, or negative. One that is longer than can
-/// be told is as long as can be told.
+/// Parses a duration in Go's format: `10s`, `1m30s`, `1.5h`. `None` if it is invalid or negative. A duration that is
+/// too long saturates.
 fn go_duration(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
         return Some(Duration::ZERO);
     }
     let mut nanoseconds = 0_u128;
-    // Each round takes at least one character.
+    // Each iteration consumes at least one character.
     loop {
         let (whole, after) = digits(rest);
         let (fraction, after) = after.strip_prefix('.').map_or(("", after), digits);
@@ -70,7 +70,7 @@ fn go_duration(text: &str) -> Option<Duration> {
     }
 }
 
-/// What a number is taken for that does not fit: only an empty one is nothing.
+/// Returns the value for digits that do not parse: zero if there are none, else the maximum.
 const fn saturated(digits: &str) -> u128 {
     if digits.is_empty() { 0 } else { u64::MAX as u128 }
 }
@@ -80,7 +80,7 @@ fn digits(text: &str) -> (&str, &str) {
     text.split_at_checked(end).unwrap_or((text, ""))
 }
 
-/// The nanoseconds of a unit, and what comes after it.
+/// Splits off a leading unit: returns its nanoseconds and the rest.
 fn unit(text: &str) -> Option<(u128, &str)> {
     const UNITS: [(&str, u128); 7] = [
         ("ns", 1),
@@ -91,7 +91,7 @@ fn unit(text: &str) -> Option<(u128, &str)> {
         ("m", 60_000_000_000),
         ("h", 3_600_000_000_000),
     ];
-    // Not the `m` of `ms`: the longer ones stand first.
+    // `ms` comes before `m`, or its prefix would match.
     UNITS.iter().find_map(|(name, nanoseconds)| Some((*nanoseconds, text.strip_prefix(name)?)))
 }
 
@@ -139,7 +139,7 @@ mod tests {
             (Some("timeout=99999999999999999999h"), 29_800),
             (Some("timeout=3s"), 2_800),
             (Some("timeout=1s"), 800),
-            // A fifth, where that is less.
+            // A fifth of the timeout, if that is less.
             (Some("timeout=500ms"), 400),
             (Some("timeout=5ms"), 4),
             (Some("a=b&timeout=2s"), 1_800),

@@ -1,11 +1,11 @@
 //! Permits to decide: a limited number at one time, given in a fair order when more requests wait.
 //!
-//! Deciding computes and does not wait. If permits equalled worker threads, the queue would never fill and fairness would never
-//! apply: requests would wait in the runtime's own queue, which is fair to connections and not to namespaces. So this
-//! module counts the requests that were decided on arrival since all ready tasks last ran; a few may be. Further requests
-//! wait here, while a task lets all ready tasks run (it yields) and gives permits only then, so that every request that has
-//! arrived by that moment is in the order. When no request waits any more, a few may again be decided on arrival. Without
-//! load, all of this is one look at a counter.
+//! Deciding computes and does not wait. If permits equalled worker threads, the queue would never fill and fairness
+//! would never apply: requests would wait in the runtime's own queue, which is fair to connections and not to
+//! namespaces. So this module counts the requests decided on arrival since all ready tasks last ran, and allows only a
+//! few. Further requests wait here. A task yields, so that all ready tasks run, and only then gives permits: every
+//! request that has arrived by that moment takes part in the order. Once the queue is empty, a few requests may again
+//! be decided on arrival. Without load, the cost is one look at a counter.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ use super::{Deadline, Shed};
 pub(super) struct Bounds {
     /// Permits at one time.
     pub(super) slots: usize,
-    /// Requests that are decided on arrival before others that wait are looked for.
+    /// Requests that are decided on arrival before further ones have to queue.
     pub(super) unqueued: usize,
     /// The queue.
     pub(super) queue: fair::Bounds,
@@ -141,7 +141,7 @@ impl DecisionQueue {
         chosen
     }
 
-    /// Whether no request that has waited holds a permit.
+    /// Whether no queued request holds a permit.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.state().given == 0

@@ -12,26 +12,26 @@ use std::collections::{HashMap, VecDeque};
 
 use super::Shed;
 
-/// What one may cost at most, in quanta: no debt takes longer to pay.
+/// The maximum cost of one item, in quanta. It bounds how long a debt takes to pay.
 const DEAREST: u64 = 64;
 
 /// The bounds of a queue.
 #[derive(Clone, Debug)]
 pub(super) struct Bounds {
-    /// How many may wait.
+    /// The maximum number of waiting items.
     pub(super) length: usize,
-    /// How many of one class may.
+    /// The maximum number of waiting items of one class.
     pub(super) per_class: usize,
-    /// What a class may use at each visit.
+    /// The cost that a class may use at each visit.
     pub(super) quantum: u64,
 }
 
-/// Values that wait, each in a class.
+/// Waiting values, each in a class.
 #[derive(Debug)]
 pub(super) struct FairQueue<T> {
     bounds: Bounds,
     classes: HashMap<u64, Class<T>>,
-    /// The classes that have something waiting, or debts, each once. The visit of the front one has begun.
+    /// Classes with waiting items or debts, each once. The visit of the class at the front has begun.
     ring: VecDeque<u64>,
     length: usize,
     next_ticket: u64,
@@ -40,7 +40,7 @@ pub(super) struct FairQueue<T> {
 #[derive(Debug)]
 struct Class<T> {
     waiting: VecDeque<Waiting<T>>,
-    /// Not above zero while it is not the front one.
+    /// At most zero, except for the class at the front.
     credit: i64,
 }
 
@@ -51,15 +51,15 @@ struct Waiting<T> {
     value: T,
 }
 
-/// Names one that waits.
+/// Identifies a waiting item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ticket(u64);
 
-/// What happened to a value that was to wait.
+/// The result of queueing a value.
 #[derive(Debug)]
 pub(super) struct Pushed<T> {
     pub(super) ticket: Ticket,
-    /// The queue was full, and this one had to go for it: the last of the class of which the most wait.
+    /// The item that was displaced because the queue was full: the newest of the class with the most items.
     pub(super) displaced: Option<T>,
 }
 
@@ -76,10 +76,11 @@ impl<T> FairQueue<T> {
         self.length == 0
     }
 
-    /// Lets a value wait.
+    /// Queues a value.
     ///
     /// # Errors
-    /// As many wait as may. A full queue takes a value in exchange for one of a class of which at least two more wait.
+    /// The queue is full, or the class has its maximum of items. A full queue accepts a value only by displacing an
+    /// item of a class with at least two more items.
     pub(super) fn push(&mut self, class: u64, cost: u64, value: T) -> Result<Pushed<T>, Shed> {
         let own = self.classes.get(&class).map_or(0, |class| class.waiting.len());
         if own >= self.bounds.per_class {
@@ -93,7 +94,7 @@ impl<T> FairQueue<T> {
         let is_first = self.ring.is_empty();
         let class = self.classes.entry(class).or_insert_with_key(|class| {
             self.ring.push_back(*class);
-            // Whoever comes to an empty ring is visited at once.
+            // In an empty ring, the new class is at the front, and its visit begins at once.
             Class { waiting: VecDeque::new(), credit: if is_first { signed(self.bounds.quantum) } else { 0 } }
         });
         class.waiting.push_back(Waiting { ticket, cost, value });
@@ -101,9 +102,9 @@ impl<T> FairQueue<T> {
         Ok(Pushed { ticket, displaced })
     }
 
-    /// The class that is served next.
+    /// Takes the next item in fair order.
     pub(super) fn pop(&mut self) -> Option<T> {
-        // Each time round everybody gets a quantum, and nobody's debt is of many.
+        // Each round gives every class a quantum, and debts are limited, so this ends.
         while self.length > 0 {
             let class = self.front()?;
             if class.credit > 0
@@ -119,7 +120,7 @@ impl<T> FairQueue<T> {
         None
     }
 
-    /// Takes one out that does not want to wait any more.
+    /// Removes an item that no longer waits.
     pub(super) fn remove(&mut self, class: u64, ticket: Ticket) -> Option<T> {
         let waiting = &mut self.classes.get_mut(&class)?.waiting;
         let at = waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket).ok()?;
@@ -129,14 +130,14 @@ impl<T> FairQueue<T> {
         Some(removed.value)
     }
 
-    /// Takes the last one of the class of which the most wait, if they are at least so many.
+    /// Takes the newest item of the class with the most items, if it has at least `least`.
     fn displace(&mut self, least: usize) -> Option<T> {
         let (_, class) = self.classes.iter_mut().max_by_key(|(_, class)| class.waiting.len())?;
         if class.waiting.len() < least {
             return None;
         }
         self.length -= 1;
-        // At least two waited.
+        // The class has at least two items, so it does not become empty.
         class.waiting.pop_back().map(|last| last.value)
     }
 

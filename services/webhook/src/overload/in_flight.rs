@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 pub(crate) struct RequestPermits {
     limit: usize,
     taken: AtomicUsize,
-    /// The same as `taken`, for people.
+    /// Exports `taken` as a metric.
     gauge: Gauge,
 }
 

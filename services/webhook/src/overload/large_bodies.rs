@@ -1,8 +1,8 @@
 //! Threads for large bodies, of a lower priority than those that serve.
 //!
-//! A review of 3 MiB computes for ten milliseconds. A thread of its own keeps it out of the way of other requests, unless
-//! there are fewer cores than threads: then the system alternates between both every few milliseconds, and a small request
-//! waits that long. So these threads have a lower priority. On an idle machine that costs them nothing.
+//! A review of 3 MiB computes for ten milliseconds. A separate thread keeps it from delaying other requests, unless
+//! there are fewer cores than threads: then the system alternates every few milliseconds, and a small request waits
+//! that long. So these threads have a lower priority. On an idle machine that costs nothing.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,15 +12,15 @@ use std::thread;
 
 use tokio::sync::oneshot;
 
-/// By how much nicer they are than the others: a tenth of a core is left to them where all are busy.
+/// Added to the niceness of these threads: on a busy machine they get about a tenth of a core.
 const NICER: i32 = 10;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// What a panic left behind.
+/// The payload of a panic.
 pub(crate) type Panicked = Box<dyn Any + Send>;
 
-/// The threads, which are started when the first large body comes.
+/// The threads. They start with the first large body.
 #[derive(Debug)]
 pub(super) struct LargeBodyPool {
     name: &'static str,
@@ -33,24 +33,24 @@ impl LargeBodyPool {
         Self { name, threads, jobs: OnceLock::new() }
     }
 
-    /// Runs this on one of the threads.
+    /// Runs `work` on one of the threads.
     ///
     /// # Errors
-    /// It panicked.
+    /// `work` panicked.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Panicked> {
         let (done, result) = oneshot::channel();
-        // Whoever listens to this thread listens to what is told there too.
+        // The worker logs to the caller's subscriber.
         let listening = tracing::dispatcher::get_default(Clone::clone);
         let job = Box::new(move || {
-            // Unwind-safe: what it has is its own, and goes with it. Err: nobody waits for it any more.
+            // Unwind-safe: `work` owns its data, which is dropped with it. Err: the caller no longer waits.
             let work = AssertUnwindSafe(|| tracing::dispatcher::with_default(&listening, work));
             let _ = done.send(catch_unwind(work));
         });
         match self.jobs.get_or_init(|| start(self.name, self.threads)) {
-            // Err: the threads are gone, which they are not as long as this is there; then the result is gone too.
+            // Err: the threads have ended, which cannot happen while this pool exists. Then the result is lost as well.
             Some(jobs) => drop(jobs.send(job)),
             None => drop(tokio::task::spawn_blocking(job)),
         }
@@ -58,7 +58,7 @@ impl LargeBodyPool {
     }
 }
 
-/// Starts the threads; `None` if the system gives none. They end when nobody can send them anything more.
+/// Starts the threads, which end when all senders are dropped. `None` if the system could start none.
 fn start(name: &str, threads: usize) -> Option<Sender<Job>> {
     let (sender, receiver) = mpsc::channel();
     let receiver = Arc::new(Mutex::new(receiver));
@@ -78,7 +78,7 @@ fn work(jobs: &Mutex<Receiver<Job>>) {
         tracing::debug!(%error, "a thread for large bodies has the priority of all others");
     }
     loop {
-        // Held while waiting: whoever has it gets the next one.
+        // Held while waiting: the thread with the lock gets the next job.
         let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(job) = next else { return };
         job();
@@ -112,7 +112,7 @@ mod tests {
         let pool = LargeBodyPool::new("pillion-test", 2);
         let barrier = Arc::new(Barrier::new(2));
         let wait = |barrier: Arc<Barrier>| move || barrier.wait().is_leader();
-        // Each waits for the other: on one thread neither would end.
+        // Each job waits for the other, so one thread would not suffice.
         let leaders = tokio::join!(pool.run(wait(Arc::clone(&barrier))), pool.run(wait(barrier)));
         assert!(leaders.0.unwrap() != leaders.1.unwrap());
     }

@@ -9,8 +9,7 @@ use prometheus_client::registry::Registry;
 use super::Shed;
 use crate::histogram::Histogram;
 
-/// Nanoseconds, 100 us to 10 s. A permit comes within a few decisions of some 50 us, unless there is more to do than can be
-/// done.
+/// Nanoseconds, 100 us to 10 s. Without overload, a permit comes within a few decisions of some 50 us.
 const WAIT_BUCKETS: [u64; 6] = [100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -36,19 +35,19 @@ pub struct OverloadMetrics {
 pub(super) struct QueueMetrics {
     /// Requests that wait for a permit.
     pub(super) queued: Gauge,
-    /// How long requests waited that had to, whether they got a permit or not.
+    /// Waiting times of queued requests, with and without a permit in the end.
     pub(super) waited: Histogram,
 }
 
 impl QueueMetrics {
-    /// Metrics that nobody reads.
+    /// Metrics that are not exported.
     pub(super) fn unregistered() -> Self {
         Self { queued: Gauge::default(), waited: Histogram::seconds(&WAIT_BUCKETS) }
     }
 }
 
 impl OverloadMetrics {
-    /// Makes the metrics and registers them, under the registry's own prefix.
+    /// Creates the metrics and registers them under the registry's own prefix.
     pub fn register(registry: &mut Registry) -> Self {
         let family = Family::<ReasonLabel, Counter>::default();
         registry.register(

@@ -36,43 +36,41 @@ pub use metrics::OverloadMetrics;
 pub use shed::Shed;
 pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, UnfinishedBodies};
 
-/// What a request costs beside the bytes of its body, in bytes: a small pod is not decided in no time.
+/// The base cost of a request, in bytes: even a small pod takes time to decide.
 const BASE_COST: u64 = 4096;
 
-/// How much may be asked at one time, and how long it may take.
+/// Limits on concurrent requests and on their time.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OverloadSettings {
-    /// How long a caller waits that does not say it by `?timeout=`, or says nothing that can be understood: 10 s, as the
-    /// API server does by default.
+    /// The timeout if `?timeout=` is missing or invalid: 10 s, the API server's default.
     pub default_timeout: Duration,
-    /// What a longer `?timeout=` is taken for: 30 s, the longest that the API server waits.
+    /// The maximum of `?timeout=`: 30 s, the longest that the API server waits.
     pub longest_timeout: Duration,
-    /// How long before its caller's deadline a request is given up, so that the answer still arrives: 200 ms, or a fifth
-    /// of the timeout where that is less.
+    /// How long before the caller's deadline a request is given up, so that the response still arrives: 200 ms, or a
+    /// fifth of the timeout if that is less.
     pub margin: Duration,
-    /// Requests at one time whose bodies have arrived and whose answers have not been given: 1024.
+    /// Concurrent requests with a complete body and no response yet: 1024.
     pub max_in_flight: usize,
-    /// Requests at one time whose bodies have not arrived in full: 2048. For one more, the oldest of them is shed.
+    /// Concurrent requests with an incomplete body: 2048. Beyond that, the oldest is shed.
     pub max_unfinished: usize,
-    /// How many of these may come from one client address: 256. An API server has 200 changing requests at one time unless
-    /// told otherwise, and their bodies arrive within milliseconds.
+    /// The part of `max_unfinished` for one client address: 256. An API server has 200 mutating requests in flight by
+    /// default, and their bodies arrive within milliseconds.
     pub max_unfinished_per_address: usize,
-    /// Requests with a body of at most 128 KiB that wait for a permit at one time: 512.
+    /// Queued requests with a body of at most 128 KiB: 512.
     pub max_queued: usize,
-    /// How many of these may be of one namespace: 128.
+    /// The part of `max_queued` for one namespace: 128.
     pub max_queued_per_tenant: usize,
-    /// Requests with a larger body that wait for a permit at one time: 16.
+    /// Queued requests with a larger body: 16.
     pub max_queued_large: usize,
-    /// How many of these may be of one namespace: 4.
+    /// The part of `max_queued_large` for one namespace: 4.
     pub max_queued_large_per_tenant: usize,
-    /// Reviews of profiles that wait for the one that is looked at: 16, of one client address a quarter of that.
+    /// Queued reviews of profiles: 16, and a quarter of that for one client address.
     pub max_queued_profiles: usize,
-    /// Threads that decide: small bodies are decided by so many at one time, large ones by half as many (at least one),
-    /// on threads of their own. `None`: as many as the runtime has workers, in which the router is made.
+    /// Concurrent decisions about small bodies. Large ones get half as many threads (at least one), separate from the
+    /// runtime. `None`: the number of workers of the runtime in which the router is created.
     pub workers: Option<usize>,
-    /// How many small requests a worker may decide as they come before it looks whether others wait: 8. What comes in
-    /// more quickly is put into a fair order.
+    /// Small requests that a worker may decide on arrival before it queues further ones in a fair order: 8.
     pub unqueued_per_worker: usize,
 }
 
@@ -96,7 +94,7 @@ impl Default for OverloadSettings {
     }
 }
 
-/// What all requests share to keep within the bounds.
+/// The limits that all requests share.
 #[derive(Debug)]
 pub(crate) struct Overload {
     settings: OverloadSettings,
@@ -108,7 +106,7 @@ pub(crate) struct Overload {
     profiles: Arc<DecisionQueue>,
     profile_thread: LargeBodyPool,
     metrics: OverloadMetrics,
-    /// Nobody outside can make two namespaces share a class.
+    /// Random keys, so that clients cannot make two namespaces share a class.
     keys: RandomState,
 }
 
@@ -159,7 +157,7 @@ impl Overload {
         self.request_permits.take()
     }
 
-    /// When a request has to be answered whose head has just come.
+    /// Returns the deadline of a request whose head has just arrived.
     pub(crate) fn deadline(&self, query: Option<&str>) -> Deadline {
         Deadline::of(query, &self.settings)
     }
@@ -174,14 +172,14 @@ impl Overload {
             return Ok(permit);
         }
         let class = tenant::class(&self.keys, body);
-        // Elsewhere in memory, as it is seldom needed: a request that does not wait is not made larger by it.
+        // Boxed because it is rare: a request that does not queue has a smaller future.
         Box::pin(queue.queued(class, BASE_COST + body.len() as u64, deadline)).await
     }
 
-    /// Computes on a thread for large bodies. The caller holds a permit.
+    /// Runs `work` on a thread for large bodies. The caller holds a permit.
     ///
     /// # Errors
-    /// It panicked.
+    /// `work` panicked.
     pub(crate) async fn offload<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -189,8 +187,8 @@ impl Overload {
         self.large_bodies.run(work).await
     }
 
-    /// Computes on the thread for profiles, in an order that is fair between clients. Work that takes longer than the
-    /// deadline keeps its permit until it is done, but the caller does not wait for it.
+    /// Runs `work` on the thread for profiles, in an order that is fair between clients. Work that exceeds the deadline
+    /// keeps its permit until it is done, but the caller does not wait for it.
     pub(crate) async fn review_profile<T: Send + 'static>(
         &self,
         client: IpAddr,
@@ -199,7 +197,7 @@ impl Overload {
     ) -> Result<Result<T, Panicked>, Shed> {
         let class = self.keys.hash_one(client);
         let permit = self.profiles.queued(class, BASE_COST, deadline).await.map_err(|shed| match shed {
-            // Its classes are no tenants.
+            // Its classes are client addresses, not tenants.
             Shed::TenantQueueFull => Shed::QueueFull,
             shed => shed,
         })?;
@@ -210,18 +208,18 @@ impl Overload {
         timeout_at(deadline.0, self.profile_thread.run(work)).await.map_err(|_| Shed::Deadline)
     }
 
-    /// Counts a request that was turned away.
+    /// Counts a rejected request.
     pub(crate) fn count(&self, shed: Shed) {
         self.metrics.count(shed);
     }
 }
 
-/// The namespace that the first bytes of a body name, if they do so plainly.
+/// Returns the namespace peeked from a body, if it is valid UTF-8.
 pub(crate) fn namespace(body: &Bytes) -> Option<&str> {
     tenant::namespace(body).and_then(|name| std::str::from_utf8(name).ok())
 }
 
-/// Whether a body is decided on a thread of its own: it may take milliseconds.
+/// Whether a body is decided on a separate thread, since that may take milliseconds.
 pub(crate) const fn is_large(body: &Bytes) -> bool {
     body.len() > SMALL
 }
@@ -255,7 +253,7 @@ mod tests {
             assert!(futures::poll!(compiling.as_mut()).is_pending());
             tokio::task::yield_now().await;
         }
-        // Pods of any size are decided meanwhile; the next profile waits, and not for ever.
+        // Meanwhile pods of any size are decided, and the next profile waits until its deadline.
         for size in [10, 2 * SMALL] {
             let permit = overload.permit(&Bytes::from(vec![b' '; size]), far).await.unwrap();
             assert_eq!(overload.offload(|| 7).await.unwrap(), 7);
@@ -267,7 +265,7 @@ mod tests {
         go_on.send(()).unwrap();
         compiling.await.unwrap().unwrap().unwrap();
         overload.review_profile(other, far, || ()).await.unwrap().unwrap();
-        // Work that is not done by the deadline is not waited for.
+        // The caller does not wait for work that exceeds the deadline.
         let (go_on, waiting) = mpsc::channel::<()>();
         let soon = Deadline(tokio::time::Instant::now() + Duration::from_millis(20));
         assert!(matches!(overload.review_profile(other, soon, move || waiting.recv()).await, Err(Shed::Deadline)));

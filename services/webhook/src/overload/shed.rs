@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// Why a request was turned away although nothing is wrong with it. Each is answered with 503.
+/// Why a valid request was rejected with 503.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shed {
-    /// As many requests are being answered as may be.
+    /// The limit of concurrent requests is reached.
     InFlight,
-    /// Its body had been arriving for longer than any other, and there were too many that had not arrived.
+    /// Too many bodies were incomplete, and this one was the oldest.
     Unfinished,
     /// The queue for permits is full.
     QueueFull,
@@ -15,11 +15,11 @@ pub enum Shed {
     TenantQueueFull,
     /// Its deadline passed before it got a permit.
     Deadline,
-    /// The bodies of all requests take as much memory as they may.
+    /// The memory budget for bodies is exhausted.
     NoMemory,
-    /// The process does not know the cluster yet.
+    /// The first lists of the cluster are not complete yet.
     NotReady,
-    /// Its namespace is not known yet, and could not be looked up.
+    /// The namespace is missing from the snapshot, and its lookup failed.
     Namespace,
 }
 
@@ -36,7 +36,7 @@ impl Shed {
         Self::Namespace,
     ];
 
-    /// The reason as it stands in metrics, logs and traces.
+    /// Returns the reason as shown in metrics, logs and traces.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -51,8 +51,7 @@ impl Shed {
         }
     }
 
-    /// Whether it may be answered if it comes again in a second. Not when its caller will have given up by then: of two
-    /// answers the one that says why is worth more than silence.
+    /// Whether to send `Retry-After`. After the deadline it is useless, since the caller has given up.
     pub(crate) const fn is_worth_a_retry(self) -> bool {
         !matches!(self, Self::Deadline)
     }

@@ -6,15 +6,15 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-/// Bytes that are looked at.
+/// Bytes of the body that are inspected.
 const WINDOW: usize = 4096;
 
-/// The class in which a request with this body waits: one for each namespace, and one for those that do not say it.
+/// Returns the class for a request with this body: one for each namespace, and one for all bodies without a namespace.
 pub(crate) fn class(keys: &RandomState, body: &[u8]) -> u64 {
     keys.hash_one(namespace(body))
 }
 
-/// The text at `/request/namespace`, if it stands there plainly within the window.
+/// Returns the string at `/request/namespace`, if it is within the window and has no escapes.
 pub(super) fn namespace(body: &[u8]) -> Option<&[u8]> {
     let mut glance = EnvelopePeek(body.get(..WINDOW).unwrap_or(body));
     glance.member(b"request")?;
@@ -22,11 +22,11 @@ pub(super) fn namespace(body: &[u8]) -> Option<&[u8]> {
     glance.plain_string()
 }
 
-/// What is left to be looked at. Each step takes bytes off its front, or ends it all.
+/// The bytes not yet inspected. Each step consumes some at the front, or ends the peek.
 struct EnvelopePeek<'b>(&'b [u8]);
 
 impl<'b> EnvelopePeek<'b> {
-    /// Enters the object that comes next, and goes to the value of this member of it.
+    /// Enters the next object, and advances to the value of this member.
     fn member(&mut self, name: &[u8]) -> Option<()> {
         self.token(b'{')?;
         loop {
@@ -50,7 +50,7 @@ impl<'b> EnvelopePeek<'b> {
         Some(())
     }
 
-    /// The bytes of a string, as they are written.
+    /// Returns the raw bytes of a string.
     fn string(&mut self) -> Option<&'b [u8]> {
         self.token(b'"')?;
         let text = self.0;
@@ -60,19 +60,19 @@ impl<'b> EnvelopePeek<'b> {
             if text.get(end) == Some(&b'"') {
                 break;
             }
-            // Whatever is behind a backslash does not end it.
+            // The byte after a backslash does not end the string.
             end += 2;
         }
         self.0 = text.get(end + 1..)?;
         text.get(..end)
     }
 
-    /// A string without escapes.
+    /// Returns a string without escapes.
     fn plain_string(&mut self) -> Option<&'b [u8]> {
         self.string().filter(|text| !text.contains(&b'\\'))
     }
 
-    /// Passes over a value. Brackets are counted and not told apart: whether it is JSON is not asked here.
+    /// Skips a value. Brackets of both kinds are counted alike, since validity does not matter here.
     fn value(&mut self) -> Option<()> {
         let mut depth = 0_usize;
         loop {
@@ -107,7 +107,7 @@ impl<'b> EnvelopePeek<'b> {
         self.0 = self.0.get(1..).unwrap_or_default();
     }
 
-    /// A number, `true`, `false` or `null`: whatever it is, at least one byte of it.
+    /// Skips a number, `true`, `false` or `null`: at least one byte.
     fn scalar(&mut self) {
         let ends =
             |byte: &u8| matches!(byte, b',' | b':' | b'{' | b'}' | b'[' | b']' | b'"') || byte.is_ascii_whitespace();
@@ -203,7 +203,7 @@ mod tests {
         fn of_any_json_it_is_what_a_parser_finds(value in any_json()) {
             let expected = value.pointer("/request/namespace").and_then(Value::as_str);
             let expected = expected.filter(|text| !text.contains(['\\', '"']));
-            // A pointer would also find it in a list.
+            // A JSON pointer would also match inside a list.
             let expected = expected.filter(|_| value.is_object() && value["request"].is_object());
             let text = value.to_string();
             prop_assert_eq!(found(&text), expected, "{}", text);

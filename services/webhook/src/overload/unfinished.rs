@@ -1,9 +1,9 @@
 //! Requests whose bodies are still arriving, bounded for each client address and in all.
 //!
-//! The body of a review arrives within milliseconds of its head. A client that holds bodies open can therefore be told by
-//! their age: when one more body would exceed a bound, the oldest unfinished body is shed. An address that exceeds its own
-//! bound loses its own oldest body; no other address is affected. The same holds for memory: a body that finds the budget
-//! exhausted sheds older unfinished bodies, if they hold enough.
+//! The body of a review arrives within milliseconds of its head, so a client that holds bodies open is recognised by
+//! their age. When one more body would exceed a bound, the oldest unfinished body is shed. An address that exceeds its
+//! own bound loses its own oldest body; no other address is affected. The same holds for memory: a body that finds the
+//! budget exhausted sheds older unfinished bodies, if they hold enough.
 //!
 //! Requests whose bodies have arrived are not counted here: `in_flight` bounds those.
 
@@ -37,7 +37,7 @@ pub(crate) struct UnfinishedBodies {
 #[derive(Debug, Default)]
 struct State {
     next_number: u64,
-    /// By number: the oldest first.
+    /// By number, so the oldest comes first.
     bodies: BTreeMap<u64, Entry>,
     numbers_of: HashMap<IpAddr, BTreeSet<u64>>,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Unfinished {
     evicted: oneshot::Receiver<Eviction>,
 }
 
-/// Tells the reader of a body to give it up. The reader drops this once it has released the body's memory.
+/// Makes the reader of a body give it up. The reader drops this once it has released the body's memory.
 #[derive(Debug)]
 pub(crate) struct Eviction {
     pub(crate) why: Shed,
@@ -75,8 +75,8 @@ impl UnfinishedBodies {
         Arc::new(Self { bounds, gauge, state: Mutex::default() })
     }
 
-    /// Registers a body from this address that holds so many bytes. Evicts the oldest body of the address, or of all, if
-    /// there is one too many.
+    /// Registers a body from this address that holds this many bytes. Evicts the oldest body of the address, or of all
+    /// addresses, if a bound is exceeded.
     pub(crate) fn register(self: &Arc<Self>, address: IpAddr, bytes: usize) -> Unfinished {
         let (evict, evicted) = oneshot::channel();
         let bytes = Arc::new(AtomicUsize::new(bytes));
@@ -97,8 +97,8 @@ impl UnfinishedBodies {
         Unfinished { bodies: Arc::clone(self), number, bytes, evicted }
     }
 
-    /// Evicts the oldest bodies until they hold so many bytes, if bodies older than `than` do. A body that is not registered
-    /// is younger than all.
+    /// Evicts the oldest bodies until they hold this many bytes together. Returns `None` if the bodies older than
+    /// `than` hold less. `None` as `than` stands for a body that is younger than all registered ones.
     pub(crate) fn make_room(&self, than: Option<&Unfinished>, bytes: usize) -> Option<Released> {
         let than = than.map_or(u64::MAX, |unfinished| unfinished.number);
         let mut state = self.state();
@@ -160,11 +160,11 @@ impl Unfinished {
         self.bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Completes when the body is to be given up.
+    /// Completes when the body is evicted.
     pub(crate) async fn evicted(&mut self) -> Eviction {
         match (&mut self.evicted).await {
             Ok(eviction) => eviction,
-            // The sender is gone only after an eviction that was taken before.
+            // The sender is gone only after an eviction that was received before.
             Err(_) => std::future::pending().await,
         }
     }
@@ -181,7 +181,7 @@ impl Drop for Unfinished {
 }
 
 impl Released {
-    /// Waits until all of them have.
+    /// Waits until all evicted bodies have released their memory.
     pub(crate) async fn wait(self) {
         for receiver in self.0 {
             // Err: the eviction was dropped, which is the signal.

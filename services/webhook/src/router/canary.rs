@@ -10,7 +10,7 @@ use super::{Service, no_review_of, review_answer};
 use crate::refusal::Refusal;
 
 impl Service {
-    /// Answers a review of a canary.
+    /// Answers a connectivity check.
     pub(crate) async fn answer_canary(&self, request: Request) -> Response<Body> {
         let version = request.version();
         match self.refuse_canary(request).await {

@@ -67,8 +67,8 @@ impl Service {
         Ok(review_answer(answer))
     }
 
-    /// Computes on the thread for profiles, in an order that is fair between clients. Returns at the deadline at the latest;
-    /// work that is not done by then keeps its permit until it is.
+    /// Runs `work` on the thread for profiles, in an order that is fair between clients. Returns at the deadline at the
+    /// latest; unfinished work keeps its permit until it is done.
     async fn compute<T: Send + 'static>(
         &self,
         LookUpTerms { client, deadline }: LookUpTerms,

@@ -42,12 +42,12 @@ use super::drain::Retire;
 use crate::clients::Caller;
 use crate::transport::{ClientAddress, Waiting};
 
-/// Bytes in a second at which a client takes its answers at least, once it does not take them at once.
+/// The minimum read rate of a client with pending data, in bytes per second.
 const LEAST_RATE: u64 = 256 * 1024;
-/// In [`Activity::blocked_since`]: the socket takes what it is given.
+/// In [`Activity::blocked_since`]: the socket accepts all data.
 const NOT_BLOCKED: u64 = u64::MAX;
 
-/// Which HTTP is spoken. It is known before the first byte: by ALPN, or because a port speaks one only.
+/// The HTTP version of a connection. It is known before the first byte, by ALPN or by the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Http1,
@@ -57,15 +57,15 @@ pub(crate) enum Protocol {
 /// Why a connection ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// By the rules of HTTP.
+    /// Closed according to HTTP.
     Closed,
-    /// By an error on it.
+    /// Failed with an error.
     Failed(Box<dyn std::error::Error + Send + Sync>),
-    /// Too slow, or idle for too long.
+    /// A client was too slow, or idle for too long.
     TimedOut(Waiting),
 }
 
-/// On what terms a connection is served: what is not the same for all of a server's.
+/// The terms of one connection: everything that differs between connections of a server.
 pub(crate) struct Terms {
     /// The client's address.
     pub(crate) address: IpAddr,
@@ -75,21 +75,21 @@ pub(crate) struct Terms {
     pub(crate) requests: Arc<Requests>,
 }
 
-/// What happens on a connection, written by its socket and its requests and read by its clock. Times are milliseconds from
-/// `opened`.
+/// The activity on a connection, written by its socket and its requests and read by its timer. Times are milliseconds
+/// since `opened`.
 #[derive(Debug)]
 struct Activity {
     opened: Instant,
-    /// How long nothing may happen.
+    /// The maximum idle time.
     idle_timeout: Duration,
     requests: Arc<Requests>,
-    /// Whether bytes have come since the last request: the head of the next one has begun.
+    /// Whether bytes have arrived since the last request: the head of the next one has begun.
     head_begun: AtomicBool,
-    /// When the last change of the two above was.
+    /// When `requests` or `head_begun` last changed.
     since: AtomicU64,
-    /// Since when the socket does not take all that it is given, or [`NOT_BLOCKED`].
+    /// Since when the socket has not accepted all data, or [`NOT_BLOCKED`].
     blocked_since: AtomicU64,
-    /// Bytes that it took nevertheless.
+    /// Bytes that the socket accepted since then.
     moved: AtomicU64,
     untaken: Mutex<PendingResponses>,
 }
@@ -146,7 +146,7 @@ impl Activity {
         InFlight(Arc::clone(self))
     }
 
-    /// The socket said how much it took.
+    /// Records the result of a write to the socket.
     fn wrote(&self, polled: &Poll<io::Result<usize>>) {
         match polled {
             Poll::Pending => self.blocks(),
@@ -157,7 +157,7 @@ impl Activity {
         }
     }
 
-    /// The socket said whether all of it is gone.
+    /// Records the result of a flush of the socket.
     fn flushed(&self, polled: &Poll<io::Result<()>>) {
         match polled {
             Poll::Pending => self.blocks(),
@@ -176,7 +176,7 @@ impl Activity {
         self.untaken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An answer of so many bytes was given to hyper.
+    /// Records that hyper took a response of this many bytes.
     fn answered(self: &Arc<Self>, bytes: usize) -> PendingResponseGuard {
         let now = self.now();
         let mut untaken = self.untaken();
@@ -199,7 +199,7 @@ impl Activity {
         }
     }
 
-    /// Until when the client has to have read what it was answered, if anything is left of it here.
+    /// Returns the time by which the client has to read its pending responses, if there are any.
     fn reader_deadline(&self, settings: &ServerSettings) -> Option<Instant> {
         let at = |since: u64, bytes: u64| {
             let while_they_move = bytes.saturating_mul(1000) / LEAST_RATE;
@@ -217,7 +217,7 @@ impl Activity {
         blocked.into_iter().chain(oldest).min()
     }
 
-    /// What has to happen next, and until when.
+    /// Returns the next deadline, and the event that has to happen before it.
     fn deadline(&self, settings: &ServerSettings) -> (Instant, Waiting) {
         let state = self.state();
         let allowed = match state {
@@ -233,7 +233,7 @@ impl Activity {
     }
 }
 
-/// A request that is being answered. Dropped with the answer, or when the client goes away.
+/// A request that is being answered. Dropped with the response, or when the client disconnects.
 struct InFlight(Arc<Activity>);
 
 impl Drop for InFlight {
@@ -289,7 +289,7 @@ impl HttpBody for Answer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        // Our answers are one piece. Of one that is more, each piece but the last is hyper's to wait for.
+        // Our responses have one piece. If there are more, hyper itself waits for each piece but the last.
         if !self.body.is_end_stream() {
             return polled;
         }
@@ -310,11 +310,12 @@ impl HttpBody for Answer {
     }
 }
 
-/// A socket that says when bytes come, and when they do not go.
+/// A socket that records when bytes arrive, and when writes block.
 struct Watched<S> {
     socket: S,
     activity: Arc<Activity>,
-    /// On HTTP/2, bytes between requests are pings and windows, not the head of a request that might stall.
+    /// False on HTTP/2, where bytes between requests are pings and window updates, not a request's head that might
+    /// stall.
     watches_heads: bool,
 }
 
@@ -363,7 +364,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     }
 }
 
-/// Serves a connection to its end.
+/// Serves a connection until it ends.
 pub(crate) async fn serve<S>(
     socket: S,
     builders: &Builders,
@@ -376,7 +377,7 @@ where
 {
     let Terms { address, protocol, retire, caller, requests } = terms;
     let address = ClientAddress(address.to_canonical());
-    // A client that will not be answered must not keep a permit that others need.
+    // A client whose requests will be rejected must not hold a permit that others need.
     let idle_timeout = if caller.is_refused() { settings.handshake_timeout } else { settings.idle_timeout };
     let activity = Arc::new(Activity::new(idle_timeout, requests));
     let watches_heads = protocol == Protocol::Http1;
@@ -393,8 +394,9 @@ where
     });
     let mut connection = pin!(builders.of(protocol).serve_connection(TokioIo::new(socket), service));
     let mut timer = pin!(sleep_until(activity.deadline(settings).0));
-    // HTTP/2 has a frame for it, which loses no request. On HTTP/1.1 an answer has to say it: hyper's graceful shutdown
-    // would close an idle connection at once, into the arms of a request that is on its way. So that is kept for the end.
+    // HTTP/2 has a GOAWAY frame, which loses no request. On HTTP/1.1 a response has to announce the end: hyper's
+    // graceful shutdown closes an idle connection at once, even if a request is on its way. So it is used only at the
+    // end of the drain.
     let mut retired = pin!(async move {
         match protocol {
             Protocol::Http1 => retire.last().await,
@@ -410,7 +412,7 @@ where
         if let Poll::Ready(result) = connection.as_mut().poll(cx) {
             return Poll::Ready(result.map_or_else(Ended::Failed, |()| Ended::Closed));
         }
-        // The timer is set anew only when it is too late or has fired, not for each request.
+        // The timer is reset only when it is too late or has fired, not for each request.
         let (deadline, _) = activity.deadline(settings);
         if deadline < timer.deadline() {
             timer.as_mut().reset(deadline);
@@ -427,7 +429,7 @@ where
     .await
 }
 
-/// Answers a request; the last one on this connection, if `close` says so when the answer is there.
+/// Answers a request. It is the last one on its connection if `close` is due when the response is ready.
 async fn answer(
     mut app: Router,
     request: Request<Incoming>,
@@ -435,8 +437,8 @@ async fn answer(
     close: Option<Arc<Retire>>,
     caller: Caller,
 ) -> Result<Response<Answer>, Infallible> {
-    // Who sends a length beside its chunks may mean another end of the body than we do (RFC 9112, section 6.1): nothing
-    // behind it is believed to be a request. The API server sends no chunks.
+    // A client that sends a length beside its chunks may mean another end of the body than the server does (RFC 9112,
+    // section 6.1). So no request is accepted after a chunked body. The API server sends no chunks.
     let chunked = close.is_some() && request.headers().contains_key(TRANSFER_ENCODING);
     let mut response = match caller.admit(request) {
         ControlFlow::Continue(request) => {

@@ -1,10 +1,11 @@
 //! Limits connections, and decides which client keeps its connections when not all can.
 //!
-//! If further connections were simply closed, the client that opens the most would keep out all others, among them the API
-//! servers. So when all permits are taken, the address with the most permits gives one up to an address with fewer: each
-//! gets its share, however many another one asks for. If all addresses have one connection each, a newcomer replaces the
-//! oldest connection whose handshake or request has not ended: an honest client's ends within milliseconds. A client with a
-//! valid certificate gives up none, and no request is lost that has arrived completely.
+//! If further connections were simply closed, the client that opens the most would keep out all others, among them the
+//! API servers. So when all permits are taken, the address with the most permits gives one up to an address with fewer.
+//! Each address thus gets its share, however many connections another one opens. If all addresses have one connection
+//! each, a newcomer replaces the oldest connection with an incomplete handshake or request: an honest client completes
+//! these within milliseconds. A client with a valid certificate gives up none, and no request that has arrived
+//! completely is lost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -22,12 +23,12 @@ use super::connection::Requests;
 #[derive(Debug)]
 pub(super) struct ConnectionPermits {
     max: usize,
-    /// Ends all connections.
+    /// Cuts all connections.
     cut: CancellationToken,
     taken: Arc<Mutex<Taken>>,
 }
 
-/// The permit of a connection; it is returned when it is dropped.
+/// The permit of a connection, returned on drop.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     holder: Arc<Holder>,
@@ -37,26 +38,26 @@ pub(super) struct ConnectionPermit {
     taken: Arc<Mutex<Taken>>,
 }
 
-/// What is known of the other end of a connection.
+/// How far a client has been authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Standing {
-    /// Nothing but an address: its handshake is not over.
+    /// Only its address is known: the handshake is not complete.
     New,
-    /// It speaks TLS, or nobody has to here.
+    /// The handshake is complete, or the server uses no TLS.
     Open,
-    /// It has shown a certificate by which it may call.
+    /// The client has shown an accepted certificate.
     Known,
 }
 
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
-    /// It ended.
+    /// It ended by itself.
     ByItself,
     /// All connections were cut.
     Cut,
-    /// Somebody with fewer connections came.
+    /// It was closed for a client with fewer connections.
     GivenUp,
 }
 
@@ -65,25 +66,26 @@ struct Taken {
     all: usize,
     /// The number of the next permit.
     next: u64,
-    /// By address and number: the oldest of an address is its first.
+    /// Permits by address and number: the first of an address is its oldest.
     of: HashMap<IpAddr, BTreeMap<u64, Arc<Holder>>>,
 }
 
-/// What is known of the connection in a permit.
+/// The connection that holds a permit.
 #[derive(Debug)]
 struct Holder {
     requests: Arc<Requests>,
     standing: AtomicU8,
-    /// Ends it: its permit was given up, or all are cut. Its own, so that a request takes no lock that others want.
+    /// Ends the connection: its permit was given up, or all are cut. Each connection has its own token, so that
+    /// requests do not contend for a lock.
     end: CancellationToken,
 }
 
-/// What giving up a permit would cost, the least first.
+/// The loss if a permit is given up, the least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Loss {
     Handshake,
     Nothing,
-    /// The beginning of a request.
+    /// An incomplete request.
     Beginning,
 }
 
@@ -92,8 +94,8 @@ impl ConnectionPermits {
         Self { max, cut, taken: Arc::default() }
     }
 
-    /// A permit for a connection from this address, one that another address gives up for it if need be; `None` if
-    /// nobody has to.
+    /// Returns a permit for a connection from this address, if need be by revoking one of another address. `None` if
+    /// none can be revoked.
     pub(super) fn take(&self, address: IpAddr) -> Option<ConnectionPermit> {
         let address = address.to_canonical();
         let mut taken = lock(&self.taken);
@@ -115,17 +117,17 @@ impl ConnectionPermits {
 }
 
 impl ConnectionPermit {
-    /// Where the requests of the connection are to be counted.
+    /// Returns the counters for the connection's requests.
     pub(super) fn requests(&self) -> Arc<Requests> {
         Arc::clone(&self.holder.requests)
     }
 
-    /// Says what became known of the other end.
+    /// Sets how far the client has been authenticated.
     pub(super) fn stands(&self, standing: Standing) {
         self.holder.standing.store(standing as u8, Ordering::Relaxed);
     }
 
-    /// Runs a connection to its end, or until it has to give up its permit.
+    /// Runs a connection until it ends or has to give up its permit.
     pub(super) async fn run(&self, connection: impl Future<Output = ()>) -> Left {
         let mut connection = pin!(connection);
         if self.holder.end.run_until_cancelled(connection.as_mut()).await.is_some() {
@@ -134,7 +136,7 @@ impl ConnectionPermit {
         if lock(&self.taken).has(self.address, self.number) {
             return Left::Cut;
         }
-        // A request may have come when the permit was given up already.
+        // A request may have arrived just when the permit was given up.
         let answered = poll_fn(|cx| {
             let is_over = connection.as_mut().poll(cx).is_ready();
             if is_over || !self.holder.requests.is_one_being_answered() { Poll::Ready(()) } else { Poll::Pending }
@@ -151,7 +153,7 @@ impl Drop for ConnectionPermit {
 }
 
 impl Holder {
-    /// What would be lost with it; `None` if that may not be.
+    /// Returns the loss if this connection were closed, or `None` if it must stay.
     fn loss(&self) -> Option<Loss> {
         let standing = self.standing.load(Ordering::Relaxed);
         if standing == Standing::Known as u8 || self.requests.is_one_being_answered() {
@@ -167,9 +169,9 @@ impl Holder {
 }
 
 impl Taken {
-    /// Takes a permit from the address that has the most of those who have more than the newcomer will have, and can give up
-    /// one: its oldest among those with the least loss. Looks at every connection at worst, which costs less than the
-    /// handshake that comes.
+    /// Revokes a permit for the newcomer. Considers addresses that have more permits than the newcomer will have, and
+    /// takes the one with the most that can give one up. Revokes its oldest permit among those with the least loss. In
+    /// the worst case this looks at every connection, which costs less than the handshake that follows.
     fn give_up_for(&mut self, newcomer: IpAddr) -> Option<()> {
         let (address, number) = self.of_the_most(newcomer).or_else(|| self.oldest_unfinished(newcomer))?;
         let holder = self.remove(address, number)?;
@@ -188,7 +190,7 @@ impl Taken {
         Some((address, number))
     }
 
-    /// The oldest connection that has not ended what it began, for an address that has none.
+    /// Returns the oldest connection with an incomplete handshake or request, for an address without connections.
     fn oldest_unfinished(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
         if self.of.contains_key(&newcomer) {
             return None;
@@ -205,7 +207,7 @@ impl Taken {
         self.of.get(&address).is_some_and(|permits| permits.contains_key(&number))
     }
 
-    /// Takes a permit back, unless it was given up before.
+    /// Returns a permit, unless it was given up before.
     fn remove(&mut self, address: IpAddr, number: u64) -> Option<Arc<Holder>> {
         let permits = self.of.get_mut(&address)?;
         let holder = permits.remove(&number)?;

@@ -1,4 +1,4 @@
-//! The drain of a server: what its connections are told, and how long it waits for them.
+//! The drain of a server: asks connections to end, and bounds how long to wait for them.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -13,33 +13,34 @@ use tokio_util::task::TaskTracker;
 use super::ServerSettings;
 use crate::metrics::ConnectionMetrics;
 
-/// How long before the end of a drain connections are closed that nobody sends a request on: what is in flight then has
-/// this time to be answered. No more than a tenth of the drain.
+/// How long before the end of a drain idle connections are closed. Requests in flight have this time to be answered. At
+/// most a tenth of the drain.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// When a connection is to be used no more.
+/// When a connection stops accepting requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Retire {
     at: Option<Instant>,
     drain: Drain,
 }
 
-/// Whether the server ends. The flag is what each answer reads; the token is for those who wait.
+/// Whether the server is draining. Each response reads the flag; tasks wait for the token.
 #[derive(Clone, Debug)]
 pub(super) struct Drain {
     flag: Arc<AtomicBool>,
     token: CancellationToken,
-    /// The drain is nearly over.
+    /// Cancelled shortly before the drain ends.
     last: CancellationToken,
 }
 
 impl Drain {
-    /// Begins when the token is cancelled.
+    /// Returns a drain that begins when the token is cancelled.
     pub(super) fn when(token: CancellationToken) -> Self {
         Self { flag: Arc::default(), token, last: CancellationToken::new() }
     }
 
-    /// Waits for the drain, and for its end: no connection is left, or there is no more time. Returns its deadline.
+    /// Waits until the drain has begun and ended: no connection is left, or its deadline has passed. Returns the
+    /// deadline.
     pub(super) async fn ended(
         &self,
         tracker: &TaskTracker,
@@ -53,7 +54,7 @@ impl Drain {
         }
         let deadline = Instant::now() + settings.drain_deadline;
         sleep(settings.drain_minimum.min(settings.drain_deadline)).await;
-        // A tracker that is closed still takes new tasks; it only tells from now on when it has none.
+        // A closed tracker still accepts new tasks; `wait` completes only after `close`.
         tracker.close();
         tokio::select! {
             () = tracker.wait() => {}
@@ -63,8 +64,8 @@ impl Drain {
         deadline
     }
 
-    /// A moment before the deadline, closes what nobody sends a request on. Nobody is in flight there; who is has this moment
-    /// to be answered before the rest is cut.
+    /// Closes idle connections shortly before the deadline. They lose no request, and requests in flight get this time
+    /// before their connections are cut.
     pub(super) async fn last_answers(&self, deadline: Instant, settings: &ServerSettings) -> Infallible {
         sleep_until(deadline - LAST_ANSWERS.min(settings.drain_deadline / 10)).await;
         self.last.cancel();
@@ -73,7 +74,7 @@ impl Drain {
 }
 
 impl Retire {
-    /// At this time, if any, or with the server.
+    /// Retires at this time, if any, or when the server drains.
     pub(super) const fn new(at: Option<Instant>, drain: Drain) -> Self {
         Self { at, drain }
     }
@@ -92,7 +93,7 @@ impl Retire {
         }
     }
 
-    /// The moment from which on a connection without a request is closed.
+    /// Waits until idle connections are to be closed.
     pub(crate) async fn last(&self) {
         self.drain.last.cancelled().await;
     }

@@ -1,5 +1,5 @@
-//! Conversions from the configuration of other injectors to profiles: values in, values out, and what is wrong with them by
-//! document and path. They read no files and know nothing of the program, so that tests of the engine use them as they are.
+//! Converts the configuration of other injectors to profiles. The conversions take and return values, and report
+//! problems by document and path. They read no files, so that tests of the engine can use them directly.
 
 pub(crate) mod morvencao;
 pub(crate) mod opentelemetry;
@@ -8,51 +8,51 @@ pub(crate) mod tumblr;
 
 use serde_json::{Map, Value as Json};
 
-/// A document that is converted.
+/// A document to convert.
 #[derive(Clone, Debug)]
 pub(crate) struct Document {
-    /// The file that it comes from, or what stands for one: other documents name it so.
+    /// The path of its file, or a generated one. Other documents reference it by this path.
     pub(crate) file: String,
-    /// What it says.
+    /// The content.
     pub(crate) value: Json,
 }
 
-/// What became of documents.
+/// The result of a conversion.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Converted {
     /// The profiles, in the order of the documents.
     pub(crate) profiles: Vec<Json>,
-    /// What no profile says, or says otherwise.
+    /// Remarks on parts that were omitted or converted with differences.
     pub(crate) notes: Vec<Remark>,
 }
 
-/// Something about a place in one of the documents.
+/// A remark on a field of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Remark {
-    /// Which document, counted from zero.
+    /// The document's index.
     pub(crate) document: usize,
     /// The path of the field: `containers[0].name`.
     pub(crate) path: String,
-    /// What there is to say, without a full stop.
+    /// The message, without a full stop.
     pub(crate) message: String,
-    /// What to do.
+    /// The remedy.
     pub(crate) help: Option<String>,
 }
 
 impl Remark {
-    /// About the field at a path of a document.
+    /// Returns a remark on the field at this path.
     pub(crate) fn new(document: usize, path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { document, path: path.into(), message: message.into(), help: None }
     }
 
-    /// The same with a word on what to do.
+    /// Adds a remedy.
     pub(crate) fn with_help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
 }
 
-/// Whether a value says nothing, as Go writes fields that are not set.
+/// Whether a value is empty, like a field that Go did not set.
 fn is_nothing(value: &Json) -> bool {
     match value {
         Json::Null => true,
@@ -63,10 +63,10 @@ fn is_nothing(value: &Json) -> bool {
     }
 }
 
-/// A value as a template has it: what begins an expression there is text here, and what is null is not there.
+/// Converts a value to a literal in a template: escapes expressions, and omits nulls.
 ///
 /// # Errors
-/// The path of a key that a template would take for a directive or an expression.
+/// The path of a key that a template would interpret as a directive or an expression.
 fn literal(value: &Json, path: &str) -> Result<Json, String> {
     Ok(match value {
         Json::String(text) => Json::from(escaped(text)),
@@ -88,17 +88,17 @@ fn literal_members(members: &Map<String, Json>, path: &str) -> Result<Map<String
     literal.collect()
 }
 
-/// A text in which nothing begins an expression.
+/// Escapes expressions in a string.
 fn escaped(text: &str) -> String {
     text.replace("${", "$${")
 }
 
-/// A text as an expression has it.
+/// Quotes a string for an expression.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"))
 }
 
-/// A name of Kubernetes that is as near to a text as can be.
+/// Returns the Kubernetes object name that is closest to a string.
 fn object_name(text: &str) -> String {
     let lower = text.to_lowercase();
     let mapped = lower.chars().map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' });

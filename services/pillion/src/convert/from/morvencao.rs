@@ -1,29 +1,29 @@
-//! The configuration of morvencao's sidecar injector: containers and volumes under one key of a `ConfigMap`, which pods ask
-//! for by an annotation.
+//! Converts configurations of morvencao's sidecar injector: containers and volumes under one key of a `ConfigMap`. Pods
+//! request injection by an annotation.
 
 use serde_json::{Map, Value as Json, json};
 
 use super::{Converted, Document, Remark, literal, object_name};
 
-/// Lists of a configuration.
+/// The lists of a configuration.
 const LISTS: [&str; 3] = ["initContainers", "containers", "volumes"];
 
-/// What annotations begin with.
+/// The default prefix of the annotations.
 pub(crate) const PREFIX: &str = "sidecar-injector-webhook.morven.me";
 
-/// What the one who converts says.
+/// Options of the conversion.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// What annotations begin with, without the slash.
+    /// The prefix of the annotations, without the slash.
     pub(crate) prefix: String,
-    /// The name of the profile; of several a number is added.
+    /// The name of the profile. If there are several, a number is appended.
     pub(crate) name: String,
 }
 
-/// Makes a profile of each configuration.
+/// Converts each configuration to a profile.
 ///
 /// # Errors
-/// Everything that keeps configurations from becoming profiles.
+/// All problems that prevent a conversion.
 pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Converted, Vec<Remark>> {
     let mut converted = Converted::default();
     let mut faults = Vec::new();
@@ -83,7 +83,7 @@ fn profile(
     }
     let prefix = &options.prefix;
     let status = format!("{prefix}/status");
-    // The injector leaves alone what says that it was injected, and writes over any other status.
+    // The injector skips pods with the status `injected`, and overwrites any other status.
     let not_yet = format!("object.metadata.?annotations[?'{status}'].orValue('').lowerAscii() != 'injected'");
     Ok(json!({
         "apiVersion": "pillion.dev/v1alpha1",

@@ -1,7 +1,7 @@
-//! `Instrumentation` resources of the OpenTelemetry operator. Each becomes, for each language, a cluster profile that extends
-//! the shipped one of that language and gives its parameters other defaults; pods of all namespaces ask for it by
-//! `namespace/name`. A second one, of the resource's own namespace, only extends the first: pods of that namespace ask for
-//! it by `name`, or by `true` if there is no other.
+//! Converts `Instrumentation` resources of the OpenTelemetry operator. For each language, a resource becomes a cluster
+//! profile that extends the shipped profile of that language and changes the defaults of its parameters. Pods of all
+//! namespaces request it by `namespace/name`. A second profile in the resource's own namespace only extends the first.
+//! Pods of that namespace request it by `name`, or by `true` if there is no other.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use serde_json::{Value as Json, json};
 
 use super::{Converted, Document, Remark, escaped, is_nothing, literal, object_name};
 
-/// What every request for a language begins with.
+/// The prefix of all request annotations.
 const REQUEST: &str = "instrumentation.opentelemetry.io/inject-";
 
-/// Fields of the resource that are there for all languages, and the parameter of the profiles that each is.
+/// Fields of the resource for all languages, each with the parameter of the profiles.
 const COMMON: [(&str, &str); 9] = [
     ("/exporter/endpoint", "endpoint"),
     ("/exporter/tls", "tls"),
@@ -25,24 +25,24 @@ const COMMON: [(&str, &str); 9] = [
     ("/env", "env"),
 ];
 
-/// Fields of the whole resource that only languages with an agent have.
+/// Fields of the resource for languages with an agent.
 const OF_AGENTS: [(&str, &str); 2] =
     [("/imagePullPolicy", "pullPolicy"), ("/initContainerSecurityContext", "securityContext")];
 
 /// A language.
 #[derive(Clone, Copy, Debug)]
 struct Language {
-    /// As it stands in annotations and in names of profiles.
+    /// The name in annotations and profile names.
     name: &'static str,
-    /// The field of the resource; of the SDK alone there is none.
+    /// The field of the resource. The SDK alone has none.
     field: Option<&'static str>,
-    /// Fields of that one, and the parameter that each is.
+    /// Members of that field, each with its parameter.
     parameters: &'static [(&'static str, &'static str)],
 }
 
 const AGENT: &[(&str, &str)] = &[("image", "image"), ("env", "languageEnv"), ("resourceRequirements", "resources")];
 
-/// All languages that there are profiles for.
+/// All languages with shipped profiles.
 const LANGUAGES: [Language; 8] = [
     Language {
         name: "java",
@@ -97,19 +97,19 @@ const LANGUAGES: [Language; 8] = [
 pub(crate) const LANGUAGE_NAMES: [&str; 8] =
     ["java", "nodejs", "python", "dotnet", "go", "apache-httpd", "nginx", "sdk"];
 
-/// What the one who converts says.
+/// Options of the conversion.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// The languages that are converted; none: all.
+    /// The languages to convert. Empty: all.
     pub(crate) languages: Vec<String>,
-    /// The namespace of resources that do not say theirs.
+    /// The namespace of resources without one.
     pub(crate) namespace: String,
 }
 
-/// Makes the profiles of each resource.
+/// Converts each resource to its profiles.
 ///
 /// # Errors
-/// Everything that keeps resources from becoming profiles.
+/// All problems that prevent a conversion.
 pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Converted, Vec<Remark>> {
     let mut converted = Converted::default();
     let mut faults = Vec::new();
@@ -149,7 +149,7 @@ pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Conve
     if faults.is_empty() { Ok(converted) } else { Err(faults) }
 }
 
-/// A resource.
+/// An `Instrumentation` resource.
 struct Resource<'d> {
     document: usize,
     namespace: String,
@@ -201,7 +201,7 @@ impl<'d> Resource<'d> {
                 "spec": {
                     "description": escaped(&format!("Instrumentation {full} for {}", language.name)),
                     "extends": {"name": format!("otel-{}", language.name)},
-                    // A request is inherited as a whole or not at all.
+                    // A child profile inherits `request` only as a whole.
                     "request": {"annotation": annotation, "values": [full], "truthy": [], "empty": "Absent"},
                     "parameters": self.parameters(language, notes)?,
                 },
@@ -220,7 +220,7 @@ impl<'d> Resource<'d> {
         Ok(profiles)
     }
 
-    /// The parameters that the resource says something of.
+    /// Returns the parameters that the resource sets.
     fn parameters(&self, language: &Language, notes: &mut Vec<Remark>) -> Result<Json, Remark> {
         let mut parameters = Vec::new();
         let mut set = |name: &str, value: &Json, path: &str| -> Result<(), Remark> {
@@ -235,7 +235,7 @@ impl<'d> Resource<'d> {
         };
         let of_agents = OF_AGENTS.iter().filter(|(_, name)| match language.name {
             "sdk" => false,
-            // It is a sidecar of its own, which has its own.
+            // Its agent is a sidecar with a security context of its own.
             "go" => *name == "pullPolicy",
             _ => true,
         });
@@ -272,7 +272,7 @@ impl<'d> Resource<'d> {
         Ok(parameters.into())
     }
 
-    /// What no profile has a parameter for.
+    /// Notes the fields for which profiles have no parameter.
     fn note_unknown(&self, notes: &mut Vec<Remark>) {
         let known = COMMON.iter().chain(&OF_AGENTS).map(|(pointer, _)| (*pointer).to_owned());
         let of_languages = LANGUAGES.iter().filter_map(|language| Some((language.field?, language.parameters)));
@@ -303,7 +303,7 @@ impl<'d> Resource<'d> {
     }
 }
 
-/// A name that is not taken yet.
+/// Returns a name that is not taken yet.
 fn free(name: &str, taken: &mut Vec<String>) -> String {
     let numbered = (2..).map(|number| format!("{}-{number}", name.get(..name.len().min(59)).unwrap_or(name)));
     // There are more numbers than names.

@@ -1,18 +1,19 @@
-//! `SidecarSet` resources of `OpenKruise`: selected pods get containers, volumes and metadata. Upgrading the sidecars of pods
-//! that run is a controller's affair, and is noted: here new pods get the new sidecar, and `pillion rollout` replaces old ones.
+//! Converts `SidecarSet` resources of `OpenKruise`: selected pods get containers, volumes and metadata. In-place
+//! upgrades of running pods need Kruise's controller, and are noted. New pods get the new sidecar, and
+//! `pillion rollout` replaces old ones.
 
 use serde_json::{Map, Value as Json, json};
 
 use super::{Converted, Document, Remark, escaped, is_nothing, literal, object_name, quoted};
 
-/// The label by which every namespace has its name.
+/// The label with the name of each namespace.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// Fields of a sidecar that are not a container's.
+/// Fields of a sidecar that a container does not have.
 const OF_SIDECARS: [&str; 5] =
     ["podInjectPolicy", "upgradeStrategy", "shareVolumePolicy", "shareVolumeDevicePolicy", "transferEnv"];
 
-/// Fields that are converted, and those for which there is nothing to convert.
+/// Fields that are converted, and those that need no conversion.
 const KNOWN: [&str; 10] = [
     "selector",
     "namespace",
@@ -26,10 +27,10 @@ const KNOWN: [&str; 10] = [
     "patchPodMetadata",
 ];
 
-/// Makes a profile of each resource.
+/// Converts each resource to a profile.
 ///
 /// # Errors
-/// Everything that keeps resources from becoming profiles.
+/// All problems that prevent a conversion.
 pub(crate) fn convert(documents: &[Document]) -> Result<Converted, Vec<Remark>> {
     let mut reader = Reader { notes: Vec::new() };
     let mut converted = Converted::default();
@@ -50,7 +51,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// A profile; `None` of one that injects nothing at present.
+    /// Converts one resource. Returns `None` if it currently injects nothing.
     fn profile(&mut self, index: usize, object: &Json) -> Result<Option<Json>, Remark> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Json::as_str).filter(|text| !text.is_empty());
         let is_kruises = text("/apiVersion").is_some_and(|version| version.starts_with("apps.kruise.io/"));
@@ -143,7 +144,7 @@ impl Reader {
         for (field, value) in container {
             let is_name = field == "name";
             made.insert(field, value);
-            // The default is in front of the application.
+            // By default, sidecars come before the application's containers.
             if is_name && list == "containers" && text("/podInjectPolicy") != "AfterAppContainer" {
                 made.insert("$position".to_owned(), "First".into());
             }
@@ -170,7 +171,7 @@ impl Reader {
         Ok(made.into())
     }
 
-    /// Variables that the sidecar takes from a container of the application.
+    /// Adds the variables that the sidecar copies from a container of the application.
     fn transferred(&mut self, index: usize, path: &str, sidecar: &Json, container: &mut Map<String, Json>) {
         let transfers = sidecar.get("transferEnv").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
         for (place, transfer) in transfers.iter().enumerate() {
@@ -198,7 +199,7 @@ impl Reader {
         }
     }
 
-    /// Annotations of the pod, each with the policy of its patch.
+    /// Returns the annotations of the pod, each with the policy of its patch.
     fn annotations(&mut self, index: usize, spec: &Map<String, Json>) -> Result<Option<Json>, Remark> {
         let mut annotations = Map::new();
         let patches = spec.get("patchPodMetadata").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
@@ -223,9 +224,9 @@ impl Reader {
     }
 }
 
-/// The namespaces that are meant, as a selector; `None`: all.
+/// Returns a selector of the namespaces, or `None` for all.
 fn namespaces(spec: &Map<String, Json>) -> Option<Json> {
-    // v1alpha1 says it in the specification itself, v1beta1 below this field.
+    // `v1alpha1` has the fields in the spec itself, `v1beta1` below this field.
     let spec = spec.get("specificNamespace").and_then(Json::as_object).unwrap_or(spec);
     let named =
         |names: Vec<Json>| json!({"matchExpressions": [{"key": NAMESPACE_NAME, "operator": "In", "values": names}]});

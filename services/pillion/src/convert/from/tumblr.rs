@@ -1,8 +1,8 @@
-//! Configurations of k8s-sidecar-injector: whole sidecars, one file or one key of a `ConfigMap` for each, which pods ask for
-//! by `name` or `name:version`.
+//! Converts configurations of k8s-sidecar-injector: whole sidecars, each in one file or one key of a `ConfigMap`. Pods
+//! request them by `name` or `name:version`.
 //!
-//! Each becomes a profile that extends `sidecar-config`, the shipped one that says what all of them have in common. What
-//! a configuration inherits is put into it, as its own injector does when it reads the file.
+//! Each becomes a profile that extends the shipped profile `sidecar-config`, which has their common parts. Inherited
+//! configurations are merged into it, as the injector does when it reads the file.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -14,16 +14,16 @@ const BASE: &str = "sidecar-config";
 /// Its rule for all containers.
 const EVERYWHERE: &str = "everywhere";
 
-/// What the injector calls a configuration that does not say its version.
+/// The version of a configuration that sets none.
 const LATEST: &str = "latest";
 
-/// How many configurations may inherit from one another in a row.
+/// The maximum length of an inheritance chain.
 const LONGEST_CHAIN: usize = 16;
 
-/// Lists of a configuration whose elements have names, by which they are united with those that are inherited.
+/// Lists with named elements. A configuration merges them by name with the inherited lists.
 const NAMED: [&str; 5] = ["containers", "volumes", "env", "volumeMounts", "initContainers"];
 
-/// Fields of a configuration beside lists, and what they have to be.
+/// Fields other than lists, with their expected types.
 const SINGLE: [(&str, &str); 5] = [
     ("name", "text"),
     ("inherits", "text"),
@@ -32,20 +32,20 @@ const SINGLE: [(&str, &str); 5] = [
     ("hostPID", "true or false"),
 ];
 
-/// Fields that are text wherever they stand, and lists of texts. The injector reads YAML by what it fills, and takes a number,
-/// or a yes, for the text that it would be in JSON.
+/// String fields at any level, and lists of strings. The injector unmarshals YAML into typed fields, so it reads an
+/// unquoted number or boolean there as a string.
 const TEXT: [&str; 9] =
     ["name", "image", "value", "mountPath", "subPath", "workingDir", "ip", "inherits", "serviceAccountName"];
 const TEXTS: [&str; 3] = ["args", "command", "hostnames"];
 
-/// Words by which nobody can ask for a profile by name: they mean yes or no.
+/// Names by which pods cannot request a profile, since they mean yes or no.
 const WORDS: [&str; 14] =
     ["true", "t", "yes", "y", "on", "enabled", "1", "false", "f", "no", "n", "off", "disabled", "0"];
 
-/// What the one who converts says.
+/// Options of the conversion.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// What annotations begin with, without the slash.
+    /// The prefix of the annotations, without the slash.
     pub(crate) prefix: String,
 }
 
@@ -60,20 +60,20 @@ impl Default for Options {
 
 type Fields = Map<String, Json>;
 
-/// A configuration that can be asked for.
+/// A configuration that pods can request.
 struct Configuration {
     document: usize,
-    /// Name and version, in small letters.
+    /// Name and version, in lower case.
     name: String,
     version: String,
-    /// With what it inherits.
+    /// The fields, including the inherited ones.
     fields: Fields,
 }
 
-/// Makes a profile of each configuration.
+/// Converts each configuration to a profile.
 ///
 /// # Errors
-/// Everything that keeps configurations from becoming profiles.
+/// All problems that prevent a conversion.
 pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Converted, Vec<Remark>> {
     let mut reader = Reader { documents, faults: Vec::new(), notes: Vec::new() };
     let configurations: Vec<_> = (0..documents.len()).filter_map(|index| reader.configuration(index)).collect();
@@ -110,7 +110,7 @@ impl Reader<'_> {
         (self.faults.len() == before).then_some(Configuration { document, name, version, fields })
     }
 
-    /// The fields of a document, each of its type; what the injector does not know is left out.
+    /// Validates the fields of a document. Fields that the injector does not know are omitted.
     fn checked(&mut self, document: usize) -> Option<Fields> {
         let mut value = self.documents.get(document)?.value.clone();
         read_as_text(&mut value);
@@ -145,7 +145,7 @@ impl Reader<'_> {
         Some(known)
     }
 
-    /// A list whose elements are mappings with a key of their own.
+    /// Validates a list of mappings with a unique key.
     fn check_list(&mut self, document: usize, field: &str, value: &Json, unique: &str) {
         let Some(items) = value.as_array() else {
             self.faults.push(Remark::new(document, field, "expected a list"));
@@ -158,7 +158,7 @@ impl Reader<'_> {
                 self.faults.push(Remark::new(document, path, format!("each of {field} needs its `{unique}`")));
                 continue;
             };
-            // One volume may be mounted at several places, and an address have several lines.
+            // A volume may have several mounts, and an address several aliases.
             if seen.contains(&key) && !["volumeMounts", "hostAliases"].contains(&field) {
                 let fault = Remark::new(document, path, format!("there is another `{key}` in {field}"));
                 self.faults.push(fault.with_help("take away all but one: which of them counts differs by container"));
@@ -187,7 +187,8 @@ impl Reader<'_> {
         None
     }
 
-    /// With what it inherits, and what that inherits. `chain` are the documents on the way, this one last.
+    /// Merges inherited fields into a document's fields, recursively. `chain` lists the documents on the way, this one
+    /// last.
     fn with_inherited(&mut self, document: usize, mut fields: Fields, chain: &mut Vec<usize>) -> Option<Fields> {
         let Some(Json::String(parent)) = fields.remove("inherits") else { return Some(fields) };
         let file = self.documents.get(document).map(|document| document.file.as_str()).unwrap_or_default();
@@ -210,14 +211,14 @@ impl Reader<'_> {
         let notes = self.notes.len();
         let faults = self.faults.len();
         let parent = self.checked(found);
-        // The parent's own faults and notes are told of the parent.
+        // Problems of the parent are reported when it is converted itself.
         self.notes.truncate(notes);
         self.faults.truncate(faults);
         let parent = self.with_inherited(found, parent?, chain)?;
         Some(united(parent, fields))
     }
 
-    /// Two configurations by which the same would be asked for.
+    /// Reports configurations with the same name and version.
     fn twice(&mut self, configurations: &[Configuration]) {
         for (index, configuration) in configurations.iter().enumerate() {
             let same =
@@ -273,7 +274,7 @@ impl Reader<'_> {
     }
 }
 
-/// Makes text of what stands where text is meant.
+/// Converts numbers and booleans in string fields to strings.
 fn read_as_text(value: &mut Json) {
     let as_text = |value: &mut Json| {
         if value.is_number() || value.is_boolean() {
@@ -296,7 +297,7 @@ fn read_as_text(value: &mut Json) {
     }
 }
 
-/// A file that another one names, in the way of paths: beside it.
+/// Resolves a path in a file relative to that file.
 fn beside(file: &str, name: &str) -> String {
     let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut parts: Vec<&str> = folder.split('/').collect();
@@ -313,8 +314,8 @@ fn beside(file: &str, name: &str) -> String {
     if folder.is_empty() { path.trim_start_matches('/').to_owned() } else { path }
 }
 
-/// A configuration over the one that it inherits from: of two elements of one name it is the child's, in the parent's
-/// place; aliases are those of both.
+/// Merges a configuration into the one that it inherits from. An element of the child replaces the parent's element of
+/// the same name, in its position. Host aliases of both are kept.
 fn united(mut parent: Fields, child: Fields) -> Fields {
     for (key, value) in child {
         match (parent.get_mut(&key), value) {
@@ -322,7 +323,7 @@ fn united(mut parent: Fields, child: Fields) -> Fields {
                 *list = laid_over(list, items);
             }
             (Some(Json::Array(list)), Json::Array(items)) => list.extend(items),
-            // An empty name is none.
+            // An empty string counts as unset.
             (Some(_), Json::String(text)) if text.is_empty() => {}
             (_, value) => {
                 parent.insert(key, value);
@@ -347,15 +348,15 @@ fn laid_over(list: &[Json], mut items: Vec<Json>) -> Vec<Json> {
     whole
 }
 
-/// What pods ask for.
+/// Returns the values by which pods request a configuration.
 fn words(configuration: &Configuration) -> Vec<String> {
     let Configuration { name, version, .. } = configuration;
     let full = format!("{name}:{version}");
-    // A name with a colon and nothing behind it is one without a version.
+    // `name:` is a name without a version.
     if version == LATEST { vec![name.clone(), full, format!("{name}:")] } else { vec![full] }
 }
 
-/// A name for each profile. No two are the same, and none is what pods call another one.
+/// Returns a unique name for each profile, different from the values that request other profiles.
 fn profile_names(configurations: &[Configuration]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for (index, configuration) in configurations.iter().enumerate() {
@@ -372,7 +373,7 @@ fn profile_names(configurations: &[Configuration]) -> Vec<String> {
     names
 }
 
-/// What is laid over the pod.
+/// Returns the pod template of the profile.
 fn pod(fields: &Fields) -> Fields {
     let mut pod = Fields::new();
     for field in ["hostNetwork", "hostPID"] {
@@ -393,7 +394,7 @@ fn pod(fields: &Fields) -> Fields {
     pod
 }
 
-/// One alias for each address, with the names of all its lines: that is how Kubernetes tells them apart.
+/// Returns one host alias for each address with all its names, since Kubernetes merges them by address.
 fn aliases(fields: &Fields) -> Vec<Json> {
     let mut aliases: Vec<(Json, Vec<Json>)> = Vec::new();
     for alias in items(fields, "hostAliases") {
@@ -413,7 +414,7 @@ fn aliases(fields: &Fields) -> Vec<Json> {
     aliases.into_iter().filter(|(_, names)| !names.is_empty()).map(alias).collect()
 }
 
-/// What is laid over every container. A volume is mounted where the container does not have it mounted already.
+/// Returns the template for every container. A volume is mounted only if the container does not mount it yet.
 fn everywhere(fields: &Fields) -> Fields {
     let mut container = Fields::new();
     if let Some(env) = fields.get("env").filter(|list| !is_empty(list)) {
@@ -439,7 +440,7 @@ fn is_empty(list: &Json) -> bool {
     list.as_array().is_none_or(Vec::is_empty)
 }
 
-/// An element with a directive behind its first field.
+/// Returns an element with a directive after its first field.
 fn with(element: &Json, directive: &str, value: &str) -> Json {
     let mut fields = Fields::new();
     for (index, (name, member)) in element.as_object().into_iter().flatten().enumerate() {

@@ -1,5 +1,5 @@
-//! The page: one document, one style, a script in two files and an icon, all of them part of this program. Nothing is fetched from
-//! anywhere else, which the page's policy says to the browser too.
+//! The web page: one document, one style sheet, a script in two files and an icon, all embedded in this program.
+//! Nothing is fetched from elsewhere, and the content security policy enforces that.
 
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -12,7 +12,7 @@ pub(super) struct Asset {
     text: &'static str,
 }
 
-/// All of them.
+/// All files.
 pub(super) const ALL: [Asset; 5] = [
     Asset { path: "/", media_type: "text/html; charset=utf-8", text: include_str!("assets/index.html") },
     Asset {
@@ -33,20 +33,20 @@ pub(super) const ALL: [Asset; 5] = [
     Asset { path: "/playground/icon.svg", media_type: "image/svg+xml", text: include_str!("assets/icon.svg") },
 ];
 
-/// What the browser may do on the page's behalf: read these files and ask this server. No script or style stands in the
-/// document, no text becomes HTML, and nobody frames it.
+/// The content security policy: the page may read these files and call this server. Inline scripts and styles, HTML
+/// from strings, and framing are forbidden.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
                       trusted-types 'none'";
 
-/// Headers of every answer.
+/// Headers of every response.
 pub(super) const HEADERS: [(&str, &str); 6] = [
     ("content-security-policy", POLICY),
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
     ("cross-origin-resource-policy", "same-origin"),
     ("cross-origin-opener-policy", "same-origin"),
-    // Another build may serve another page here in a minute.
+    // Another build may serve another page here soon.
     ("cache-control", "no-store"),
 ];
 

@@ -1,8 +1,8 @@
-//! Who is answered: the page itself, in a browser of this machine, and programs of this machine.
+//! Restricts access to the page itself, in a browser on this machine, and to local programs.
 //!
-//! A page of any site on the internet can have the browser send requests to a loopback port, and by a name of its own that
-//! it points at 127.0.0.1 a while later (DNS rebinding) it could read the answers. So the `Host` has to be this machine's own
-//! name or address, and what the browser says of where a request comes from has to be this very page.
+//! Any website can make the browser send requests to a loopback port. With DNS rebinding (a name of its own that later
+//! points at 127.0.0.1) it could even read the responses. So the `Host` must be a local name or address, and the
+//! request's origin must be this page.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -14,16 +14,16 @@ use axum::response::Response;
 
 use super::{assets, refused};
 
-/// Why a request is refused.
+/// Why a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// It is sent to a name that is not this machine's own.
+    /// The `Host` is not a name of this machine.
     Host,
-    /// It comes from another page.
+    /// The request comes from another page.
     Elsewhere,
 }
 
-/// Lets through what may be answered, and puts the page's headers on every answer.
+/// Rejects requests from elsewhere, and adds the page's headers to every response.
 pub(super) async fn guard(request: Request, next: Next) -> Response {
     let checked = check(request.uri(), request.headers());
     let mut response = match checked {
@@ -49,7 +49,7 @@ fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
         (Some(host), None) if is_own(host) => host,
         _ => return Err(Refusal::Host),
     };
-    // A request line may name a host too.
+    // The request line may contain a host too.
     if uri.authority().is_some_and(|authority| !is_own(authority.as_str())) {
         return Err(Refusal::Host);
     }
@@ -58,7 +58,7 @@ fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     if headers.get(ORIGIN).is_some_and(|origin| !origin.to_str().is_ok_and(is_own_origin)) {
         return Err(Refusal::Elsewhere);
     }
-    // A link on another page may lead here; nothing else may come from there.
+    // Another page may link here, but not send any other request.
     let is_link = uri.path() == "/" && text("sec-fetch-mode") == Some("navigate");
     match text("sec-fetch-site") {
         None | Some("same-origin" | "none") => Ok(()),
@@ -67,8 +67,7 @@ fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// Whether a `Host` is a name or address of this machine for itself, with any port or none: the port may be another one
-/// where it is forwarded.
+/// Whether a `Host` is a loopback name or address, with any port or none: a forwarded port may differ.
 fn is_own(host: &str) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => (name, Some(port)),

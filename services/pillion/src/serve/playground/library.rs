@@ -1,5 +1,5 @@
-//! Profiles to start from, each with an object that asks for it. The objects are those of the profiles' own cases: of each
-//! profile the first one into which something is injected.
+//! Example profiles, each with an object that requests it. The objects come from the profiles' test cases: for each
+//! profile the first case with an injection.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -18,59 +18,59 @@ use super::shipped;
 use crate::load::{self, Source, files, yaml};
 use crate::output;
 
-/// How many files of profiles are looked at.
+/// The maximum number of profile files.
 const MAX_FILES: usize = 500;
-/// How large each of them may be, in bytes. An object in a cluster is not larger.
+/// The maximum size of each file, in bytes: that of an object in a cluster.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
-/// How large all that is read may be together, in bytes: it is kept. What is over is as if it were not there.
+/// The maximum size of all files together, in bytes, since they stay in memory. Files beyond it are ignored.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
-/// How many cases are tried.
+/// The maximum number of test cases that are tried.
 const MAX_CASES: usize = 60;
-/// The namespace of an object that does not say one.
+/// The namespace of an object without one.
 const NAMESPACE: &str = "default";
 
-/// All that there is to start from.
+/// All examples.
 #[derive(Debug, Default)]
 pub(super) struct Library {
     examples: Vec<Example>,
-    /// Cluster profiles by name, as they are written: those that are edited may extend them.
+    /// Specs of cluster profiles by name, which edited profiles may extend.
     parents: BTreeMap<Box<str>, ProfileSpec>,
 }
 
-/// A profile with its cases.
+/// A profile with its test cases.
 #[derive(Clone, Debug)]
 struct Example {
     id: String,
     name: String,
     group: Group,
-    /// What the profile says that it is for.
+    /// The profile's description.
     about: String,
     profile: String,
     cases: Cases,
 }
 
-/// Files of cases with their texts; all profiles of a folder have the same.
+/// Files of test cases; all profiles of a folder share them.
 type Cases = Arc<[(PathBuf, String)]>;
 
-/// Reads files, each folder of cases once.
+/// Reads files, and each folder of test cases once.
 #[derive(Debug)]
 struct Reader {
-    /// How many bytes may still be read.
+    /// The remaining bytes that may be read.
     left: u64,
     cases: HashMap<PathBuf, Cases>,
 }
 
-/// Where an example is from.
+/// The origin of an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Group {
     /// A file of this machine.
     Here,
-    /// This program.
+    /// Embedded in this program.
     Shipped,
 }
 
-/// An example as the page lists it.
+/// An example in the page's list.
 #[derive(Debug, Serialize)]
 pub(super) struct Entry {
     id: String,
@@ -80,8 +80,7 @@ pub(super) struct Entry {
 }
 
 impl Library {
-    /// Reads the files below these paths. What is part of this program is there in any case, unless the files have all of
-    /// it, as those of a checkout have.
+    /// Reads the files at these paths. Embedded examples are added, except those that the files already contain.
     pub(super) fn read(paths: &[PathBuf]) -> Self {
         let files = paths.iter().flat_map(|path| files::of(path).unwrap_or_default()).take(MAX_FILES);
         let mut reader = Reader { left: MAX_BYTES, cases: HashMap::new() };
@@ -111,7 +110,7 @@ impl Library {
         library
     }
 
-    /// The cluster profiles that others may extend.
+    /// Returns the cluster profiles that others may extend.
     pub(super) const fn parents(&self) -> &BTreeMap<Box<str>, ProfileSpec> {
         &self.parents
     }
@@ -124,7 +123,7 @@ impl Library {
         self.examples.iter().map(entry).collect()
     }
 
-    /// The texts of an example; `None` of one that is not there.
+    /// Returns the texts of an example, or `None` if it does not exist.
     pub(super) fn texts(&self, id: &str, platform: &Platform, given_up: &CancellationToken) -> Option<Texts> {
         let example = self.examples.iter().find(|example| example.id == id)?;
         let (profiles, cases) = example.documents();
@@ -144,7 +143,7 @@ impl Library {
 }
 
 impl Reader {
-    /// A file's text, unless it is too large or no file.
+    /// Reads a file, unless it is too large or not a file.
     fn text(&mut self, file: &Path) -> Option<String> {
         let metadata = fs::metadata(file).ok().filter(fs::Metadata::is_file)?;
         let left = self.left.checked_sub(metadata.len()).filter(|_| metadata.len() <= MAX_FILE_BYTES)?;
@@ -153,7 +152,7 @@ impl Reader {
         Some(text)
     }
 
-    /// The cases of the profiles in a folder.
+    /// Returns the test cases in a folder of profiles.
     fn cases(&mut self, folder: &Path) -> Cases {
         if let Some(cases) = self.cases.get(folder) {
             return Arc::clone(cases);
@@ -168,11 +167,11 @@ impl Reader {
 }
 
 impl Example {
-    /// From a file; `None` if it has no profile for pods, or cannot be read.
+    /// Reads an example; `None` if the file has no profile for pods, or cannot be read.
     fn read(file: &Path, reader: &mut Reader) -> Option<Self> {
         let stem = file.file_stem()?.to_string_lossy().into_owned();
         let folder = file.parent()?;
-        // `profiles/nginx/profile.yaml` is called nginx.
+        // The name of `profiles/nginx/profile.yaml` is nginx.
         let of_folder =
             folder.file_name().filter(|_| stem == "profile").map(|name| name.to_string_lossy().into_owned());
         let name = of_folder.unwrap_or(stem);
@@ -181,7 +180,7 @@ impl Example {
     }
 
     fn new(id: String, name: String, group: Group, profile: String, cases: Cases) -> Option<Self> {
-        // A file that cannot be read is shown too: with what is wrong with it.
+        // An invalid file is listed too, so that the page can show its problems.
         let documents = yaml::documents(&profile).unwrap_or_default();
         let profiles: Vec<&yaml::Node> = documents.iter().filter(|document| is_profile(document)).collect();
         if !documents.is_empty() && !profiles.iter().any(|profile| is_for_pods(profile)) {
@@ -192,10 +191,10 @@ impl Example {
         Some(Self { id, name, group, about, profile, cases })
     }
 
-    /// The text of the profiles, with those that stand among the cases, and the cases.
+    /// Returns the profiles, including those among the test cases, and the test cases.
     fn documents(&self) -> (String, Vec<Case>) {
         let mut profiles = self.profile.clone();
-        // Of a profile that is shipped the same cases come first.
+        // For a shipped profile, the same test cases come first.
         let first = shipped::ALL.iter().find(|shipped| shipped.name == self.name);
         let mut texts: Vec<&(PathBuf, String)> = self.cases.iter().collect();
         texts.sort_by_key(|(file, _)| !first.is_some_and(|first| file.ends_with(first.file)));
@@ -211,7 +210,7 @@ impl Example {
         (profiles, cases)
     }
 
-    /// A pod that asks for the first of the profiles by its name.
+    /// Returns texts with a pod that requests the first profile by its name.
     fn plain(&self, profile: String) -> Texts {
         let documents = yaml::documents(&profile).unwrap_or_default();
         let name = documents.iter().find_map(|document| document.get("metadata")?.text("name")).unwrap_or(&self.name);
@@ -233,8 +232,7 @@ fn is_for_pods(profile: &yaml::Node) -> bool {
     target.is_none_or(|resources| resources.items().iter().any(is_pods))
 }
 
-/// The texts that a case is made of; `None` if it is about something that the page has no editor for, or about what does not
-/// happen.
+/// Returns the texts of a test case. `None` if the case uses features without an editor, or expects no change.
 fn texts_of(profile: &str, case: Case) -> Option<Texts> {
     let Case { profiles, parameters, values, cluster, namespace, service_account, objects, request, object, .. } = case;
     let is_editable = profiles.is_none() && values.is_empty() && cluster.is_empty() && request.is_empty();
@@ -263,7 +261,7 @@ fn texts_of(profile: &str, case: Case) -> Option<Texts> {
     })
 }
 
-/// An object as one writes it: with its kind first, and with a name.
+/// Returns the object with its kind first, and with a name.
 fn named(object: Map<String, Value>) -> Value {
     let text = |field: &str, default: &str| object.get(field).cloned().unwrap_or_else(|| default.into());
     let mut named = Map::new();

@@ -1,11 +1,10 @@
-//! The playground: a page on which profiles and an object are edited side by side, and what comes of them is shown as one
-//! types. It is for who sits at this machine: see [`guard`].
+//! The playground: a page with editors for profiles and an object, which shows the result while the user types. It is
+//! only for users of this machine: see [`guard`].
 //!
 //! * [`assets`]: the page.
-//! * [`guard`]: who is answered.
-//! * [`mod@run`]: one run: from texts to what is wrong with them, or what comes of them.
-//! * [`library`]: profiles to start from, each with an object that asks for it; [`shipped`]: those that are part of this
-//!   program.
+//! * [`guard`]: restricts access.
+//! * [`mod@run`]: one run: from the texts to problems or results.
+//! * [`library`]: example profiles, each with an object that requests it; [`shipped`]: those that are embedded.
 
 mod assets;
 mod guard;
@@ -37,47 +36,47 @@ use self::run::Platform;
 use crate::args;
 use crate::config::WebhookPolicy;
 
-/// How large a request may be, in bytes. The API server takes no object of it.
+/// The maximum size of a request, in bytes. The API server accepts no object this large.
 const MAX_BODY: usize = 2 * 1024 * 1024;
-/// How many runs there are at one time. Others wait: of one page all but the newest are given up by the page itself.
+/// The maximum number of concurrent runs. Others wait; a page gives up all but its newest run.
 const RUNS: usize = 2;
-/// How long an answer may take, with its waiting. A run that takes longer is given up.
+/// How long a response may take, including the wait. A longer run is given up.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
-/// The release that the API server is taken to have: its name shows in explanations alone.
+/// The name of the simulated release, which appears only in explanations.
 const RELEASE: &str = "pillion-system/pillion";
 
-/// What the page's requests are answered from.
+/// The state of the playground.
 pub(super) struct Playground {
     platform: Platform,
-    /// Where profiles to start from are, beside those that are part of this program.
+    /// Paths with example profiles, besides the embedded ones.
     paths: Vec<PathBuf>,
-    /// As it was read when a page was opened last.
+    /// The library as read when a page was last opened.
     library: Mutex<Option<Arc<Library>>>,
     runs: Arc<Semaphore>,
 }
 
-/// Why there is no answer to a request.
+/// Why a request gets an error.
 #[derive(Debug)]
 struct Refused(StatusCode, String);
 
-/// Which example.
+/// The query that selects an example.
 #[derive(Deserialize)]
 struct Chosen {
     id: String,
 }
 
 impl Playground {
-    /// Of a platform with this policy; `paths`: files and folders with profiles to start from.
+    /// Creates a playground with this policy. `paths` are files and folders with example profiles.
     ///
     /// # Errors
-    /// What the policy says of the cluster nests too deep.
+    /// The policy's cluster facts nest too deeply.
     pub(super) fn new(policy: WebhookPolicy, paths: Vec<PathBuf>) -> anyhow::Result<Self> {
         let release: Release = args::release(RELEASE).map_err(anyhow::Error::msg)?;
         let platform = Platform::new(policy, release)?;
         Ok(Self { platform, paths, library: Mutex::default(), runs: Arc::new(Semaphore::new(RUNS)) })
     }
 
-    /// Its routes.
+    /// Returns the routes.
     pub(super) fn router(self) -> Router {
         let mut router = Router::new();
         for asset in assets::ALL {
@@ -92,21 +91,21 @@ impl Playground {
             .with_state(Arc::new(self))
     }
 
-    /// The library as it was read last.
+    /// Returns the cached library.
     fn library(&self) -> Arc<Library> {
         let known = self.library.lock().unwrap_or_else(PoisonError::into_inner).clone();
         known.unwrap_or_else(|| self.read_library())
     }
 
-    /// The library as the files have it now.
+    /// Reads the library again.
     fn read_library(&self) -> Arc<Library> {
         let library = Arc::new(Library::read(&self.paths));
         *self.library.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&library));
         library
     }
 
-    /// Does some work beside the thread that probes are answered on, as soon as there is room, and answers with what comes
-    /// of it. The work is told when nobody waits for it any more: it took too long, or who asked has gone.
+    /// Runs work on a blocking thread, so that probes are not delayed, once a slot is free. Responds with the result.
+    /// The token is cancelled if the work takes too long, or the client disconnects.
     async fn answer<T: Serialize>(
         self: Arc<Self>,
         work: impl FnOnce(&Self, &CancellationToken) -> Result<T, Refused> + Send + 'static,
@@ -116,7 +115,7 @@ impl Playground {
         let worked = async {
             let slot = Arc::clone(&self.runs).acquire_owned().await?;
             let worked = tokio::task::spawn_blocking(move || {
-                // It is let go of when the work is done, also if nobody waits for it any more.
+                // Released when the work is done, even if the client no longer waits.
                 let _slot = slot;
                 work(&self, &given_up).map(|done| serde_json::to_vec(&done))
             });
@@ -156,7 +155,7 @@ async fn run(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    // Another page's form cannot send this type: its browser would ask first, and nobody would say yes.
+    // A form of another page cannot send this type without a CORS preflight, which this server rejects.
     if headers.get(CONTENT_TYPE).is_none_or(|sent| sent != "application/json") {
         return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body has to be application/json");
     }
@@ -177,7 +176,7 @@ async fn run(
     playground.answer(run).await
 }
 
-/// An answer that says what was wrong with the request.
+/// Returns an error response.
 fn refused(status: StatusCode, message: &str) -> Response {
     (status, [(CONTENT_TYPE, "application/json")], json!({"error": message}).to_string()).into_response()
 }
@@ -211,7 +210,7 @@ mod tests {
         }
         assert_eq!(playground.runs.available_permits(), 0);
         assert!(starts.try_recv().is_err(), "the last one waits");
-        // Who is not waited for any more keeps its room until it ends.
+        // A run that was given up keeps its slot until it ends.
         holds[0].1.abort();
         assert!(starts.recv_timeout(Duration::from_millis(100)).is_err());
         holds[0].0 = None;

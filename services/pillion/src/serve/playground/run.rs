@@ -1,5 +1,5 @@
-//! One run: from the texts of the editors to what is wrong with them, or to what comes of them. It is what `pillion lint`,
-//! `pillion inject` and `pillion explain` say of the same texts in files, of which it asks all three.
+//! One run: from the texts of the editors to problems or results. It combines `pillion lint`, `pillion inject` and
+//! `pillion explain` for the same texts in files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,20 +29,20 @@ use crate::inject::simulated_cluster::{self, SimulatedCluster};
 use crate::load::{self, Defaults, Loaded, Problem, Severity, Source, place, yaml};
 use crate::output::{self, Format};
 
-/// What the texts are called in diagnostics; by these names the page finds its editors.
+/// The file names of the texts in diagnostics. The page finds its editors by them.
 const PROFILE: &str = "profile.yaml";
 const OBJECT: &str = "object.yaml";
 const NAMESPACE: &str = "namespace.yaml";
 const PARAMETERS: &str = "parameters.yaml";
 
-/// How many pods and templates one text may have: each is decided about and explained.
+/// The maximum number of pods and templates in one text: each is decided and explained.
 const MAX_PODS: usize = 50;
-/// How many profiles the text may have: each is compiled, and asked about each pod.
+/// The maximum number of profiles: each is compiled, and evaluated for each pod.
 const MAX_PROFILES: usize = 100;
-/// How long the shortest difference is looked for.
+/// The time limit for computing a minimal diff.
 const DIFF_WITHIN: Duration = Duration::from_secs(1);
 
-/// What holds for all runs: what the platform says, and the release that it is taken to have.
+/// The common inputs of all runs: the policy, and the simulated release.
 #[derive(Clone, Debug)]
 pub(super) struct Platform {
     policy: WebhookPolicy,
@@ -54,71 +54,73 @@ pub(super) struct Platform {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Texts {
-    /// Profiles.
+    /// The profiles.
     pub(super) profile: String,
-    /// A manifest, as `pillion inject -f` takes it.
+    /// A manifest, as for `pillion inject -f`.
     pub(super) object: String,
-    /// A Namespace; empty: one that is called `default` and is opted in.
+    /// A Namespace; empty: an opted-in one named `default`.
     #[serde(default)]
     pub(super) namespace: String,
-    /// By profile, defaults of its parameters.
+    /// Defaults of parameters, by profile.
     #[serde(default)]
     pub(super) parameters: String,
 }
 
-/// What the page shows.
+/// The result that the page shows.
 #[derive(Debug, Serialize)]
 pub(super) struct Answer {
-    /// As `pillion lint -f json` has them.
+    /// Problems in the format of `pillion lint -f json`.
     pub(super) diagnostics: Vec<Value>,
-    /// `None` if something is wrong.
+    /// `None` if there are errors.
     pub(super) result: Option<Injected>,
 }
 
-/// What comes of the texts.
+/// The result of injecting.
 #[derive(Debug, Serialize)]
 pub(super) struct Injected {
-    /// The manifest behind it, as YAML.
+    /// The injected manifest, as YAML.
     objects: String,
     diff: Vec<Hunk>,
-    /// For each object the patch that changes it.
+    /// The patch of each object.
     patches: Vec<Vec<Value>>,
     pub(super) pods: Vec<Pod>,
 }
 
-/// What became of a pod, or of the template in a workload.
+/// The result for a pod, or for the pod template of a workload.
 #[derive(Debug, Serialize)]
 pub(super) struct Pod {
     name: String,
     pub(super) decision: DecisionView,
-    /// Why it would be refused once it is injected: it does not pass a validation.
+    /// The message of a validation that rejects the injected pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
-    /// What validations say without refusing it.
+    /// Warnings of validations.
     warnings: Vec<String>,
     changes: Vec<Change>,
-    /// `None` of what `pillion explain` does not speak of: a template that is nobody's.
+    /// `None` if `pillion explain` does not cover the object, such as a `PodTemplate`.
     explanation: Option<Explanation>,
 }
 
 impl Platform {
+    /// Creates the platform.
+    ///
     /// # Errors
-    /// What the policy says of the cluster nests too deep.
+    /// The policy's cluster facts nest too deeply.
     pub(super) fn new(policy: WebhookPolicy, release: Release) -> anyhow::Result<Self> {
         Ok(Self { cluster: policy.cluster_facts()?, policy, release })
     }
 }
 
-/// The texts that are right, as types.
+/// The valid texts, parsed.
 struct Parsed {
     profiles: Vec<Arc<CompiledProfile>>,
     documents: Vec<Value>,
     namespace: ObjectMeta,
 }
 
-/// Runs; `parents` are cluster profiles that the profiles may extend. Whatever the texts are, there is an answer: that there
-/// is none, if it was `given_up` before it was through, which is looked at between the engine's answers. Each of those is about
-/// all profiles, whose number is bounded for that.
+/// Runs the texts; `parents` are cluster profiles that the profiles may extend. The response has no result if the run
+/// was `given_up` before its end, which is checked between decisions. A decision evaluates all profiles, so their
+/// number is limited.
 pub(super) fn run(
     texts: &Texts,
     platform: &Platform,
@@ -137,21 +139,22 @@ pub(super) fn run(
     Answer { diagnostics: told(problems), result }
 }
 
-/// What is told of the problems: of more than anybody reads the errors first, as they are why there is no result.
+/// Formats the problems, up to the maximum number: errors first, since they prevent a result.
 fn told(mut problems: Vec<Problem>) -> Vec<Value> {
     problems.sort_by_key(|problem| problem.severity != Severity::Error);
     problems.iter().take(output::MAX_PROBLEMS).map(Problem::to_json).collect()
 }
 
+/// Checks that the run is still wanted.
+///
 /// # Errors
-/// Nobody waits for the run any more.
+/// The run was given up.
 fn go_on(given_up: &CancellationToken) -> anyhow::Result<()> {
     anyhow::ensure!(!given_up.is_cancelled(), "the run was given up: nobody waits for it any more");
     Ok(())
 }
 
-/// Reads all texts, and says what is wrong with each of them, whatever is with the others. Nothing but warnings, if all can
-/// be read.
+/// Parses all texts, and reports the problems of each independently. If all are valid, there are only warnings.
 fn parse(
     texts: &Texts,
     object: &Arc<Source>,
@@ -188,9 +191,9 @@ fn parse(
     (is_right.then_some(Parsed { profiles, documents, namespace }), problems)
 }
 
-/// That there are more profiles in a text than are tried here, at the first of those.
+/// Returns a problem at the first profile beyond the limit.
 fn too_many(source: &Arc<Source>) -> Option<Problem> {
-    // Whatever is wrong with the text, its loader says.
+    // The loader reports syntax errors.
     let documents = yaml::documents(&source.text).ok()?;
     let objects = documents.iter().flat_map(|document| match document.get("items") {
         Some(items) if document.text("kind") == Some("List") => items.items().iter().collect(),
@@ -202,12 +205,12 @@ fn too_many(source: &Arc<Source>) -> Option<Problem> {
     Some(Problem::at(source, first.span.clone(), message).with_help("pillion inject takes any number".to_owned()))
 }
 
-/// Whether a document is a profile, right or wrong.
+/// Whether a document is a profile, valid or not.
 pub(super) fn is_profile(document: &yaml::Node) -> bool {
     document.text("apiVersion").is_some_and(|version| version.split('/').next() == Some(GROUP))
 }
 
-/// The namespace that is described, or one that nobody described.
+/// Returns the namespace of a text. If the text is empty, an opted-in one.
 fn namespace(text: &str) -> Result<ObjectMeta, Problem> {
     if text.trim().is_empty() {
         return Ok(ObjectMeta { name: Some("default".to_owned()), ..explain::opted_in() });
@@ -221,7 +224,7 @@ fn namespace(text: &str) -> Result<ObjectMeta, Problem> {
     }
 }
 
-/// The objects, of which one at least has a pod.
+/// Parses the objects, and requires at least one pod.
 fn documents(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     let documents = crate::inject::manifests(source)?;
     let pods: usize = documents.iter().map(|document| objects::pods(document).len()).sum();
@@ -234,9 +237,9 @@ fn documents(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     }
 }
 
-/// Objects of other namespaces than the one that is described.
+/// Returns problems for objects in other namespaces than the given one.
 fn elsewhere(source: &Arc<Source>, documents: &[Value], described: &str) -> Vec<Problem> {
-    // Where things stand is not known of values, and is asked for rarely.
+    // Values have no positions, so the source is parsed again in this rare case.
     let nodes = || yaml::documents(&source.text).unwrap_or_default();
     let mut told = BTreeSet::new();
     let mut problems = Vec::new();
@@ -287,7 +290,7 @@ fn inject(parsed: &Parsed, platform: &Platform, given_up: &CancellationToken) ->
     Ok(Injected { diff, objects: after, patches, pods })
 }
 
-/// Injects into one pod of a document. The patch of the document, and what is to be told of it.
+/// Injects into one pod of a document. Returns the document's patch, and the pod's result.
 fn one(
     document: &mut Value,
     place: &Place,
@@ -314,7 +317,7 @@ fn one(
     Ok((patch, Pod { name: String::new(), decision, refused, warnings, changes, explanation: None }))
 }
 
-/// The explanations of all pods and workloads, one namespace after the other.
+/// Explains all pods and workloads, by namespace.
 fn explanations(
     parsed: &Parsed,
     platform: &Platform,

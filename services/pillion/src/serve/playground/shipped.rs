@@ -1,11 +1,11 @@
-//! The profiles that are shipped, as part of this program: who has only the program starts from them too.
+//! The shipped profiles, embedded in this program, so that they are available without a checkout.
 
-/// A profile with its cases, as text.
+/// A profile with its test cases, as text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shipped {
     pub(super) name: &'static str,
     pub(super) profile: &'static str,
-    /// The file of the cases, below `tests`.
+    /// The file of the test cases, below `tests`.
     pub(super) file: &'static str,
     pub(super) cases: &'static str,
 }
@@ -21,7 +21,7 @@ macro_rules! shipped {
     };
 }
 
-/// All that are for pods, each with one file of its cases.
+/// All shipped profiles for pods, each with one file of its test cases.
 pub(super) const ALL: &[Shipped] = shipped! {
     "agones-sdk": "cases.yaml",
     "annotate": "cases.yaml",

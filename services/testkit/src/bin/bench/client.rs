@@ -1,4 +1,4 @@
-//! One request whose answer is looked at: before anything is measured, it has to be what is meant to be measured.
+//! Sends one request and checks its response, before anything is measured.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use tokio_rustls::TlsConnector;
 
 use crate::server::{PATH, Server};
 
-/// How long one exchange may take.
+/// The timeout of one exchange.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Sends a review and checks that its pod gets exactly these containers beside its own.
 ///
 /// # Errors
-/// No answer in time, or one that does not do it.
+/// There was no response in time, or its result differs.
 pub(crate) async fn expect_containers(server: &Server, review: &Value, expected: &[&str]) -> anyhow::Result<()> {
     let answer = post(server, review.to_string()).await?;
     let before = review.pointer("/request/object").context("the review has no object")?;
@@ -76,7 +76,8 @@ async fn post(server: &Server, body: String) -> anyhow::Result<Value> {
             }
             Ok(serde_json::from_slice(&body)?)
         };
-        // The connection must be driven while the answer is awaited; it goes on longer than the answer, or fails with it.
+        // The connection must be driven while the response is awaited. It lives longer than the response, or fails with
+        // it.
         tokio::select! {
             answer = answer => answer,
             Err(error) = connection => Err(error.into()),

@@ -1,4 +1,4 @@
-//! Instructions and allocations of the engine, which are the same on a busy machine and on a quiet one.
+//! Counts instructions and allocations of the engine, which do not depend on the machine's load.
 
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
@@ -11,33 +11,33 @@ use crate::Folder;
 use crate::machine::Machine;
 use crate::profiles::{self, ProfileText};
 
-/// How long a run under the profiler may take: some fifty times what it does.
+/// The timeout of a run under the profiler: some fifty times its usual time.
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// The two numbers of repetitions whose difference is told.
+/// The two numbers of repetitions whose difference is reported.
 const FEW: u32 = 100;
 const MANY: u32 = 500;
 
-/// What one repetition takes.
+/// The costs of one repetition.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
-    /// Instructions of the unit.
+    /// Instructions of the scan, which serves as the unit.
     pub(crate) scan: f64,
     pub(crate) one: Cost,
     pub(crate) three: Cost,
 }
 
-/// What one answer takes.
+/// The costs of one decision.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     pub(crate) instructions: f64,
     pub(crate) allocations: u64,
 }
 
-/// Counts.
+/// Measures all counts.
 ///
 /// # Errors
-/// A program fails, or tells no number.
+/// A program fails, or prints no number.
 pub(crate) async fn measure(machine: &Machine, folder: &Folder) -> anyhow::Result<Counts> {
     let review = folder.write("review.json", crate::REVIEW)?;
     let example = Example { machine, folder, review };
@@ -92,7 +92,7 @@ async fn output(mut command: Command) -> anyhow::Result<Output> {
     Ok(output)
 }
 
-/// The count in callgrind's summary: `==42== Collected : 1234567`.
+/// Parses the count in callgrind's summary: `==42== Collected : 1234567`.
 fn collected(told: &str) -> Option<f64> {
     let (_, count) = told.lines().find(|line| line.contains("Collected"))?.rsplit_once(':')?;
     count.trim().parse().ok()

@@ -9,44 +9,43 @@ use tokio::process::Command;
 
 use crate::machine::Machine;
 
-/// How long a load may take: more than a hundred times what it does.
+/// The timeout of a load: more than a hundred times its usual time.
 const LIMIT: Duration = Duration::from_mins(5);
 
-/// What is sent.
+/// The load to generate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'l> {
     pub(crate) url: &'l str,
-    /// The file that is posted.
+    /// The file to post.
     pub(crate) body: &'l Path,
     pub(crate) requests: u32,
     pub(crate) connections: u16,
-    /// Requests a second over all connections; `None`: as many as are answered.
+    /// Requests per second over all connections. `None`: as many as are answered.
     pub(crate) rate: Option<f64>,
-    /// A file that is not there yet.
+    /// The log file, which must not exist yet.
     pub(crate) log: &'l Path,
 }
 
-/// What the clients saw.
+/// The clients' measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) requests_per_second: f64,
-    /// Microseconds from the first byte of a request to the last of its answer. A request that waited for its connection
-    /// has not begun.
+    /// Microseconds from the first byte of a request to the last of its response, without waiting for a connection.
     pub(crate) p50_us: u32,
     pub(crate) p99_us: u32,
 }
 
 impl Load<'_> {
-    /// Sends it, and waits until all is answered.
+    /// Generates the load, and waits until all requests are answered.
     ///
     /// # Errors
-    /// A request was not answered by 200, or all of it took too long.
+    /// A response was not 200, or the load timed out.
     pub(crate) async fn run(self, machine: &Machine) -> anyhow::Result<Seen> {
         let mut command = machine.load_command("h2load");
         command.args(["--h1", "--threads=1", "--header=content-type: application/json"]);
         command.arg(format!("--requests={}", self.requests)).arg(format!("--clients={}", self.connections));
         if let Some(rate) = self.rate {
-            // Each client has its part.
+            // The rate is per client.
             command.arg(format!("--rps={:.2}", rate / f64::from(self.connections)));
         }
         command.arg("--data").arg(self.body).arg("--log-file").arg(self.log).arg(self.url);
@@ -63,7 +62,7 @@ impl Load<'_> {
     }
 }
 
-/// Reads h2load's log: start in microseconds, status, duration in microseconds, tab between tab.
+/// Parses h2load's log: start in microseconds, status, and duration in microseconds, separated by tabs.
 fn seen(log: &str, requests: u32) -> anyhow::Result<Seen> {
     let mut durations = Vec::new();
     let (mut first, mut last) = (u64::MAX, 0);

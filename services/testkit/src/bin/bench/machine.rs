@@ -1,4 +1,4 @@
-//! What is measured with: the tools, the programs and the processor cores of this machine.
+//! The environment of the measurement: tools, programs and processor cores.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -6,41 +6,41 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// The tools that are not ours: name, and the Debian package that has it.
+/// Third-party tools: name, and Debian package.
 const TOOLS: [(&str, &str); 3] = [("h2load", "nghttp2-client"), ("valgrind", "valgrind"), ("taskset", "util-linux")];
 
-/// How the programs are built.
+/// The command that builds the programs.
 const BUILD: &str = "cargo build --release -p pillion -p pillion-testkit && \
                      cargo build --release -p pillion-engine --example instructions";
 
-/// Which core runs what.
+/// The assignment of cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pinning {
-    /// The server alone on one core, its load on another.
+    /// The server and the load each have a core of their own.
     Apart { server: u32, load: u32 },
-    /// There is one core for everything.
+    /// There is only one core.
     None,
 }
 
-/// Everything that is needed, found.
+/// All programs, and the machine's description.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) pinning: Pinning,
-    /// The real binary.
+    /// The production binary.
     pub(crate) pillion: PathBuf,
-    /// The least that a server of its kind can cost.
+    /// The baseline server.
     pub(crate) floor: PathBuf,
-    /// The engine's example that runs under the instruction profiler.
+    /// The engine's example for the instruction profiler.
     pub(crate) instructions: PathBuf,
     cores: usize,
     processor: String,
 }
 
 impl Machine {
-    /// Looks for all of it.
+    /// Finds all programs.
     ///
     /// # Errors
-    /// Something is missing; with what to do about it.
+    /// Something is missing; the error has the remedy.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let missing: Vec<_> = TOOLS.into_iter().filter(|(tool, _)| !is_on(&path, tool)).collect();
@@ -69,7 +69,7 @@ impl Machine {
         })
     }
 
-    /// A line about it, for people.
+    /// Describes the machine on one line.
     pub(crate) fn describe(&self) -> String {
         let pinning = match self.pinning {
             Pinning::Apart { server, load } => format!("server on core {server}, load on core {load}"),
@@ -78,7 +78,7 @@ impl Machine {
         format!("machine: {} x {}; {pinning}", self.cores, self.processor)
     }
 
-    /// A program on the server's core.
+    /// Returns a command that runs on the server's core.
     pub(crate) fn server_command(&self, program: &Path) -> Command {
         match self.pinning {
             Pinning::Apart { server, .. } => pinned(server, program.as_os_str()),
@@ -86,7 +86,7 @@ impl Machine {
         }
     }
 
-    /// A program on the core of the load.
+    /// Returns a command that runs on the load's core.
     pub(crate) fn load_command(&self, program: &str) -> Command {
         match self.pinning {
             Pinning::Apart { load, .. } => pinned(load, program.as_ref()),
@@ -95,7 +95,7 @@ impl Machine {
     }
 }
 
-/// `taskset` becomes the program, so the process that is started is the program's.
+/// Pins a command to a core. `taskset` executes the program in its own process, so the child's id is the program's.
 fn pinned(core: u32, program: &OsStr) -> Command {
     let mut command = Command::new("taskset");
     command.arg("--cpu-list").arg(core.to_string()).arg(program);
@@ -106,7 +106,7 @@ fn is_on(path: &OsStr, tool: &str) -> bool {
     std::env::split_paths(path).any(|folder| folder.join(tool).is_file())
 }
 
-/// The cores that this process may use, from `/proc/self/status`.
+/// Parses the cores that this process may use, from `/proc/self/status`.
 fn allowed_cores(status: &str) -> Vec<u32> {
     let ranges = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
     let range = |part: &str| {

@@ -30,10 +30,10 @@ use crate::machine::Machine;
 use crate::report::Report;
 use crate::rounds::Effort;
 
-/// The captured review that everything is measured on.
+/// The captured review that all measurements use.
 const REVIEW: &str = include_str!("../../../../engine/tests/reviews/create-deployment-pod.json");
 
-/// The exit code for a machine on which nothing can be measured.
+/// The exit code if this machine cannot measure.
 const CANNOT_MEASURE: u8 = 2;
 
 /// Measures what a request costs the webhook, beside the least that a server of its kind can cost.
@@ -63,7 +63,7 @@ impl Arguments {
     }
 }
 
-/// The folder of this run, which goes away at its end, and the files in it.
+/// The temporary folder of this run.
 #[derive(Debug)]
 struct Folder(tempfile::TempDir);
 
@@ -77,7 +77,7 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// Writes a file, in folders that are made if need be.
+    /// Writes a file, and creates its folders if necessary.
     fn write(&self, name: &str, text: impl AsRef<[u8]>) -> anyhow::Result<PathBuf> {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap_or_else(|| Path::new(".")))
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = runtime.context("cannot build a Tokio runtime").and_then(|runtime| {
         runtime.block_on(async {
-            // Whichever way this ends, what was started is dropped, and so killed.
+            // On both paths the child processes are dropped, and thereby killed.
             tokio::select! {
                 measured = measure(&machine, &arguments) => measured,
                 asked = asked_to_end() => asked,

@@ -1,4 +1,4 @@
-//! Memory of a replica: with next to nothing to do, and with a cluster full of tenants.
+//! Measures the memory of an idle replica, and of one with a cluster full of tenants.
 
 use std::path::Path;
 
@@ -12,28 +12,28 @@ use crate::machine::Machine;
 use crate::profiles::{self, Full, NAMESPACE};
 use crate::server::{Dev, Server};
 
-/// The cluster that is full.
+/// The full cluster.
 pub(crate) const FULL: Full = Full { namespaces: 10_000, profiles: 2_000 };
 
-/// Requests before memory is looked at; in the full cluster each in another namespace.
+/// Requests before memory is measured; in the full cluster each in another namespace.
 const REQUESTS: u32 = 100;
 
-/// Worker threads: as many as a replica has whose limit is two cores. Each has an arena of its own.
+/// Worker threads: as many as in a replica with a limit of two cores. Each has its own malloc arena.
 const THREADS: u32 = 2;
 
 /// Anonymous memory in MiB.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
-    /// The floor's, after the same requests as an idle replica.
+    /// The baseline server, after the same requests as an idle replica.
     pub(crate) floor: f64,
     pub(crate) idle: f64,
     pub(crate) full: f64,
 }
 
-/// Starts the floor and both replicas, one after the other.
+/// Measures the baseline and both replicas, one after the other.
 ///
 /// # Errors
-/// One cannot be started, or does not answer what it should.
+/// A server does not start, or its response is wrong.
 pub(crate) async fn measure(machine: &Machine, folder: &Folder) -> anyhow::Result<Memory> {
     let body = folder.write("review.json", crate::REVIEW)?;
     Ok(Memory {
@@ -71,7 +71,7 @@ async fn full(machine: &Machine, folder: &Folder) -> anyhow::Result<f64> {
     let dev = Dev { name: "full", profiles: profiles::ONE, arguments: &arguments, threads: THREADS };
     let server = Server::dev(machine, folder, dev).await?;
     for request in 0..REQUESTS {
-        // Evenly over those with a profile of their own.
+        // Spreads the requests evenly over the tenants with a profile.
         let number = request * ((FULL.profiles - 1) / REQUESTS);
         let review = review_of(&Full::namespace(number))?;
         let cluster = profiles::ONE.iter().map(|(name, _)| *name);
@@ -81,7 +81,7 @@ async fn full(machine: &Machine, folder: &Folder) -> anyhow::Result<f64> {
     server.anonymous_memory()
 }
 
-/// The captured review, of another namespace.
+/// Returns the captured review, moved to another namespace.
 fn review_of(namespace: &str) -> anyhow::Result<Value> {
     let mut review: Value = serde_json::from_str(crate::REVIEW)?;
     for pointer in ["/request/namespace", "/request/object/metadata/namespace"] {

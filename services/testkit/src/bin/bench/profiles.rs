@@ -1,11 +1,11 @@
-//! What is injected. Each work is a list of cluster profiles, as `kubectl` would apply them.
+//! The profiles of the measurements. Each workload is a list of cluster profiles, as `kubectl` would apply them.
 
 use serde_json::{Value, json};
 
-/// The name and the text of a profile.
+/// The name and the source of a profile.
 pub(crate) type ProfileText = (&'static str, &'static str);
 
-/// The engine's own benchmark measures the same ones.
+/// The engine's own benchmark measures the same profiles.
 macro_rules! profile {
     ($name:literal) => {
         ($name, include_str!(concat!("../../../../engine/benches/profiles/", $name, ".json")))
@@ -21,21 +21,21 @@ pub(crate) const THREE: &[ProfileText] =
 /// The namespace of [`crate::REVIEW`].
 pub(crate) const NAMESPACE: &str = "team-a";
 
-/// A cluster full of them.
+/// A cluster full of tenants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Full {
     pub(crate) namespaces: u32,
-    /// One is the cluster's; all others belong to a tenant each.
+    /// One is a cluster profile; each of the others belongs to a tenant.
     pub(crate) profiles: u32,
 }
 
 impl Full {
-    /// The namespace with a number.
+    /// Returns the name of this namespace.
     pub(crate) fn namespace(number: u32) -> String {
         format!("tenant-{number:05}")
     }
 
-    /// Namespaces with the labels and annotations that such have, by name.
+    /// Returns the namespaces with typical labels and annotations, by name.
     pub(crate) fn namespaces_file(self) -> String {
         let entries = (0..self.namespaces).map(|number| {
             let name = Self::namespace(number);
@@ -53,13 +53,14 @@ impl Full {
         Value::Object(entries.collect()).to_string()
     }
 
-    /// The tenants' profiles, beside [`ONE`].
+    /// Returns the tenants' profiles, beside [`ONE`].
     pub(crate) fn tenants_profiles(self) -> impl Iterator<Item = String> {
         (1..self.profiles).map(|number| tenants_profile(number - 1).to_string())
     }
 }
 
-/// 1.5 KB and three expressions, as a tenant writes it: a sidecar with its environment, a volume, an annotation.
+/// Returns a typical tenant's profile of 1.5 KB with three expressions: a sidecar with its environment, a volume, an
+/// annotation.
 fn tenants_profile(number: u32) -> Value {
     let settings =
         (0..7).map(|index| json!({"name": format!("PROXY_SETTING_{index}"), "value": format!("{number}-{index}")}));

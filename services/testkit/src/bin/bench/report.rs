@@ -9,7 +9,7 @@ use crate::instructions::Counts;
 use crate::memory::{FULL, Memory};
 use crate::rounds::{Sample, Work, Works, median};
 
-/// The line for programs. The names are a contract; docs/benchmarks.md says what they mean.
+/// The figures as JSON. Their names are a contract, documented in docs/benchmarks.md.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) floor_us: f64,
@@ -32,18 +32,18 @@ pub(crate) struct Report {
     pub(crate) ratio_rss_full: f64,
 }
 
-/// A figure and its limit. A release must stay within it. Latency has no limit, because it depends on the machine as much as on the
-/// program.
+/// A figure and its limit, which a release must not exceed. Latency has no limit, because it depends on the machine as
+/// much as on the program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Gate {
-    /// The figure's key in the line of JSON.
+    /// The figure's key in the JSON.
     pub(crate) name: &'static str,
     pub(crate) limit: f64,
     pub(crate) value: f64,
 }
 
 impl Report {
-    /// All of them, with what they are now.
+    /// Returns all gates with the current values.
     pub(crate) fn gates(&self) -> [Gate; 4] {
         [
             Gate { name: "ratio_one", limit: 3.0, value: self.ratio_one },
@@ -53,7 +53,7 @@ impl Report {
         ]
     }
 
-    /// Those that are broken, as a sentence; `None` if all hold.
+    /// Describes the broken gates; `None` if all hold.
     pub(crate) fn broken(&self) -> Option<String> {
         let told = |gate: &Gate| format!("{} is {} and may be {} at most", gate.name, gate.value, gate.limit);
         let broken: Vec<_> = self.gates().iter().filter(|gate| gate.value > gate.limit).map(told).collect();
@@ -61,7 +61,7 @@ impl Report {
     }
 }
 
-/// What the clients saw: at full load, and at a quarter of it.
+/// The clients' measurements: at full load, and at a quarter of it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Clients {
     floor_rps: f64,
@@ -110,7 +110,8 @@ impl Clients {
 }
 
 impl Report {
-    /// Medians over the rounds. A ratio is taken within each round, whose servers met the same machine.
+    /// Computes medians over the rounds. Ratios are computed within each round, whose servers ran under the same
+    /// conditions.
     ///
     /// # Errors
     /// There was no round.
@@ -139,18 +140,18 @@ impl Report {
         })
     }
 
-    /// One line of JSON.
+    /// Returns one line of JSON.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The figures cannot be serialised.
     pub(crate) fn line(&self) -> anyhow::Result<String> {
         serde_json::to_string(self).context("the figures cannot be written")
     }
 
-    /// The same and more, for people.
+    /// Returns a table with all figures.
     pub(crate) fn table(&self, works: &Works, counts: &Counts, memory: &Memory) -> String {
         let mut text = String::new();
-        // Writing to a String does not fail.
+        // Writing to a string never fails.
         let _ = self.write(&mut text, works, counts, memory);
         text
     }
@@ -213,14 +214,14 @@ fn ratios(samples: &[Sample], floor: &[Sample]) -> impl Iterator<Item = f64> {
     samples.iter().zip(floor).map(|(sample, floor)| sample.us / floor.us)
 }
 
-/// From the least to the most.
+/// Formats the minimum and the maximum.
 fn spread(values: impl Iterator<Item = f64>) -> String {
     let (least, most) =
         values.fold((f64::INFINITY, 0.0_f64), |(least, most), value| (least.min(value), most.max(value)));
     format!("{least:.2}-{most:.2}")
 }
 
-/// To two places: more would not be true.
+/// Rounds to two decimals, the actual precision.
 fn rounded(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }

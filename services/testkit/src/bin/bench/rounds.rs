@@ -1,5 +1,5 @@
-//! Processor time of a request: every server is measured once in each round, so that whatever else the machine does meets
-//! all of them alike.
+//! Measures the processor time of a request. Every server is measured once in each round, so that other load on the
+//! machine affects all of them alike.
 
 use std::path::Path;
 
@@ -12,17 +12,17 @@ use crate::machine::Machine;
 use crate::profiles::{self, NAMESPACE, ProfileText};
 use crate::server::{Dev, Server};
 
-/// Worker threads of each server: as many as its one core can run.
+/// Worker threads of each server, which has one core.
 const THREADS: u32 = 1;
 
-/// The part of its capacity at which a server's latency is looked at: it has time for each request.
+/// The part of its capacity at which a server's latency is measured without queueing.
 const QUARTER: f64 = 0.25;
 
-/// The part of the slowest server's capacity at which all servers are compared at one rate: each sleeps between requests, and
-/// wakes its clients as often as the others do.
+/// The part of the slowest server's capacity at which all servers are compared at the same rate. Each then sleeps
+/// between requests, and wakes its clients equally often.
 const HALF: f64 = 0.5;
 
-/// How much is measured.
+/// The amount of measurements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     pub(crate) rounds: u16,
@@ -30,26 +30,26 @@ pub(crate) struct Effort {
     pub(crate) connections: u16,
 }
 
-/// One server in one round.
+/// The measurement of one server in one round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
-    /// Microseconds of processor time for a request.
+    /// Microseconds of processor time per request.
     pub(crate) us: f64,
     pub(crate) seen: Seen,
 }
 
-/// What was measured of one server, round by round.
+/// The measurements of one server, by round.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
-    /// As fast as it answers.
+    /// At full load.
     pub(crate) full: Vec<Sample>,
-    /// At [`QUARTER`] of what it answered then.
+    /// At [`QUARTER`] of its own full load.
     pub(crate) quarter: Vec<Sample>,
-    /// At [`HALF`] of what the slowest of the servers answered then: the same rate for all of them.
+    /// At [`HALF`] of the slowest server's full load, the same rate for all.
     pub(crate) even: Vec<Sample>,
 }
 
-/// The servers.
+/// The measurements of all servers.
 #[derive(Debug, Default)]
 pub(crate) struct Works {
     pub(crate) floor: Work,
@@ -58,14 +58,14 @@ pub(crate) struct Works {
 }
 
 impl Work {
-    /// Requests a second that it answered, in the middle of its rounds.
+    /// Returns the median of requests per second at full load.
     pub(crate) fn capacity(&self) -> Option<f64> {
         median(self.full.iter().map(|sample| sample.seen.requests_per_second))
     }
 }
 
 impl Effort {
-    /// A line about it, for people.
+    /// Describes the effort on one line.
     pub(crate) fn describe(self) -> String {
         let Self { rounds, requests, connections } = self;
         let bytes = crate::REVIEW.len();
@@ -76,10 +76,10 @@ impl Effort {
     }
 }
 
-/// Starts the servers, looks at an answer of each, and measures.
+/// Starts the servers, checks a response of each, and measures.
 ///
 /// # Errors
-/// A server cannot be started, does not answer what it should, or fails under the load.
+/// A server does not start, responds wrongly, or fails under load.
 pub(crate) async fn measure(machine: &Machine, folder: &Folder, effort: Effort) -> anyhow::Result<Works> {
     let body = folder.write("review.json", crate::REVIEW)?;
     let floor = Server::floor(machine, folder, THREADS).await?;
@@ -140,7 +140,7 @@ async fn sample(
     Ok(Sample { us: used.as_secs_f64() * 1e6 / f64::from(requests), seen })
 }
 
-/// The middle of the values, or the mean of the two in the middle.
+/// Returns the median: the middle value, or the mean of the two in the middle.
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<_> = values.collect();
     sorted.sort_unstable_by(f64::total_cmp);

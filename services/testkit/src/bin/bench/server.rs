@@ -1,4 +1,4 @@
-//! The servers that are measured, each a process of its own that ends with its owner.
+//! The measured servers, each in its own process, which ends with its owner.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -14,36 +14,36 @@ use crate::Folder;
 use crate::machine::Machine;
 use crate::profiles::ProfileText;
 
-/// How long a server may take until it listens. With a cluster full of profiles it compiles them first.
+/// How long a server may take to start. With a full cluster it compiles the profiles first.
 const START_LIMIT: Duration = Duration::from_mins(1);
 
-/// The path that is called, as the API server does for namespaces that are opted in.
+/// The path that the API server calls for namespaces that are opted in.
 pub(crate) const PATH: &str = "/mutate/enabled";
 
-/// A server that listens.
+/// A running server.
 #[derive(Debug)]
 pub(crate) struct Server {
     daemon: Daemon,
     pub(crate) address: SocketAddr,
-    /// The certificate to trust it by.
+    /// The file of its CA.
     pub(crate) authority: PathBuf,
 }
 
-/// What `pillion dev` serves.
+/// The configuration of a `pillion dev` server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dev<'d> {
-    /// Also the name of its folder.
+    /// The server's name, also of its folder.
     pub(crate) name: &'d str,
-    /// The cluster's.
+    /// The cluster profiles.
     pub(crate) profiles: &'d [ProfileText],
-    /// More of `dev`'s arguments.
+    /// Further arguments.
     pub(crate) arguments: &'d [String],
     /// Worker threads of its runtime.
     pub(crate) threads: u32,
 }
 
 impl Server {
-    /// The floor, with so many worker threads.
+    /// Starts the baseline server with this many worker threads.
     ///
     /// # Errors
     /// It cannot be started, or does not listen in time.
@@ -58,7 +58,8 @@ impl Server {
         Self::start("floor", command, address, bundle, &folder.path("floor/log")).await
     }
 
-    /// The webhook, by the command that needs no cluster: the same servers, and the log of a replica in production.
+    /// Starts the webhook by `pillion dev`, which needs no cluster, with the same servers and log level as in
+    /// production.
     ///
     /// # Errors
     /// It cannot be started, or does not listen in time.
@@ -74,7 +75,7 @@ impl Server {
         command.arg("--profiles").arg(folder.path(&format!("{name}/profiles")));
         command.arg("--folder").arg(folder.path(&format!("{name}/served")));
         command.env("TOKIO_WORKER_THREADS", threads.to_string());
-        // What the caller's environment says of the program would be measured too.
+        // These variables of the caller would affect the measurement.
         for variable in ["OTEL_EXPORTER_OTLP_ENDPOINT", "PILLION_LOG_LEVEL", "PILLION_LOG_FORMAT"] {
             command.env_remove(variable);
         }
@@ -94,24 +95,24 @@ impl Server {
         Ok(Self { daemon, address, authority })
     }
 
-    /// Where reviews are sent to.
+    /// Returns the URL for reviews.
     pub(crate) fn url(&self) -> String {
         format!("https://{}{PATH}", self.address)
     }
 
-    /// Processor time that it has used so far, in user and kernel mode.
+    /// Returns the processor time used so far, in user and kernel mode.
     ///
     /// # Errors
-    /// It has ended, or `/proc` does not tell.
+    /// The process has ended, or `/proc` lacks the value.
     pub(crate) fn processor_time(&self) -> anyhow::Result<Duration> {
         let process = PathBuf::from(format!("/proc/{}", self.daemon.pid()));
         processor_time(&process).with_context(|| format!("the processor time in {}", process.display()))
     }
 
-    /// Memory of its own, without what is mapped from files, in MiB.
+    /// Returns the anonymous memory (without mapped files) in MiB.
     ///
     /// # Errors
-    /// It has ended, or `/proc` does not tell.
+    /// The process has ended, or `/proc` lacks the value.
     pub(crate) fn anonymous_memory(&self) -> anyhow::Result<f64> {
         let file = format!("/proc/{}/status", self.daemon.pid());
         let status = std::fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
@@ -119,14 +120,14 @@ impl Server {
     }
 }
 
-/// An address on the loopback at which nobody listens at the moment.
+/// Returns an unused address on the loopback.
 fn free_address() -> anyhow::Result<SocketAddr> {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port is free")?;
     listener.local_addr().context("the address of a free port")
 }
 
-/// The sum over the process's threads, in nanoseconds; `utime` and `stime` of `stat` are the same time in hundredths of a
-/// second, and stand in for a kernel that does not keep the other. No thread of these servers ends under load.
+/// Returns the sum over the process's threads, in nanoseconds. If the kernel has no `schedstat`, it uses `utime` and
+/// `stime` of `stat`, in hundredths of a second. No thread of these servers ends under load.
 fn processor_time(process: &Path) -> anyhow::Result<Duration> {
     let mut nanoseconds = 0_u64;
     for thread in std::fs::read_dir(process.join("task"))? {
@@ -139,7 +140,7 @@ fn processor_time(process: &Path) -> anyhow::Result<Duration> {
     Ok(Duration::from_nanos(nanoseconds))
 }
 
-/// `utime` and `stime`, the fields 14 and 15; the name in field 2 may have spaces and parentheses.
+/// Parses `utime` and `stime`, fields 14 and 15. The name in field 2 may contain spaces and parentheses.
 fn hundredths(stat: &str) -> Option<Duration> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut times = fields.split_whitespace().skip(11);

@@ -1,4 +1,4 @@
-//! Turns: how many, to whom, and that all come back.
+//! Permits: their number, their order, and that all are returned.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn far() -> Deadline {
     Deadline(Instant::now() + Duration::from_mins(1))
 }
 
-/// No request waits, none holds a permit, and the task has ended.
+/// Asserts that the queue is empty, all permits are returned, and the task has ended.
 #[track_caller]
 fn assert_at_rest(queue: &DecisionQueue) {
     let state = queue.state();
@@ -55,7 +55,7 @@ async fn a_few_are_decided_as_they_come_and_the_next_when_all_that_is_ready_has_
     for _ in 0..10 {
         let note = noting("ready");
         tasks.spawn(async move {
-            // Four tasks, each ready when the one before has run.
+            // Four tasks, each ready once the one before has run.
             note();
             for _ in 0..3 {
                 let note = note.clone();
@@ -131,7 +131,7 @@ async fn a_full_queue_lets_another_class_in_and_tells_who_has_to_go() {
     assert_eq!(ended.iter().filter(|ended| **ended == Err(Shed::QueueFull)).count(), 1);
 }
 
-/// Gone while waiting, when its permit has just been given, while deciding, by a panic: everything comes back.
+/// Tasks leave the queue while waiting, when they get a permit, while deciding, and by a panic.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_goes_away_gives_back_what_it_had() {
     let queue = queue(2, 4, 64);
@@ -167,7 +167,7 @@ async fn whoever_goes_away_gives_back_what_it_had() {
         }
         sleep(Duration::from_millis(1)).await;
     }
-    // Decided as they came: nobody had to look since.
+    // All were decided on arrival, so the counter was not reset.
     queue.unqueued.store(0, Ordering::Relaxed);
     assert_at_rest(&queue);
 }

@@ -1,4 +1,4 @@
-//! The queue against what it promises, for any order of arrivals.
+//! Checks the queue's guarantees for any order of arrivals.
 
 use proptest::prelude::*;
 
@@ -62,7 +62,7 @@ fn the_bounds_hold_and_a_full_queue_takes_from_the_longest_class() {
     assert_eq!(FairQueue::new(bounds(4, 0)).push(1, 1, ()).unwrap_err(), Shed::TenantQueueFull);
 }
 
-/// Always one of it waits, and always a dear one: what the last one cost is not forgotten.
+/// The class has exactly one costly item waiting at any time: its debt is not forgotten.
 #[test]
 fn to_come_one_by_one_makes_nothing_cheaper() {
     let mut queue = FairQueue::new(bounds(1000, 500));
@@ -80,7 +80,7 @@ fn to_come_one_by_one_makes_nothing_cheaper() {
     assert!((15..=25).contains(&dear), "{dear}");
 }
 
-/// Thousands of classes that each come once with a dear one leave no more behind than the queue can hold.
+/// Thousands of classes that send one costly item each leave no more state than the queue's size.
 #[test]
 fn debts_do_not_pile_up() {
     let mut queue = FairQueue::new(bounds(16, 16));
@@ -116,21 +116,21 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..300)
 }
 
-/// One that waits in the model: what it cost its class to wait, and what others were given meanwhile.
+/// A waiting item in the model: the cost within its class, and the work done for other classes meanwhile.
 #[derive(Clone, Debug)]
 struct Modelled {
     ticket: Ticket,
     class: u64,
     cost: u64,
-    /// The cost of those of its class that stand before it, and the debt that its class may have.
+    /// The cost of earlier items of its class, and the debt that its class may have.
     own: u64,
-    /// What others have been given since it came, by class.
+    /// The cost served to other classes since it arrived, by class.
     others: HashMap<u64, u64>,
 }
 
 proptest! {
-    /// Whoever waits is served after a bounded amount of others' work, whatever comes in what order: of each other class a
-    /// quantum and one dear request for each visit that its own class needs to come to it.
+    /// An item waits for a bounded amount of other classes' work, whatever the order of arrivals: for each visit that
+    /// its own class needs, a quantum and one costly item of each other class.
     #[test]
     fn nobody_waits_for_more_than_a_fair_part_of_others_work(steps in steps()) {
         const DEAR: u64 = 40;
@@ -179,7 +179,7 @@ proptest! {
         prop_assert!(model.is_empty());
     }
 
-    /// The first of its class waits for one visit of each other at most.
+    /// The first item of a class waits for at most one visit of each other class.
     #[test]
     fn the_first_of_its_class_waits_for_one_visit_of_each_other(costs in prop::collection::vec((1..6_u64, 0..40_u64), 0..200), served in 0..100_usize) {
         let mut queue = FairQueue::new(bounds(1000, 1000));

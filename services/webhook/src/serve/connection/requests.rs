@@ -1,8 +1,8 @@
-//! The requests on a connection at this moment: how many there are, and how many are still arriving.
+//! Counts the requests on a connection, and those that are still arriving.
 //!
-//! A connection may have to close in favour of another client's. It must not take a request with it that is being
-//! answered, since the API server does not send a POST twice. A request whose body has not arrived may be lost, since
-//! its body may never come.
+//! A connection may have to close in favour of another client's. It must not lose a request that is being answered,
+//! since the API server does not send a POST twice. A request with an incomplete body may be lost, since the rest may
+//! never arrive.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,76 +12,76 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-/// The requests of a connection.
+/// The requests of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    /// Those whose answer hyper does not have yet.
+    /// Requests whose response hyper does not have yet.
     unanswered: AtomicU32,
-    /// Those whose body is still coming, and read.
+    /// Requests whose body is still being read.
     coming: AtomicU32,
-    /// Answers that hyper has and the client does not.
+    /// Responses that hyper has and the client has not read.
     untaken: AtomicU32,
-    /// The connection has to end as soon as none of them is being answered.
+    /// Whether the connection has to end once no request is being answered.
     are_last: AtomicBool,
 }
 
 impl Requests {
-    /// Whether there is none.
+    /// Whether there are no unanswered requests.
     pub(crate) fn are_none(&self) -> bool {
         self.unanswered.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether one is there as a whole, and its client does not have the answer.
+    /// Whether a request has arrived completely, and its client does not have the response.
     pub(crate) fn is_one_being_answered(&self) -> bool {
         self.untaken.load(Ordering::Relaxed) > 0
             || self.unanswered.load(Ordering::Relaxed) > self.coming.load(Ordering::Relaxed)
     }
 
-    /// Whether the client is to be told to send no more.
+    /// Whether the client is asked to send no more requests.
     pub(crate) fn are_last(&self) -> bool {
         self.are_last.load(Ordering::Relaxed)
     }
 
-    /// From now on they are.
+    /// Marks the current requests as the last.
     pub(crate) fn end(&self) {
         self.are_last.store(true, Ordering::Relaxed);
     }
 
-    /// The head of one is there.
+    /// Counts a request whose head has arrived.
     pub(crate) fn begin(&self) {
         self.unanswered.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It has a body that is not.
+    /// Counts a body that is still arriving.
     pub(crate) fn body_is_coming(&self) {
         self.coming.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Now it is, or nobody reads it.
+    /// Records that a body is complete, or is no longer read.
     pub(crate) fn body_is_there(&self) {
         self.coming.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Nothing more is done for one.
+    /// Records that a request has ended.
     pub(crate) fn answered(&self) {
         self.unanswered.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// hyper has an answer.
+    /// Counts a response that hyper has taken.
     pub(crate) fn answer_is_given(&self) {
         self.untaken.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Now the client has it, or hyper its bytes among those that it writes.
+    /// Records that the client has read a response, or that hyper has copied it to its write buffer.
     pub(crate) fn answer_is_taken(&self) {
         self.untaken.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// The body of a request, which tells when it is there.
+/// The body of a request. Records when it is complete.
 pub(super) struct Coming {
     body: Incoming,
-    /// Until it is.
+    /// Set until the body is complete.
     of: Option<Arc<Requests>>,
 }
 

@@ -99,7 +99,7 @@ async fn what_is_being_answered_when_its_place_is_given_up_is_answered() {
     let holder = Arc::clone(&greedy[0].holder);
     let (tell, answered) = tokio::sync::oneshot::channel::<()>();
     let connection = async {
-        // The request comes in the moment after the permit was chosen.
+        // The request arrives just after the permit was chosen.
         let _third = permits.take(OTHER).expect("the first gives up");
         assert!(holder.end.is_cancelled() && holder.requests.are_last());
         holder.requests.begin();
