@@ -1,9 +1,9 @@
-//! Rules of the API server about several fields of a container together. A pod that breaks one is rejected.
+//! The API server's rules about combinations of a container's fields. A pod that breaks one is rejected.
 
 use crate::expression::Quantity;
 use crate::json::Value;
 
-/// The fields of a container that such rules are about, with their types.
+/// The fields of a container that have such rules, with their types.
 pub(crate) const FIELDS: [(&str, &str); 5] = [
     ("resources", "ResourceRequirements"),
     ("livenessProbe", "Probe"),
@@ -12,11 +12,11 @@ pub(crate) const FIELDS: [(&str, &str); 5] = [
     ("lifecycle", "Lifecycle"),
 ];
 
-/// What a probe or a hook may do.
+/// The handlers of a probe or a lifecycle hook.
 pub(super) const HANDLERS: [&str; 5] = ["exec", "grpc", "httpGet", "sleep", "tcpSocket"];
 
-/// Returns the rule that a value of this type breaks; `None` if it breaks none. A value that is not whole will be merged into
-/// another, which may have what this one lacks.
+/// Returns the rule that a value of this type breaks; `None` if it breaks none. A value that is not whole will be
+/// merged into another one, which may have the missing fields.
 pub(crate) fn broken_rule(of: &str, value: Value<'_>, is_whole: bool) -> Option<String> {
     match of {
         "Container" => FIELDS.into_iter().find_map(|(field, of)| {
