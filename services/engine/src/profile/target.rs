@@ -116,8 +116,8 @@ impl Target {
             && self.resources.iter().any(|resource| **resource == *action.resource)
     }
 
-    /// Whether a template is applied for an action. Templates apply to whole objects that remain afterwards. They apply to
-    /// pods only on creation, because most fields of a pod are immutable.
+    /// Whether a template is applied for an action. Templates apply to whole objects that remain afterwards, and to pods
+    /// only on creation, because most fields of a pod are immutable.
     pub(crate) fn lays(&self, action: Action<'_>) -> bool {
         let lasts = match action.operation {
             Operation::Create => true,

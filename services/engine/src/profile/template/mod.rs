@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     Plain(OwnedTape),
     /// A string with expressions, and the type that the result must have.
     Text(Text, Expected),
-    /// An object. Keys are escaped for JSON.
+    /// An object. Its keys are escaped for JSON.
     Map(Box<[(Box<str>, Node)]>),
     /// A list.
     List(Box<[Node]>),
