@@ -19,7 +19,7 @@ impl PodSecurityLevel {
     /// The label that sets the enforced level of a namespace.
     pub const LABEL: &str = "pod-security.kubernetes.io/enforce";
 
-    /// Returns the level that a tenant's additions must meet. Without a label, and for `privileged`, it is `baseline`: a
+    /// Returns the level that tenants' additions must meet. Without a label, and for `privileged`, it is `baseline`: a
     /// tenant who may create privileged pods can do so directly, but must not do it through other authors' pods. An
     /// unknown value means `restricted`, as in the API server.
     #[must_use]

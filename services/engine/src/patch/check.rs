@@ -318,7 +318,7 @@ fn same(patched: &Document<'_>, p: SlotId, meant: &Document<'_>, m: SlotId) -> b
         (Content::Value(value), _) => holds(meant, m, value),
         (_, Content::Value(value)) => holds(patched, p, value),
         (Content::Map, Content::Map) | (Content::List, Content::List) => {
-            // Both documents come from one object, so members are in the same order. A lookup by key would be quadratic:
+            // Both documents come from one object, so members are in the same order. A lookup by key is quadratic:
             // ten billion steps for an object with a hundred thousand members.
             let mut left = patched.entries(p).filter(|entry| !entry.is_removed());
             let mut right = meant.entries(m).filter(|entry| !entry.is_removed());

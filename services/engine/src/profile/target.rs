@@ -116,7 +116,7 @@ impl Target {
             && self.resources.iter().any(|resource| **resource == *action.resource)
     }
 
-    /// Whether a template is applied for an action. Templates apply to whole objects that remain afterwards, and to pods
+    /// Whether a template is applied for an action. It is applied to whole objects that remain afterwards, and to pods
     /// only on creation, because most fields of a pod are immutable.
     pub(crate) fn lays(&self, action: Action<'_>) -> bool {
         let lasts = match action.operation {
