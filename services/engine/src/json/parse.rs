@@ -298,7 +298,7 @@ impl Parser {
         Some(())
     }
 
-    /// Reserves memory for more nodes, up to the limit. The capacity never exceeds it, so the limit is checked only when the
+    /// Reserves memory for more nodes, up to the limit. The capacity never exceeds it, so it is checked only when the
     /// vector is full.
     #[cold]
     fn grow(&mut self, behind: &[u8]) -> Option<()> {
