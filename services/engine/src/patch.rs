@@ -1,8 +1,8 @@
-//! Writes the edits of a document as a JSON patch (RFC 6902), and checks that patch before it leaves.
+//! Writes the edits of a document as a JSON patch (RFC 6902), and checks that patch before it is sent.
 //!
-//! The patch is read off the document's slots. A slot that was added, replaced or removed is one operation, whatever
-//! happened below it. No two objects are compared, so a patch is minimal and its cost is that of the changes. The only
-//! operations are `add`, `replace` and `remove`.
+//! The patch is derived from the document's slots. A slot that was added, replaced or removed is one operation,
+//! regardless of changes below it. No two objects are compared, so a patch is minimal, and its cost depends on the
+//! changes only. The only operations are `add`, `replace` and `remove`.
 //!
 //! The API server rejects a pod whose patch does not apply, even with `failurePolicy: Ignore`. So [`check`] applies
 //! every patch to the object with an interpreter that shares no code with the writer, and compares the result with the
@@ -14,12 +14,12 @@ use crate::json::{Content, Document, SlotId, State, split_at_escape, write_escap
 
 pub(crate) use check::{CheckFault, check};
 
-/// The texts of operations up to their paths.
+/// The operations up to their paths.
 const ADD: &str = "{\"op\":\"add\",\"path\":\"";
 const REPLACE: &str = "{\"op\":\"replace\",\"path\":\"";
 const REMOVE: &str = "{\"op\":\"remove\",\"path\":\"";
 
-/// The text between a path and a value.
+/// The JSON between a path and a value.
 const VALUE: &str = ",\"value\":";
 
 /// The maximum size of a patch in bytes.
@@ -33,7 +33,7 @@ pub(crate) const fn fits(patch: usize, object: usize) -> bool {
     patch <= MAX_PATCH_BYTES && patch + object <= MAX_OBJECT_BYTES
 }
 
-/// The size of the patch of a document in bytes.
+/// Returns the size of the patch of a document in bytes.
 pub(crate) fn length(document: &Document<'_>) -> usize {
     write(document).map_or(0, |written| written.text.len())
 }
@@ -44,11 +44,11 @@ const CAPACITY: usize = 8192;
 /// The initial capacity in operations.
 const OPERATIONS: usize = 32;
 
-/// A patch that is not checked yet.
+/// An unchecked patch.
 #[derive(Debug)]
 pub(crate) struct Written {
     text: String,
-    /// The end of the value of each operation that has one. The check uses it as a hint and verifies it.
+    /// The end offset of each operation's value. The check uses it as a hint and verifies it.
     ends: Vec<usize>,
 }
 
@@ -99,7 +99,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Indices are those at the time of the operation: earlier removals do not count, earlier additions do.
+    /// Indices are valid at the time of the operation: earlier removals do not count, earlier additions do.
     fn list(&mut self, id: SlotId) {
         let (document, length) = (self.document, self.path.len());
         let mut index = 0_usize;
@@ -142,7 +142,7 @@ fn push_token(path: &mut String, key: &str) {
     write_escaped(path, rest);
 }
 
-/// Writes an index, which in most cases has one digit.
+/// Writes an index. Most have one digit.
 fn push_number(path: &mut String, number: usize) {
     if number >= 10 {
         push_number(path, number / 10);
@@ -165,7 +165,7 @@ mod tests {
         Some(String::from_utf8(check(tape.root(), patch, &document).unwrap()).unwrap())
     }
 
-    /// A patch as somebody else could have written it. Values end with their operations.
+    /// Creates a patch from text. Each value ends with its operation.
     fn written(text: &str) -> Written {
         let ends = text.match_indices('}').map(|(place, _)| place).filter(|place| {
             let behind = &text[place + 1..];
@@ -364,7 +364,7 @@ mod tests {
         for path in ["/c~2d", "/c~d", "/c~"] {
             assert!(removed(path, "c~d").is_err(), "{path}");
         }
-        // Nobody would look at the first of two values at one place, or at one below what goes away.
+        // The check could not compare the first of two values at one path, or a value below a removed one.
         let k = |document: &mut Document<'_>| {
             document.add_member(Document::ROOT, Key::new("k"), Content::Scalar("1"));
         };
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(checked(&[r#"{"op":"remove","path":"/m"}"#], &gone), Ok(()));
     }
 
-    /// An edit that a test makes: where, and what.
+    /// An edit for property tests: its path and its value.
     #[derive(Clone, Debug)]
     enum Edit {
         Insert(usize, usize),
@@ -389,7 +389,7 @@ mod tests {
     }
 
     proptest! {
-        /// The oracle: what json-patch makes of the object by our patch is what the document says.
+        /// Compares with json-patch: it must turn the object into the document by our patch.
         #[test]
         fn the_patch_makes_what_the_document_is(
             rows in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..4), 1..4),

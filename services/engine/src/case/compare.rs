@@ -1,17 +1,17 @@
-//! Compares objects: whether two are equal, and whether one holds everything that is expected of it.
+//! Compares objects: whether two are equal, and whether one contains an expected part.
 //!
-//! As in Kubernetes, an empty map, an empty list and a null equal an absent field. Everything else counts, including
-//! the order of lists. Named elements of lists are compared by name, so that one more container is one difference. An
-//! expected null or empty list means that nothing may be there; an expected empty map says nothing.
+//! As in Kubernetes, an empty map, an empty list and null equal an absent field. Everything else counts, including the
+//! order of lists. Elements with names are compared by name, so that one more container is one difference. An expected
+//! null or empty list requires that the field is absent or empty; an expected empty map requires nothing.
 
 use serde_json::{Map, Value as Json};
 
 use super::difference::{Aspect, Difference};
 
-/// Fields by which elements of a list are told apart, the first that all elements have, each with another value.
+/// Fields that identify elements of a list. The first one that all elements have with distinct values is used.
 const NAMES: [&str; 4] = ["mountPath", "name", "ip", "containerPort"];
 
-/// Without what is empty.
+/// Removes empty fields.
 fn levelled(value: &Json) -> Json {
     match value {
         Json::Array(items) => items.iter().map(levelled).collect(),
@@ -25,23 +25,23 @@ fn levelled(value: &Json) -> Json {
     }
 }
 
-/// Every place at which two objects do not mean the same.
+/// Returns every difference between two objects.
 #[must_use]
 pub fn unequal(aspect: Aspect, found: &Json, expected: &Json) -> Vec<Difference> {
     compared(aspect, Way::Equal, found, expected)
 }
 
-/// Every place at which an object has not what a partial one says. Lists are as long, and in the same order.
+/// Returns every difference from a partial object. Lists must have the same length and order.
 #[must_use]
 pub fn missing(aspect: Aspect, found: &Json, part: &Json) -> Vec<Difference> {
     compared(aspect, Way::Partial, found, part)
 }
 
-/// How objects are compared.
+/// The mode of a comparison.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Equal,
-    /// What nobody expects may be there.
+    /// The found object may contain more than is expected.
     Partial,
 }
 
@@ -122,8 +122,8 @@ impl Comparison {
         }
     }
 
-    /// Lists of elements that are not of the same names in the same order: that is told first, and then what is
-    /// different in those that both have.
+    /// Compares lists whose element names differ. Reports the names first, then differences in common elements, then
+    /// the other elements.
     fn named(
         &mut self,
         found: &[Json],
@@ -150,7 +150,7 @@ impl Comparison {
     }
 }
 
-/// A path one key further. Keys with dots and slashes, as those of annotations, stand in brackets.
+/// Appends a key to a path. Keys with dots or slashes, such as those of annotations, are written in brackets.
 fn below(path: &str, key: &str) -> String {
     match (path, key.contains(['.', '/', '['])) {
         ("", false) => key.to_owned(),
@@ -159,7 +159,7 @@ fn below(path: &str, key: &str) -> String {
     }
 }
 
-/// What a list's elements are called by a field, if each has it, and each another one.
+/// Returns the values of a field in all elements, if all have it with distinct values.
 fn names(items: &[Json], field: &str) -> Option<Vec<String>> {
     let mut names = Vec::with_capacity(items.len());
     for item in items {

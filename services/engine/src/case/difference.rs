@@ -1,47 +1,47 @@
-//! A difference from the expected result, with its place.
+//! A difference from the expected result, with its path.
 
 use std::fmt;
 
 use serde::Serialize;
 use serde_json::Value as Json;
 
-/// What differs.
+/// The aspect of a result that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Aspect {
-    /// The object behind it.
+    /// The resulting object.
     Object,
-    /// A variable of a container.
+    /// An environment variable of a container.
     Env,
-    /// Whether it is refused, and how.
+    /// The denial: its presence, message and status code.
     Denied,
-    /// What the author is told.
+    /// The messages for the author.
     Told,
-    /// Why a profile was applied or not.
+    /// The reason why a profile was applied or not.
     Reason,
-    /// The object when it is given to the webhook once more.
+    /// The object after a second call of the webhook.
     SecondPass,
-    /// The object once what was injected is taken out again.
+    /// The object after the injection is undone.
     Undone,
-    /// The object without the API server's word on who wrote what, as the command line sees it.
+    /// The object without `managedFields`, as the command line sees it.
     CommandLine,
 }
 
-/// One place where something is not as it was expected.
+/// One path at which the result differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// What differs.
+    /// The aspect that differs.
     pub aspect: Aspect,
-    /// Where in it: `spec.containers[app].image`; empty for all of it.
+    /// The path within the aspect, such as `spec.containers[app].image`; empty for the whole.
     pub path: String,
-    /// What is there; `None` if nothing is.
+    /// The found value; `None` if it is absent.
     pub found: Option<Json>,
-    /// What should be; `None` if nothing should.
+    /// The expected value; `None` if it must be absent.
     pub expected: Option<Json>,
 }
 
 impl Aspect {
-    /// What is said before the place, in words.
+    /// Returns the prefix of the path in messages.
     const fn words(self) -> &'static str {
         match self {
             Self::Object => "",
@@ -67,7 +67,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// A value on one line, or a text of several lines as it reads.
+/// Writes a value as JSON on one line, or a multi-line string as it is.
 fn write_value(formatter: &mut fmt::Formatter<'_>, what: &str, value: Option<&Json>) -> fmt::Result {
     write!(formatter, "  {what:<8}  ")?;
     match value {

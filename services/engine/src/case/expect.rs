@@ -8,7 +8,7 @@ use super::compare::{missing, unequal};
 use super::{Aspect, Case, Difference, Verdict};
 use crate::decision::ProfileDecision;
 
-/// Where a verdict is not what its case expects. `before` is the object as the case has it.
+/// Returns the differences of a verdict from what its case expects. `before` is the object of the case.
 pub(super) fn differences(case: &Case, before: &Json, verdict: &Verdict) -> Vec<Difference> {
     let mut all = denied(case, verdict);
     if case.unchanged {
@@ -41,7 +41,7 @@ const fn difference(aspect: Aspect, path: String, found: Option<Json>, expected:
     Difference { aspect, path, found, expected }
 }
 
-/// What is expected, without the kind that the case's object does not say either.
+/// Removes default `apiVersion` and `kind` from an expected object if the case's object omits them too.
 fn unsaid(expected: &Json, case: &Case) -> Json {
     let mut expected = expected.clone();
     if let Some(members) = expected.as_object_mut() {
@@ -81,13 +81,13 @@ fn reason(profile: &str, verdict: &Verdict) -> Option<String> {
     Some(decision.reason.as_str().to_owned())
 }
 
-/// What a variable's text says, if it is JSON, or JSON in base64.
+/// Parses the value of a variable as JSON, or as base64 of JSON.
 fn as_json(text: &str) -> Option<Json> {
     let plain = serde_json::from_str(text).ok();
     plain.or_else(|| serde_json::from_slice(&STANDARD.decode(text).ok()?).ok())
 }
 
-/// Variables of a container that are not as they should be.
+/// Returns the differences in the environment variables of a container.
 fn env(container: &str, expected: &Map<String, Json>, object: &Json) -> Vec<Difference> {
     let lists = ["initContainers", "containers", "ephemeralContainers"];
     let containers = lists.iter().filter_map(|list| object.get("spec")?.get(list)?.as_array()).flatten();

@@ -5,14 +5,14 @@ use serde_json::{Map, Value as Json, json};
 use crate::inject::managed_fields::is_whole;
 use crate::schema::{Field, KeyedList, Type};
 
-/// Fields of every object that nobody owns.
+/// Fields of every object that managedFields never list.
 const NOBODYS: [&str; 2] = ["apiVersion", "kind"];
 
-/// Fields of the metadata that nobody owns.
+/// Fields of the metadata that managedFields never list.
 const NOBODYS_METADATA: [&str; 8] =
     ["creationTimestamp", "generation", "managedFields", "name", "namespace", "resourceVersion", "selfLink", "uid"];
 
-/// The only entry of an object of which the author wrote everything.
+/// Returns the only entry of an object whose fields are all owned by the author.
 pub(super) fn entry(object: &Map<String, Json>, type_: &'static Type) -> Json {
     let mut written = object.clone();
     written.retain(|key, _| !NOBODYS.contains(&key.as_str()));
@@ -58,7 +58,7 @@ fn of_list(items: &[Json], list: &'static KeyedList) -> Json {
     Json::Object(elements.collect())
 }
 
-/// The fields that tell an element from others, as an object.
+/// Returns the fields that identify an element of a list, as an object.
 fn key(item: &Json, list: &KeyedList) -> Option<Json> {
     let fields = list.keys.iter().map(|field| {
         let default = || {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::schema;
 
-    /// Without the dots, which say that the thing itself is owned, and without sets, which no profile asks about.
+    /// Removes the dots, which mean ownership of the item itself, and sets, which no profile reads.
     fn plain(fields: &Json) -> Json {
         match fields {
             Json::Object(members) => members
@@ -100,7 +100,7 @@ mod tests {
             let review: Json = serde_json::from_str(text).unwrap();
             let object = review["request"]["object"].as_object().unwrap();
             let theirs = &object["metadata"]["managedFields"];
-            // What admission has added before the webhook is asked is not the author's.
+            // Fields that earlier admission added are not owned by the author.
             let theirs = plain(&theirs[0]["fieldsV1"]);
             let ours = plain(&entry(object, &schema::POD)[0]["fieldsV1"]);
             let mut unknown = Vec::new();
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(compared, 4);
     }
 
-    /// Fields of the one that the other one has not.
+    /// Collects fields that only the first one has.
     fn without(theirs: &Json, ours: &Json, path: &str, unknown: &mut Vec<String>) {
         for (key, below) in theirs.as_object().unwrap() {
             match ours.get(key) {

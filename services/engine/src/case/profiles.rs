@@ -1,4 +1,4 @@
-//! The profiles of test cases, and the values that a case sets in them.
+//! The profiles of test cases, with the values that a case sets in them.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -10,23 +10,23 @@ use super::{Case, Unusable};
 use crate::profile::{CompiledProfile, Diagnostic, Parent, Parents, ProfileName, compile_with};
 use crate::snapshot::ProfileSet;
 
-/// The profiles of a folder, and those of other folders that they may extend.
+/// The profiles of a folder, and the profiles of other folders that they may extend.
 #[derive(Debug, Default)]
 pub struct Profiles {
     own: Vec<Text>,
     others: Vec<Text>,
 }
 
-/// A profile as it is written.
+/// An uncompiled profile.
 #[derive(Clone, Debug)]
 struct Text {
     name: ProfileName,
     spec: ProfileSpec,
-    /// Compiled as it is written; a case that sets something compiles it anew.
+    /// The result of compiling it unchanged. A case that sets values compiles its own copy.
     compiled: OnceLock<Result<Arc<CompiledProfile>, String>>,
 }
 
-/// All profiles that may be extended, as one case has them.
+/// All profiles that can be extended, with the values that one case sets.
 struct Library<'t>(Vec<&'t Text>);
 
 impl Parents for Library<'_> {
@@ -41,30 +41,30 @@ impl Parents for Library<'_> {
 }
 
 impl Profiles {
-    /// The profiles that are there in every case that does not say which.
+    /// Creates the profiles of a folder. A case that names no profiles has all of them.
     #[must_use]
     pub fn new(profiles: impl IntoIterator<Item = (ProfileName, ProfileSpec)>) -> Self {
         Self { own: profiles.into_iter().map(Text::new).collect(), others: Vec::new() }
     }
 
-    /// The same with profiles that are there only where one of them is extended, or named by a case.
+    /// Adds profiles that a case has only if they are extended or named.
     #[must_use]
     pub fn with_others(mut self, profiles: impl IntoIterator<Item = (ProfileName, ProfileSpec)>) -> Self {
         self.others.extend(profiles.into_iter().map(Text::new));
         self
     }
 
-    /// The same with one more profile.
+    /// Adds a profile to the folder's.
     #[must_use]
     pub fn with(mut self, name: ProfileName, spec: ProfileSpec) -> Self {
         self.own.push(Text::new((name, spec)));
         self
     }
 
-    /// Those that there are in a case, with what it sets.
+    /// Returns the compiled profiles of a case, with the values that it sets.
     ///
     /// # Errors
-    /// The case speaks of a profile or a parameter that is not there, or one of them does not compile.
+    /// The case names an unknown profile or parameter, or one of its profiles does not compile.
     pub(super) fn of_case(&self, case: &Case) -> Result<ProfileSet, Unusable> {
         let mut changed: Vec<Text> = Vec::new();
         for (field, name) in case.parameters.keys().map(|name| ("parameters", name)) {
@@ -86,7 +86,7 @@ impl Profiles {
         let current = |text| now(text).and_then(|place| changed.get(place)).unwrap_or(text);
         let library = Library(self.all().map(current).collect());
         let compiled = own.into_iter().map(current).map(|text| {
-            // What it inherits may be what was set.
+            // A profile that extends others may inherit a changed value.
             let is_as_written = changed.is_empty() || (text.spec.extends.is_none() && now(text).is_none());
             let compiled = if is_as_written {
                 text.compiled.get_or_init(|| text.compile(&library)).clone()
@@ -132,7 +132,7 @@ impl Text {
         compile_with(&self.name, &self.spec, library).map(Arc::new).map_err(faults)
     }
 
-    /// Sets what a case says of it.
+    /// Sets the values that a case has for this profile.
     fn set(&mut self, case: &Case) -> Result<(), Unusable> {
         let parameters = case.parameters.iter().find(|(name, _)| self.is_called(name));
         for (parameter, value) in parameters.into_iter().flat_map(|(_, parameters)| parameters) {
@@ -153,7 +153,7 @@ impl Text {
         }
         let own = serde_json::json!({"name": name, "default": value});
         match serde_json::from_value(own) {
-            // It may be a parameter of the parent's; if it is not, the compiler says so.
+            // The parameter may be the parent's. Otherwise the compiler reports it.
             Ok(parameter) if self.spec.extends.is_some() => {
                 parameters.push(parameter);
                 Ok(())

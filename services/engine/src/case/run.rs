@@ -22,7 +22,7 @@ const UID: &str = "11111111-2222-3333-4444-555555555555";
 /// Runs a case.
 ///
 /// # Errors
-/// The case cannot run: it names what does not exist, or expects nothing.
+/// The case cannot run: it names a missing profile or parameter, or expects nothing.
 pub fn run(case: &Case, profiles: &Profiles) -> Result<Verdict, Unusable> {
     if !case.expects_something() {
         return Err(Unusable::NothingExpected);
@@ -116,12 +116,12 @@ impl<'c> CaseRunner<'c> {
         self.object.get(field).and_then(Json::as_str).unwrap_or_default()
     }
 
-    /// The body of the review of an object.
+    /// Returns the body of the review of an object.
     fn review(&self, object: &Json) -> Vec<u8> {
         let user = json!({"username": "author", "groups": ["system:authenticated"]});
         let creation = Creation { object, namespace: &self.namespace_name, uid: UID, user: &user, dry_run: false };
         let mut request = creation.request();
-        // A merge patch removes nulls, and none of them means anything else here.
+        // A merge patch removes nulls, which have no other meaning in these fields.
         json_patch::merge(&mut request, &Json::Object(self.case.request.clone()));
         if request.get("operation").is_some_and(|operation| operation == "DELETE")
             && let Some(request) = request.as_object_mut()
@@ -133,7 +133,7 @@ impl<'c> CaseRunner<'c> {
         creation::review(&request).to_string().into_bytes()
     }
 
-    /// Calls a path, and applies the patch.
+    /// Sends a review to an endpoint, and applies the patch.
     fn ask(&self, object: &Json, endpoint: Endpoint, trust: RecordTrust) -> Result<Pass, Unusable> {
         let body = self.review(object);
         let review =
@@ -179,7 +179,7 @@ impl<'c> CaseRunner<'c> {
         self.namespace.level() == Some(InjectionLevel::Enabled) && label.is_some_and(|label| label == "false")
     }
 
-    /// The changes of a second pass, which should be none.
+    /// Returns the changes of a second pass, which must make none.
     fn second_pass(&self, first: &Pass, trust: RecordTrust) -> Result<Vec<Difference>, Unusable> {
         let again = self.mutate(&first.object, trust)?;
         if !again.is_changed && again.denied.is_none() {
@@ -197,7 +197,7 @@ impl<'c> CaseRunner<'c> {
         Ok(differences)
     }
 
-    /// The differences if managedFields are not known, as on the command line.
+    /// Returns the differences without managedFields, as on the command line.
     fn as_the_command_line(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
         let annotations = self.object.pointer("/metadata/annotations");
         let has_record = annotations.is_some_and(|annotations| annotations.get(INJECTED_ANNOTATION).is_some());
@@ -211,7 +211,7 @@ impl<'c> CaseRunner<'c> {
         Ok(differences)
     }
 
-    /// The differences from the original after the injection is undone by its record.
+    /// Returns the differences from the original object after the record is used to undo the injection.
     fn undone(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
         let has_record = |object: &Json| {
             object.pointer("/metadata/annotations").is_some_and(|all| all.get(INJECTED_ANNOTATION).is_some())
@@ -244,7 +244,7 @@ impl<'c> CaseRunner<'c> {
         object
     }
 
-    /// The object without the record and without the defaults of the API server.
+    /// Returns the object without the record and without the API server's defaults.
     fn plain(&self, mut object: Json) -> Json {
         let was = |path: &[&str]| at(&self.case.object, path).is_some();
         if let Some(metadata) = metadata_of(&mut object) {
@@ -271,7 +271,7 @@ impl<'c> CaseRunner<'c> {
     }
 }
 
-/// The object as the API server sends it to a webhook.
+/// Returns the object as the API server sends it to a webhook.
 fn object(case: &Case, namespace: &str) -> Result<Json, Unusable> {
     let mut object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {}});
     if let Some(members) = object.as_object_mut() {
@@ -309,7 +309,7 @@ fn denied(answer: &Json) -> Denied {
     }
 }
 
-/// The denial, the warnings, and why profiles were left out.
+/// Returns the messages for the author: the denial, the warnings, and why profiles were left out.
 fn told(answer: &Json, denied: Option<&Denied>, decision: &Decision) -> Vec<String> {
     let mut told: Vec<String> = denied.iter().map(|denied| denied.message.clone()).collect();
     let warnings = answer.pointer("/response/warnings").and_then(Json::as_array);

@@ -1,4 +1,4 @@
-//! What a case says of itself: that it passes, or where it does not.
+//! Test cases that pass, and the differences of those that fail.
 
 use serde_json::{Value as Json, json};
 
@@ -16,7 +16,7 @@ fn profiles(specs: &Json) -> Profiles {
     }))
 }
 
-/// A profile that adds a container, whose image can be set.
+/// A profile that adds a container with a configurable image.
 fn helper() -> Profiles {
     profiles(&json!({"helper": {
         "activation": "Always",

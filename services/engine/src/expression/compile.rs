@@ -1,4 +1,4 @@
-//! Compiles the text of an expression into a program: resolves its names, and rejects what cannot work.
+//! Compiles the text of an expression into a program: resolves names, and rejects expressions that can never work.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::program::{Access, Element, Index, Invocation, Loop, LoopKind, Member,
 use super::scope::{Scope, closest};
 use super::syntax::{Ast, AstKind, Literal, Operator};
 
-/// A compiled expression. It is immutable and can be evaluated by any number of threads.
+/// A compiled expression. It is immutable and can be evaluated by several threads.
 #[derive(Clone, Debug)]
 pub struct Expression {
     shared: Arc<Shared>,
@@ -24,17 +24,17 @@ struct Shared {
     paths: Box<[Path]>,
 }
 
-/// Something of the scope that an expression reads, and how deep its text says what of it.
+/// A path into the scope that an expression reads.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path {
     /// The name: `object`, `params`, `owner`.
     pub name: String,
-    /// The fields below it that are known from the text: `["spec", "hostNetwork"]`. What is below the last one may all
-    /// be read.
+    /// The fields below the name that the text shows: `["spec", "hostNetwork"]`. The expression may read everything
+    /// below the last one.
     pub fields: Vec<String>,
 }
 
-/// The names of types, which are values of an expression.
+/// The names of types, which expressions use as values.
 const TYPES: [&str; 12] =
     ["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type", "duration", "quantity"];
 
@@ -42,7 +42,7 @@ impl Expression {
     /// Compiles an expression.
     ///
     /// # Errors
-    /// The first thing that is wrong with it: its syntax, its size, a name or function that there is not.
+    /// The first mistake: its syntax, its size, an unknown name or function.
     pub fn compile(source: &str, scope: &Scope) -> Result<Self, ExpressionError> {
         let ast = parse(source)?;
         let span = ast.span;
@@ -53,31 +53,31 @@ impl Expression {
         Ok(Self { shared: Arc::new(Shared { source: source.into(), root, paths }) })
     }
 
-    /// The text that it was compiled from.
+    /// Returns the text that it was compiled from.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.shared.source
     }
 
-    /// Whether it reads something of this name.
+    /// Whether it reads this name of the scope.
     #[must_use]
     pub fn uses(&self, name: &str) -> bool {
         self.shared.paths.iter().any(|path| path.name == name)
     }
 
-    /// The members that it reads of a name whose members are asked for one by one: of `variables`, the variables.
+    /// Returns the members that it reads of a name with members, such as the variables of `variables`.
     pub fn members(&self, name: &str) -> impl Iterator<Item = &str> {
         let mut last = None;
         let paths = self.shared.paths.iter().filter(move |path| path.name == name);
         paths.filter_map(|path| path.fields.first().map(String::as_str)).filter(move |member| {
-            // Paths are sorted, so the same member comes in a row.
+            // Paths are sorted, so duplicates are adjacent.
             let fresh = last != Some(*member);
             last = Some(*member);
             fresh
         })
     }
 
-    /// All that it reads of the scope, sorted.
+    /// Returns all paths of the scope that it reads, sorted.
     #[must_use]
     pub fn paths(&self) -> &[Path] {
         &self.shared.paths
@@ -102,7 +102,7 @@ impl Compiler<'_> {
         self.part(ast)
     }
 
-    /// A node whose path is recorded already, as a part of a longer one.
+    /// Compiles a node without recording its path, which is part of a longer recorded one.
     fn part(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
         let span = ast.span;
         self.nodes += 1;
@@ -157,7 +157,7 @@ impl Compiler<'_> {
         Ok(Node { kind, span })
     }
 
-    /// What a path goes on from; a path that ends here instead is recorded.
+    /// Compiles the operand of a path. A path that ends at the operand is recorded.
     fn operand(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
         if self.path(&ast).is_some() { self.part(ast) } else { self.node(ast) }
     }
@@ -168,7 +168,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// The name and fields of an expression that is nothing but a path from a name of the scope.
+    /// Returns the name and fields of an expression that is a plain path from a name of the scope.
     fn path<'a>(&self, ast: &'a Ast) -> Option<(&'a str, Vec<String>)> {
         match &ast.kind {
             AstKind::Name(name) if !self.is_local(name) && self.scope.has(name) => Some((name, Vec::new())),
@@ -222,7 +222,7 @@ impl Compiler<'_> {
         })
     }
 
-    /// The name that an expression is, if its members are asked for one by one.
+    /// Returns the name that an expression consists of, if it is a name with members.
     fn with_members(&self, ast: &Ast) -> Option<String> {
         match &ast.kind {
             AstKind::Name(name) if !self.is_local(name) && self.scope.has_members(name) => Some(name.clone()),
@@ -257,7 +257,7 @@ impl Compiler<'_> {
             let access = if optional { Access::Optional } else { Access::Plain };
             return self.member(name, member.into(), access, span);
         }
-        // Behind a key that is computed no path goes on: all that is below the operand may be read.
+        // A computed key ends the path: the expression may read everything below the operand.
         let goes_on = matches!(index.kind, AstKind::Literal(Literal::String(_)));
         let operand = if goes_on { self.operand(operand)? } else { self.node(operand)? };
         Ok(NodeKind::Index(Box::new(Index { operand, key: self.node(index)?, optional })))
@@ -277,7 +277,7 @@ impl Compiler<'_> {
             }
             return self.invoke(Style::Global, name, name_span, arguments, span);
         };
-        // A function that has a dot in its name: base64.encode(...).
+        // The target is the first part of a function name with a dot: base64.encode(...).
         if let AstKind::Name(library) = &target.kind
             && !self.is_local(library)
             && !self.scope.has(library)
@@ -302,7 +302,7 @@ impl Compiler<'_> {
         self.invoke(Style::Member, name, name_span, all, span)
     }
 
-    /// A call of a function. The arguments of a member function begin with what it is called on.
+    /// Compiles a call of a function. The first argument of a member function is its receiver.
     fn invoke(
         &mut self,
         style: Style,
@@ -424,7 +424,7 @@ impl Compiler<'_> {
                 format!("the first argument of `{of}` is a name for each value"),
             ));
         };
-        // A name that hides another makes it unclear what is read.
+        // A name that hides another one would make the expression ambiguous for readers.
         if self.scope.has(&name) {
             return Err(ExpressionError::at(ast.span, format!("`{name}` means something else already"))
                 .with_help("choose another name"));

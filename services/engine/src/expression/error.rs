@@ -4,24 +4,23 @@ use std::ops::Range;
 
 use thiserror::Error;
 
-/// What is wrong with the text of an expression or a template. It can be shown under the text like a compiler's
-/// message.
+/// A mistake in the text of an expression or a template. It can be shown under the text like a compiler's message.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct ExpressionError {
-    /// The bytes of the text that it is about. It may be empty, at a place where something is missing.
+    /// The affected bytes of the text. The range is empty where something is missing.
     pub range: Range<usize>,
-    /// What is wrong.
+    /// The mistake.
     pub message: String,
-    /// What to do.
+    /// The remedy.
     pub help: Option<String>,
 }
 
-/// Why an expression that is well written has no value.
+/// The reason why a valid expression has no value.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{}", .inner.message)]
 pub struct EvaluationError {
-    // Behind a pointer, because nearly all results are values and should be small.
+    // Boxed, because results are mostly values and should be small.
     inner: Box<Inner>,
 }
 
@@ -55,7 +54,7 @@ impl ExpressionError {
         self
     }
 
-    /// The same error in a text in which the expression begins at `offset`.
+    /// Returns the same error for a text in which the expression begins at `offset`.
     #[must_use]
     pub fn moved(mut self, offset: usize) -> Self {
         self.range = self.range.start + offset..self.range.end + offset;
@@ -64,71 +63,70 @@ impl ExpressionError {
 }
 
 impl EvaluationError {
-    /// An error that says what is wrong with a value that was read or computed.
+    /// Creates an error about a value that was read or computed.
     pub fn new(message: impl Into<String>) -> Self {
         let message = message.into();
         Self { inner: Box::new(Inner { message, help: None, range: None, exhausted: false, unavailable: false }) }
     }
 
-    /// The error of an expression that does more than it may. Unlike others it is not absorbed by `||` and `&&`.
+    /// Creates the error for an exceeded limit. Unlike other errors, `||` and `&&` do not absorb it.
     pub(super) fn exhausted(message: impl Into<String>) -> Self {
         let mut error = Self::new(message);
         error.inner.exhausted = true;
         error
     }
 
-    /// The error of an expression that reads what could not be looked up: nothing is wrong with it, nor with the
-    /// object.
+    /// Creates the error for data that could not be looked up. Neither the expression nor the object is at fault.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         let mut error = Self::new(message);
         error.inner.unavailable = true;
         error
     }
 
-    /// Adds what to do about it.
+    /// Adds the remedy.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.inner.help = Some(help.into());
         self
     }
 
-    /// Says where in the source it happened, unless a place further inside is known already.
+    /// Sets the range in the source, unless an inner range is known already.
     pub(super) fn within(mut self, span: Span) -> Self {
         self.inner.range.get_or_insert_with(|| span.range());
         self
     }
 
-    /// Forgets the place: the error comes from another expression's source.
+    /// Removes the range, because the error comes from another expression's source.
     pub(super) fn elsewhere(mut self) -> Self {
         self.inner.range = None;
         self
     }
 
-    /// What is wrong.
+    /// Returns the message.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.inner.message
     }
 
-    /// What to do.
+    /// Returns the remedy.
     #[must_use]
     pub fn help(&self) -> Option<&str> {
         self.inner.help.as_deref()
     }
 
-    /// The bytes of the expression's source in which it happened.
+    /// Returns the bytes of the expression's source that failed.
     #[must_use]
     pub fn range(&self) -> Option<Range<usize>> {
         self.inner.range.clone()
     }
 
-    /// Whether the expression was ended because it did more than it may.
+    /// Whether a limit ended the evaluation.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
         self.inner.exhausted
     }
 
-    /// Whether something could not be looked up that the expression reads.
+    /// Whether the expression reads data that could not be looked up.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.inner.unavailable
@@ -145,7 +143,7 @@ impl Span {
         usize::from(self.start)..usize::from(self.end)
     }
 
-    /// From where this one begins to where the other one ends.
+    /// Returns the span from the start of this one to the end of the other.
     pub(super) fn to(self, other: Self) -> Self {
         Self { start: self.start, end: other.end.max(self.end) }
     }

@@ -15,24 +15,24 @@ use super::scope::{LONGEST_NAME, closest};
 use super::syntax::{Literal, Operator};
 use super::value::{ListBuilder, MapBuilder, Value, whole};
 
-/// What the names of a scope stand for in one evaluation. Each is asked for only when an expression reaches it.
+/// The values of the names of a scope in one evaluation. Each is requested only when an expression reads it.
 pub trait Bindings<'v> {
-    /// The value of a name that was added with [`Scope::with`](super::Scope::with).
+    /// Returns the value of a name that was added with [`Scope::with`](super::Scope::with).
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError>;
 
-    /// A member of a name that was added with [`Scope::with_members`](super::Scope::with_members); `None` if it is
-    /// absent. What this evaluates is charged to the same meter.
+    /// Returns a member of a name that was added with [`Scope::with_members`](super::Scope::with_members); `None` if it
+    /// is absent. The same meter is charged for its evaluation.
     fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'v>>, EvaluationError>;
 
-    /// What the `jitter` of this evaluation is computed from: the UID of the request.
+    /// Returns the seed of `jitter`: the UID of the request.
     fn seed(&self) -> &str;
 }
 
 impl Expression {
-    /// Evaluates it. Of what it is given, it reads only what it reaches.
+    /// Evaluates the expression. It reads only the bindings that it reaches.
     ///
     /// # Errors
-    /// A value that is absent or of the wrong kind, and more work than the meter has.
+    /// A value is absent or has the wrong type, or the meter is used up.
     pub fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -43,15 +43,15 @@ impl Expression {
         let result = evaluation.value(self.root());
         meter.leave();
         let value = result?;
-        // Nothing goes on after a limit that was reached, whatever became of its error.
+        // A reached limit fails the evaluation even if its error was absorbed.
         meter.charge(0)?;
         Ok(value)
     }
 
-    /// Evaluates it as a condition.
+    /// Evaluates the expression as a condition.
     ///
     /// # Errors
-    /// As [`Expression::evaluate`], and a result that is no bool.
+    /// The same as those of [`Expression::evaluate`], and a result that is not a bool.
     pub fn evaluate_bool<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -60,10 +60,10 @@ impl Expression {
         self.evaluate(bindings, meter)?.to_bool().map_err(|error| error.within(self.root().span))
     }
 
-    /// Evaluates it as a part of a longer text.
+    /// Evaluates the expression as a part of a longer string.
     ///
     /// # Errors
-    /// As [`Expression::evaluate`], and a result that is no text, number or bool.
+    /// The same as those of [`Expression::evaluate`], and a result that is not a string, number or bool.
     pub fn evaluate_text<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -74,10 +74,10 @@ impl Expression {
         value.to_text().map(Cow::into_owned).map_err(|error| error.within(self.root().span))
     }
 
-    /// Evaluates it for a field or an element.
+    /// Evaluates the expression for a field or an element.
     ///
     /// # Errors
-    /// As [`Expression::evaluate`], and a result that has no form in JSON or is too large.
+    /// The same as those of [`Expression::evaluate`], and a result that is too large or not representable in JSON.
     pub fn evaluate_outcome<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -88,7 +88,7 @@ impl Expression {
     }
 }
 
-/// So many arguments of a call need no memory of their own; few functions take more.
+/// The number of arguments that are passed without an allocation. Few functions take more.
 const FEW: usize = 3;
 
 struct Evaluation<'a, 'v> {
@@ -100,7 +100,7 @@ struct Evaluation<'a, 'v> {
 type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
 
 impl<'v> Evaluation<'_, 'v> {
-    /// What takes much room on the stack is in functions of its own, because this one is in itself up to 32 times.
+    /// Evaluates a node. Large stack frames are in separate functions, because this one recurses up to 32 times.
     fn value(&mut self, node: &'v Node) -> Evaluated<'v> {
         self.meter.charge(1)?;
         match &node.kind {
@@ -174,7 +174,7 @@ impl<'v> Evaluation<'_, 'v> {
     fn select(&mut self, select: &'v Select, span: Span) -> Evaluated<'v> {
         let operand = self.value(&select.operand)?;
         let field = &*select.field;
-        // A field of an optional is optional.
+        // A field of an optional is an optional itself.
         let (operand, optional) = match &operand {
             Value::Optional(None) => return Ok(Value::none()),
             Value::Optional(Some(present)) => (present.value(), true),
@@ -237,7 +237,7 @@ impl<'v> Evaluation<'_, 'v> {
         }
     }
 
-    /// `&&` and `||`: an operand that decides does so also beside one that fails.
+    /// Evaluates `&&` and `||`: a decisive operand decides even if the other one fails.
     fn logical(&mut self, operands: &'v [Node; 2], decisive: bool) -> Evaluated<'v> {
         let [left, right] = operands;
         let left = match self.bool(left) {
@@ -267,7 +267,7 @@ impl<'v> Evaluation<'_, 'v> {
         };
         match operator {
             Operator::Equal | Operator::NotEqual => {
-                // Never equal, and hardly what was meant.
+                // They are never equal, which the author hardly intended.
                 if matches!(left, Value::Optional(_)) != matches!(right, Value::Optional(_)) {
                     return Err(mismatch(operator, left, right));
                 }
@@ -296,7 +296,7 @@ impl<'v> Evaluation<'_, 'v> {
         }
         match value.to_key() {
             Some(key) => Ok(Value::Bool(container.entry(&key, self.meter)?.is_some())),
-            // A key, if it were a whole number.
+            // A double with a fraction is never a key.
             None if matches!(value, Value::Double(_)) => Ok(Value::Bool(false)),
             None => Err(mismatch(Operator::In, value, container)),
         }
@@ -370,7 +370,7 @@ impl<'v> Evaluation<'_, 'v> {
         })
     }
 
-    /// The error of a field that is not there, which has to look for the field that was meant.
+    /// Returns the error for a missing field, which suggests a similar field.
     #[cold]
     fn no_field(&mut self, value: &Value<'_>, field: &str) -> Result<EvaluationError, EvaluationError> {
         if !value.is_map() {
@@ -378,11 +378,11 @@ impl<'v> Evaluation<'_, 'v> {
             return Ok(EvaluationError::new(format!("{found} has no fields; `{field}` was asked for")));
         }
         let error = EvaluationError::new(format!("there is no field `{field}`"));
-        // Among many names it is not looked for: the error may be one of many in a loop.
+        // Large maps are not searched, because a loop may create many such errors.
         let is_small = value.lookup_cost() <= FEW_STEPS && value.count(self.meter)?.is_some_and(|count| count <= 32);
         let names = if is_small { value.entries(self.meter)?.unwrap_or_default() } else { Vec::new() };
         let names: Vec<_> = names.iter().map(|(key, _)| key.to_text()).collect();
-        // Each letter is compared with each letter of each name.
+        // The comparison is quadratic in the lengths of the names.
         let letters: usize = names.iter().map(|name| name.len().min(LONGEST_NAME)).sum();
         self.meter.charge(field.len() * letters / LETTERS)?;
         Ok(match closest(field, names.iter().map(|name| &**name)) {
@@ -394,10 +394,10 @@ impl<'v> Evaluation<'_, 'v> {
     }
 }
 
-/// Pairs of letters that are compared in a step.
+/// Pairs of characters that are compared in one step.
 const LETTERS: usize = 8;
 
-/// Steps for a lookup in a map that is small.
+/// The maximum number of steps for a lookup in a small map.
 const FEW_STEPS: usize = 16;
 
 #[cold]

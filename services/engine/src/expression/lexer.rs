@@ -1,11 +1,11 @@
 //! Splits the text of an expression into tokens.
 //!
-//! The same lexer finds the end of an expression in a template. So it tells the brace that closes `${` from braces in
-//! strings, comments and map literals. It allocates only for literals and reads every byte once.
+//! The same lexer finds the end of an expression in a template. It distinguishes the brace that closes `${` from braces
+//! in strings, comments and map literals. It allocates only for literals and reads every byte once.
 
 use super::error::ExpressionError;
 
-/// A piece of an expression.
+/// A token of an expression.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Token {
     pub(super) kind: TokenKind,
@@ -15,27 +15,27 @@ pub(super) struct Token {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum TokenKind {
-    /// Without its sign; it may be one more than fits into an `i64`, for the smallest one.
+    /// An unsigned integer. It may exceed `i64::MAX` by one, for the smallest negative integer.
     Int(u64),
     UInt(u64),
     Double(f64),
     String(String),
     Bytes(Vec<u8>),
-    /// A name; `true`, `false`, `null` and `in` are names here too.
+    /// A name, including `true`, `false`, `null` and `in`.
     Name(String),
-    /// A name in backticks, which may stand behind a dot only.
+    /// A name in backticks, which is valid only after a dot.
     QuotedName(String),
     Symbol(&'static str),
     End,
 }
 
-/// Longer ones before those that they begin with.
+/// Sorted so that longer symbols precede their prefixes.
 const SYMBOLS: [&str; 27] = [
     "||", "&&", "==", "!=", "<=", ">=", "<", ">", "!", "+", "-", "*", "/", "%", "?", ":", ".", ",", "(", ")", "[", "]",
     "{", "}", "=", "&", "|",
 ];
 
-/// Reads the tokens of a text one by one.
+/// Reads the tokens of an expression one by one.
 pub(super) struct Lexer<'s> {
     text: &'s str,
     at: usize,
@@ -46,7 +46,7 @@ impl<'s> Lexer<'s> {
         Self { text, at }
     }
 
-    /// The next token; at the end of the text, [`TokenKind::End`] for ever.
+    /// Returns the next token; at the end of the text always [`TokenKind::End`].
     pub(super) fn next(&mut self) -> Result<Token, ExpressionError> {
         self.skip_blanks();
         let start = self.at;
@@ -214,7 +214,7 @@ impl<'s> Lexer<'s> {
     }
 }
 
-/// What stands before the quote of a string.
+/// The prefix of a string literal.
 #[derive(Clone, Copy, Default)]
 struct Prefix {
     raw: bool,
@@ -238,7 +238,7 @@ impl Prefix {
     }
 }
 
-/// A string that is being read.
+/// A string literal while it is read.
 struct Literal {
     bytes: Vec<u8>,
     prefix: Prefix,
@@ -249,7 +249,7 @@ impl Literal {
         self.bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
     }
 
-    /// Reads the escape that `rest` begins with. Gives its length, or how much of it is wrong.
+    /// Reads the escape at the start of `rest`. Returns its length, or the length of its invalid part.
     fn escape(&mut self, rest: &str) -> Result<usize, usize> {
         let Some(kind) = rest.chars().next() else { return Err(0) };
         let number = |from: usize, length: usize, radix: u32| {
@@ -354,7 +354,7 @@ mod tests {
                 TokenKind::Int(0x8000_0000_0000_0000),
             ]
         );
-        // A list's item by its number, and a member of it.
+        // This is a list's item by index, and a member of it.
         assert_eq!(kinds("1.x")[1], TokenKind::Symbol("."));
     }
 

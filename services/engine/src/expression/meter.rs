@@ -1,11 +1,10 @@
 //! The meter grants the steps, memory, depth and time that expressions use.
 //!
-//! Every computation needs a meter. The builders in [`value`](super::value) create computed values with it, patterns
-//! are compiled and loops are entered with it. Each charges the meter before it uses a resource, whether it then
-//! succeeds or fails. Steps are counted, not timed, so an expression on the same object always has the same result. The
-//! deadline is a last resort.
+//! Every computation needs a meter. The builders in [`value`](super::value) create computed values with it, and
+//! patterns and loops need it too. Each charges the meter before it uses a resource, even if it then fails. Steps are
+//! counted, not timed, so an expression on the same object always has the same result. The deadline is a last resort.
 //!
-//! A step is about one evaluated node, one visited item, or sixteen written bytes of text: at most 25 ns of CPU time.
+//! A step is about one evaluated node, one visited item, or sixteen written bytes: at most 25 ns of CPU time.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,27 +14,25 @@ use super::MAXIMUM_RESULT;
 use super::error::EvaluationError;
 use super::pattern::Pattern;
 
-/// What expressions may still use. One meter may serve several of them.
+/// The remaining budget of expressions. Several expressions may share one meter.
 #[derive(Debug)]
 pub struct Meter {
     steps: usize,
     memory: usize,
     nested: usize,
     deadline: Option<Instant>,
-    /// Below this number of steps left, [`Meter::charge`] has more to do than to count: to read the clock, or to
-    /// refuse.
+    /// The number of remaining steps below which [`Meter::charge`] reads the clock or rejects the charge.
     clock_at: usize,
-    /// The limit that was reached. Nothing is granted afterwards.
+    /// The limit that was reached. All later charges are rejected.
     reached: Option<Limit>,
-    /// Where the rest goes back to.
+    /// The pool to which the rest is returned.
     allowance: Option<Allowance>,
-    /// Patterns that are not literals, so that a loop compiles them once.
+    /// Compiled patterns that are not literals, so that a loop compiles them once.
     patterns: Vec<(Box<str>, Pattern)>,
 }
 
-/// What all profiles may use on one request: those of the platform together, and those of the namespace together. A
-/// tenant who writes a hundred expensive profiles gets no more than one who writes a single one, and takes nothing from
-/// the platform's.
+/// The budgets of one request: one for all profiles of the platform, one for all profiles of the namespace. A tenant
+/// with a hundred expensive profiles gets no more than a tenant with one, and takes nothing from the platform's budget.
 #[derive(Clone, Debug)]
 pub(crate) struct Allowances {
     pools: Rc<[Pool; 4]>,
@@ -48,14 +45,14 @@ struct Pool {
     memory: Cell<usize>,
 }
 
-/// The pool of which a meter was granted its part.
+/// The pool that a meter's budget was taken from.
 #[derive(Debug)]
 struct Allowance {
     pools: Rc<[Pool; 4]>,
     place: usize,
 }
 
-/// Whose profile a meter is for.
+/// The owner of the profile that a meter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// A cluster profile.
@@ -64,27 +61,27 @@ pub(crate) enum Owner {
     Namespace,
 }
 
-/// What a meter is for.
+/// The purpose of a meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To decide what a profile does.
+    /// Deciding what a profile does.
     Decide,
-    /// To find out what it did in an earlier pass. It has an allowance of its own: a profile that could be applied can
+    /// Recognizing what it did in an earlier pass. The budget is separate, so that a profile that could be applied can
     /// also be recognized.
     Recognize,
 }
 
 impl Allowances {
-    /// Steps that the profiles of one owner may use on one request, for each purpose.
+    /// The steps that the profiles of one owner may use on one request, for each purpose.
     pub(crate) const STEPS: usize = Meter::PROFILE;
 
-    /// Allowances for a request that has to be answered at this time.
+    /// Creates the budgets of a request with this deadline.
     pub(crate) fn until(deadline: Option<Instant>) -> Self {
         let pool = || Pool { steps: Cell::new(Self::STEPS), memory: Cell::new(Meter::MEMORY) };
         Self { pools: Rc::new([pool(), pool(), pool(), pool()]), deadline }
     }
 
-    /// A meter for at most this number of steps. What is left of it when it is dropped goes back.
+    /// Creates a meter for at most this number of steps. Its rest is returned when it is dropped.
     pub(crate) fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
         let place = 2 * owner as usize + purpose as usize;
         let mut meter = Meter::of(steps);
@@ -117,46 +114,46 @@ pub enum Limit {
     Memory,
     /// Values or variables that nest deeper than allowed.
     Depth,
-    /// The request has to be answered.
+    /// The deadline of the request has passed.
     Time,
 }
 
-/// Patterns that are remembered.
+/// The maximum number of cached patterns.
 const MAXIMUM_PATTERNS: usize = 8;
 
-/// How deep expressions may evaluate others through variables.
+/// The maximum depth of expressions that evaluate others through variables.
 const MAXIMUM_NESTED: usize = 24;
 
-/// How deep computed values may nest. Values that were parsed from JSON nest no deeper than the parsers allow, so that
-/// no walk over a value needs more stack than a request's thread has.
+/// The maximum depth of computed values. The parsers bound the depth of values from JSON. So no walk over a value needs
+/// more stack than a request's thread has.
 pub(super) const MAXIMUM_VALUE_DEPTH: u8 = 64;
 
-/// Steps between two readings of the clock: less than a millisecond.
+/// Steps between two reads of the clock: less than a millisecond.
 const CLOCK_INTERVAL: usize = 20_000;
 
-/// Steps for an error that the evaluation goes on after: making its message takes this long.
+/// Steps for an error that does not end the evaluation, because its message is created.
 const ERROR: usize = 20;
 
 impl Meter {
-    /// Steps that one expression may use, with all variables that it reads for the first time.
+    /// The steps that one expression may use, including all variables that it reads for the first time.
     pub const EXPRESSION: usize = 100_000;
 
-    /// Steps that one profile may use on one object, all its expressions together.
+    /// The steps that one profile may use on one object, for all its expressions together.
     pub(crate) const PROFILE: usize = 4 * Self::EXPRESSION;
 
-    /// Bytes of text that take one step.
+    /// Bytes of text that cost one step.
     pub(crate) const BYTES: usize = 16;
 
-    /// Bytes of memory that one meter grants, whether they are freed before its end or not.
+    /// Bytes of memory that one meter grants in total, whether they are freed or not.
     pub const MEMORY: usize = 8 << 20;
 
-    /// A meter for one expression.
+    /// Creates a meter for one expression.
     #[must_use]
     pub const fn new() -> Self {
         Self::of(Self::EXPRESSION)
     }
 
-    /// A meter that grants this number of steps.
+    /// Creates a meter with this number of steps.
     #[must_use]
     pub const fn of(steps: usize) -> Self {
         Self {
@@ -171,7 +168,7 @@ impl Meter {
         }
     }
 
-    /// Grants nothing after this time.
+    /// Sets the deadline after which all charges are rejected.
     #[must_use]
     pub fn until(mut self, deadline: Option<Instant>) -> Self {
         self.deadline = deadline;
@@ -179,28 +176,28 @@ impl Meter {
         self
     }
 
-    /// Steps that are left.
+    /// Returns the remaining steps.
     #[must_use]
     pub const fn left(&self) -> usize {
         self.steps
     }
 
-    /// Bytes of memory that are left.
+    /// Returns the remaining bytes of memory.
     #[must_use]
     pub const fn memory_left(&self) -> usize {
         self.memory
     }
 
-    /// The limit that was reached, if one was.
+    /// Returns the limit that was reached, if any.
     #[must_use]
     pub const fn reached(&self) -> Option<Limit> {
         self.reached
     }
 
-    /// Grants steps.
+    /// Charges steps.
     ///
     /// # Errors
-    /// A limit is reached, now or before.
+    /// This or an earlier charge reached a limit.
     #[inline]
     pub(crate) fn charge(&mut self, steps: usize) -> Result<(), EvaluationError> {
         match self.steps.checked_sub(steps) {
@@ -228,18 +225,18 @@ impl Meter {
         Ok(())
     }
 
-    /// Grants the steps for reading or writing this number of bytes.
+    /// Charges the steps for reading or writing this number of bytes.
     pub(crate) fn charge_bytes(&mut self, bytes: usize) -> Result<(), EvaluationError> {
         self.charge(bytes / Self::BYTES)
     }
 
-    /// Grants memory, and the steps for writing to it.
+    /// Charges memory, and the steps for writing to it.
     pub(crate) fn charge_memory(&mut self, bytes: usize) -> Result<(), EvaluationError> {
         self.charge(bytes / Self::BYTES)?;
         self.take_memory(bytes)
     }
 
-    /// Grants memory whose steps are charged otherwise.
+    /// Charges memory whose steps are charged separately.
     pub(super) fn take_memory(&mut self, bytes: usize) -> Result<(), EvaluationError> {
         match self.memory.checked_sub(bytes) {
             Some(left) => {
@@ -250,7 +247,7 @@ impl Meter {
         }
     }
 
-    /// Grants a text of this length, which [`MAXIMUM_RESULT`] bounds.
+    /// Charges a string of this length, which [`MAXIMUM_RESULT`] bounds.
     pub(super) fn charge_text(&mut self, bytes: usize) -> Result<(), EvaluationError> {
         if bytes > MAXIMUM_RESULT {
             self.charge(ERROR)?;
@@ -263,13 +260,13 @@ impl Meter {
         self.charge_memory(bytes)
     }
 
-    /// Grants sorting this number of values, whose texts have at most this number of bytes.
+    /// Charges sorting this number of values, whose strings have at most this number of bytes.
     pub(super) fn charge_sort(&mut self, count: usize, longest: usize) -> Result<(), EvaluationError> {
         let comparisons = count.saturating_mul(usize::BITS.saturating_sub(count.leading_zeros()) as usize);
         self.charge(comparisons.saturating_mul(1 + longest / 64))
     }
 
-    /// Grants a level of nesting below values of this depth; returns the depth of the value around them.
+    /// Checks a level of nesting around values of this depth; returns the depth of the new value.
     pub(super) fn charge_depth(&mut self, within: u8) -> Result<u8, EvaluationError> {
         match within.checked_add(1) {
             Some(depth) if depth <= MAXIMUM_VALUE_DEPTH => Ok(depth),
@@ -277,7 +274,7 @@ impl Meter {
         }
     }
 
-    /// Grants going on after an error. No limit that was reached is gone on after.
+    /// Charges an error that does not end the evaluation. The error of a reached limit is returned as a failure.
     pub(super) fn go_on_after(&mut self, error: EvaluationError) -> Result<EvaluationError, EvaluationError> {
         if error.is_exhausted() {
             return Err(error);
@@ -286,7 +283,7 @@ impl Meter {
         Ok(error)
     }
 
-    /// The compiled form of a pattern that was compiled before.
+    /// Returns the cached compiled form of a pattern.
     pub(super) fn pattern(&self, text: &str) -> Option<Pattern> {
         self.patterns.iter().find(|(pattern, _)| **pattern == *text).map(|(_, compiled)| compiled.clone())
     }

@@ -44,19 +44,19 @@ pub use scope::{MAXIMUM_PATTERN_MEMORY, MAXIMUM_PROFILE_NODES, Scope};
 pub use text::{Part, Source, Text};
 pub use value::{Extended, Key, ListBuilder, Map, MapBuilder, Text as TextValue, TextBuilder, Value};
 
-/// Bytes that the text of an expression may have.
+/// The maximum length of an expression in bytes.
 pub const MAXIMUM_SOURCE: usize = 1024;
 
-/// Parts (literals, names, operators, calls) that an expression may have.
+/// The maximum number of parts (literals, names, operators, calls) of an expression.
 pub const MAXIMUM_NODES: usize = 256;
 
-/// How deep the parts of an expression may stand in one another.
+/// The maximum nesting of an expression.
 pub const MAXIMUM_DEPTH: usize = 32;
 
-/// How many loops (`map`, `filter`, `all`, ...) may stand in one another.
+/// The maximum nesting of loops (`map`, `filter`, `all`, ...).
 pub const MAXIMUM_LOOPS: usize = 2;
 
-/// Bytes that a text, or the whole result of an expression, may have.
+/// The maximum size in bytes of a string, or of the whole result of an expression.
 pub const MAXIMUM_RESULT: usize = 256 * 1024;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The subset of the language that Kubernetes' own policies share, so that an expression is handed to the API server
-//! only if it means the same there.
+//! Detects expressions that Kubernetes' admission policies support with the same meaning, so that only those are handed
+//! to the API server.
 //!
-//! The text shows one point in which the API server is stricter: the elements of a list or map literal must have one
-//! type. It reports other type errors when a policy is applied to it.
+//! One stricter rule of the API server shows in the text: the elements of a list or map literal must have one type.
+//! The API server reports other type errors when a policy is applied to it.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::functions::Style;
 use super::program::{Node, NodeKind};
 use super::syntax::{Literal, Operator};
 
-/// The functions that the API server has too, with the same meaning.
+/// The global functions that the API server has too, with the same meaning.
 const GLOBAL: [&str; 17] = [
     "size",
     "string",
@@ -32,7 +32,7 @@ const GLOBAL: [&str; 17] = [
     "strings.quote",
 ];
 
-/// The same of those that are called on a value.
+/// The member functions that the API server has too, with the same meaning.
 const MEMBER: [&str; 43] = [
     "size",
     "contains",
@@ -79,12 +79,12 @@ const MEMBER: [&str; 43] = [
     "getMilliseconds",
 ];
 
-/// What is known of a quantity to the functions above, and to nothing else of the API server's.
+/// The functions above that accept quantities here, but not in the API server.
 const NOT_OF_QUANTITIES: [&str; 6] = ["int", "string", "double", "sum", "min", "max"];
 
 impl Expression {
-    /// What stands in it that the API server's own policies do not have, apart from names of the scope; in words,
-    /// sorted.
+    /// Describes the features of it that the API server's policies do not have, sorted. Names of the scope are not
+    /// checked.
     #[must_use]
     pub fn not_native(&self) -> Vec<String> {
         let mut finder = Finder::default();
@@ -99,15 +99,15 @@ impl Expression {
     }
 }
 
-/// The type of an element, as far as a text shows it.
+/// The type of an element, as far as the text shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shape {
     Literal(&'static str),
-    /// Something of an object, of which the API server knows no more either.
+    /// A part of an object, whose type the API server does not know either.
     Dynamic,
     List(Option<Box<Self>>),
     Map(Option<Box<(Self, Self)>>),
-    /// The API server may know more of it than is known here.
+    /// A value whose type the API server may know.
     Unknown,
 }
 
@@ -115,7 +115,7 @@ enum Shape {
 struct Finder {
     found: BTreeSet<String>,
     functions: BTreeSet<&'static str>,
-    /// Whether there is an operator that computes or compares by size.
+    /// Whether it has an operator that computes or orders values.
     computes: bool,
 }
 
@@ -140,13 +140,13 @@ impl Finder {
                     self.found.insert(format!("{name}()"));
                 }
                 self.functions.insert(name);
-                // There it takes text and nothing else. What an object holds, a text does not show.
+                // The API server's function takes strings only. The types of an object's fields are not known here.
                 let is_number = |argument| matches!(shape(argument), Shape::Literal(kind) if kind != "string");
                 if name == "quantity" && call.arguments.iter().any(is_number) {
                     self.found.insert("quantity() of a number".to_owned());
                 }
                 for argument in &call.arguments {
-                    // What is put into a format may be of any types.
+                    // The arguments of a format may have different types.
                     match (&argument.kind, name) {
                         (NodeKind::List(elements), "format") => self.all(elements.iter().map(|element| &element.value)),
                         _ => self.node(argument),
@@ -210,7 +210,7 @@ fn shape(node: &Node) -> Shape {
             Shape::Dynamic => Shape::Dynamic,
             _ => Shape::Unknown,
         },
-        // Of the request and the namespace, the API server knows the types.
+        // The API server knows the types of the request and the namespace.
         NodeKind::Name(name) if matches!(&**name, "object" | "oldObject") => Shape::Dynamic,
         _ => Shape::Unknown,
     }

@@ -1,4 +1,4 @@
-//! Arithmetic, equality and order of values, as CEL has them.
+//! Arithmetic, equality and order of values, as in CEL.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,7 @@ use super::meter::Meter;
 use super::syntax::Operator;
 use super::value::{ListBuilder, TextBuilder, Value};
 
-/// An integer as the nearest double.
+/// Converts an integer to the nearest double.
 #[expect(clippy::cast_precision_loss, reason = "the nearest double is what is asked for")]
 pub(super) fn nearest(number: i64) -> f64 {
     number as f64
@@ -18,7 +18,7 @@ fn nearest_unsigned(number: u64) -> f64 {
     number as f64
 }
 
-/// A double as text: without a fraction if it has none, as everywhere in CEL and Kubernetes.
+/// Formats a double: whole numbers without a fraction, as everywhere in CEL and Kubernetes.
 pub(super) fn double_text(number: f64) -> String {
     if number.is_nan() {
         return "NaN".to_owned();
@@ -33,8 +33,8 @@ pub(super) fn double_text(number: f64) -> String {
     }
 }
 
-/// Whether two values are equal. Numbers are compared by what they are worth, lists and maps by what is in them, and
-/// values of different kinds are never equal.
+/// Whether two values are equal. Numbers of different types are compared by value, lists and maps by their contents.
+/// Values of other different types are never equal.
 pub(super) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> Result<bool, EvaluationError> {
     Ok(match (left, right) {
         (Value::Null, Value::Null) => true,
@@ -89,7 +89,7 @@ pub(super) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> R
     })
 }
 
-/// How two values are ordered; `None` if they are not.
+/// Returns the order of two values; `None` if they have none.
 ///
 /// # Errors
 /// The meter does not grant the comparison.
@@ -102,7 +102,7 @@ pub(super) fn order(
     Ok(granted_order(left, right))
 }
 
-/// The same where the meter has granted the comparison.
+/// Returns the order of two values. The caller has charged the meter for the comparison.
 pub(super) fn granted_order(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
     match (left, right) {
         (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),
@@ -129,7 +129,7 @@ fn number_order(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
     }
 }
 
-/// `-x`.
+/// Evaluates `-x`.
 pub(super) fn negate<'v>(value: &Value<'v>) -> Result<Value<'v>, EvaluationError> {
     match value {
         Value::Int(number) => number.checked_neg().map(Value::Int).ok_or_else(overflow),
@@ -139,7 +139,7 @@ pub(super) fn negate<'v>(value: &Value<'v>) -> Result<Value<'v>, EvaluationError
     }
 }
 
-/// `+`, `-`, `*`, `/`, `%`.
+/// Evaluates `+`, `-`, `*`, `/` and `%`.
 pub(super) fn arithmetic<'v>(
     operator: Operator,
     left: &Value<'v>,
@@ -220,7 +220,7 @@ fn by_zero() -> EvaluationError {
     EvaluationError::new("a number is divided by zero")
 }
 
-/// The error of an operator that does not take these values together.
+/// Creates the error for an operator that does not support these types.
 #[cold]
 pub(super) fn mismatch(operator: Operator, left: &Value<'_>, right: &Value<'_>) -> EvaluationError {
     let error = EvaluationError::new(format!(
@@ -243,7 +243,7 @@ pub(super) fn mismatch(operator: Operator, left: &Value<'_>, right: &Value<'_>) 
     }
 }
 
-/// `+` and `-` of two quantities, `*` and `/` of one and a number.
+/// Evaluates `+` and `-` of two quantities, and `*` and `/` of a quantity and a number.
 pub(super) fn quantities<'v>(
     operator: Operator,
     left: &Value<'v>,

@@ -1,4 +1,4 @@
-//! Converts results of expressions to JSON and to text.
+//! Converts results of expressions to JSON and to strings.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use super::value::{Value, whole};
 use super::{MAXIMUM_RESULT, operators};
 use crate::json;
 
-/// What an expression gave for a field or an element.
+/// The result of an expression for a field or an element.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// A value.
@@ -22,11 +22,11 @@ pub enum Outcome {
 }
 
 impl Value<'_> {
-    /// The value for a field or element. Empty optionals inside of it are left out.
+    /// Converts the value for a field or element. Nested empty optionals are left out.
     ///
     /// # Errors
-    /// A value without a form in JSON (bytes, types, a double that is not a number), one that is larger than
-    /// [`MAXIMUM_RESULT`], and one that the meter does not grant.
+    /// The value is not representable in JSON (bytes, types, a double that is not a number), is larger than
+    /// [`MAXIMUM_RESULT`], or is not granted by the meter.
     pub fn to_outcome(&self, meter: &mut Meter) -> Result<Outcome, EvaluationError> {
         Ok(match self.to_json(meter)? {
             Some(serde_json::Value::Null) | None => Outcome::Absent,
@@ -34,15 +34,15 @@ impl Value<'_> {
         })
     }
 
-    /// The value as JSON; `None` for an empty optional.
+    /// Converts the value to JSON; `None` for an empty optional.
     ///
     /// # Errors
-    /// As [`Value::to_outcome`].
+    /// The same as those of [`Value::to_outcome`].
     pub fn to_json(&self, meter: &mut Meter) -> Result<Option<serde_json::Value>, EvaluationError> {
         self.write_json(&mut Output { left: MAXIMUM_RESULT, meter })
     }
 
-    /// Walks the value: it nests no deeper than [`Meter::charge_depth`] and the JSON parsers allow.
+    /// Converts recursively. [`Meter::charge_depth`] and the JSON parsers bound the depth.
     fn write_json(&self, output: &mut Output<'_>) -> Result<Option<serde_json::Value>, EvaluationError> {
         output.take(SCALAR, VALUE)?;
         let value = match self {
@@ -99,10 +99,10 @@ impl Value<'_> {
         Ok(Some(value))
     }
 
-    /// The value as a condition.
+    /// Converts the value to a condition.
     ///
     /// # Errors
-    /// What is no bool.
+    /// The value is not a bool.
     pub fn to_bool(&self) -> Result<bool, EvaluationError> {
         match self {
             Self::Bool(value) => Ok(*value),
@@ -115,10 +115,10 @@ impl Value<'_> {
         }
     }
 
-    /// The value as a part of a longer text: texts, numbers and bools as they are.
+    /// Converts a string, number or bool to a part of a longer string.
     ///
     /// # Errors
-    /// Any other value.
+    /// The value has another type.
     pub fn to_text(&self) -> Result<Cow<'_, str>, EvaluationError> {
         Ok(match self {
             Self::String(text) => Cow::Borrowed(text),
@@ -141,19 +141,19 @@ impl Value<'_> {
     }
 }
 
-/// JSON that is being written: the bytes that it may still have, and the meter that grants them.
+/// The budget for writing JSON: the remaining bytes, and the meter.
 struct Output<'m> {
     left: usize,
     meter: &'m mut Meter,
 }
 
-/// Bytes that a value counts for besides its text, so that a list of a million nulls is not small.
+/// Bytes that each value counts in addition to its string, so that a list of a million nulls is not small.
 const SCALAR: usize = 4;
 
-/// Bytes of memory of a value, besides its text.
+/// Bytes of memory of a value, in addition to its string.
 const VALUE: usize = 48;
 
-/// Bytes of memory of a member of an object, besides its key and value.
+/// Bytes of memory of a member of an object, in addition to its key and value.
 const MEMBER: usize = 96;
 
 impl Output<'_> {
@@ -194,7 +194,7 @@ fn from_tape(value: json::Value<'_>, meter: &mut Meter) -> Result<serde_json::Va
             }
             members.into()
         }
-        // A number stays what it was, also if it is none that an expression could compute with.
+        // A number is copied as written, even if expressions could not compute with it.
         _ => {
             let length = value.raw().len();
             meter.charge(length / 8)?;
@@ -204,7 +204,7 @@ fn from_tape(value: json::Value<'_>, meter: &mut Meter) -> Result<serde_json::Va
     })
 }
 
-/// A double is written as Kubernetes writes it: without a fraction if it has none.
+/// Formats a double as Kubernetes does: whole numbers without a fraction.
 fn double(number: f64) -> Result<serde_json::Value, EvaluationError> {
     if let Some(whole) = whole(number) {
         return Ok(whole.into());

@@ -1,14 +1,14 @@
 //! Parses the text of an expression into a tree.
 //!
-//! The limits hold while the tree is built. Nesting is counted before going deeper, and every node is counted when it
-//! is created. So no text takes more stack or memory than a small constant.
+//! The limits apply while the tree is built. Nesting is counted before each recursion, and every node when it is
+//! created. So no text uses more stack or memory than a small constant.
 
 use super::error::{ExpressionError, Span};
 use super::lexer::{Lexer, Token, TokenKind};
 use super::syntax::{Ast, AstKind, Entry, Item, Literal, Operator};
 use super::{MAXIMUM_DEPTH, MAXIMUM_NODES, MAXIMUM_SOURCE};
 
-/// Names that CEL keeps for itself.
+/// Names that CEL reserves.
 const RESERVED: [&str; 17] = [
     "as",
     "break",
@@ -29,7 +29,7 @@ const RESERVED: [&str; 17] = [
     "while",
 ];
 
-/// Reads a whole expression.
+/// Parses a whole expression.
 pub(super) fn parse(source: &str) -> Result<Ast, ExpressionError> {
     if source.len() > MAXIMUM_SOURCE {
         return Err(ExpressionError::new(
@@ -60,7 +60,7 @@ struct Parser<'s> {
 }
 
 impl Parser<'_> {
-    /// An expression with its conditional: the one place through which nesting goes.
+    /// Parses an expression with its conditional. All nesting recurses through this function.
     fn expression(&mut self) -> Result<Ast, ExpressionError> {
         self.nesting += 1;
         if self.nesting > MAXIMUM_DEPTH {
@@ -80,7 +80,7 @@ impl Parser<'_> {
         Ok(ast)
     }
 
-    /// Operators that bind at least as tightly as `minimum`. It goes into itself once for every level of precedence.
+    /// Parses operators of at least this precedence. It recurses once for every level of precedence.
     fn binary(&mut self, minimum: u8) -> Result<Ast, ExpressionError> {
         let mut left = self.unary()?;
         while let Some(operator) = self.operator().filter(|operator| operator.precedence() >= minimum) {
@@ -125,7 +125,7 @@ impl Parser<'_> {
         Ok(ast)
     }
 
-    /// A number behind its sign, which belongs to it: the smallest integer is not the negative of one.
+    /// Parses a number with its sign. The smallest integer is not the negation of a valid integer.
     fn negative(&mut self, sign: Span) -> Result<Ast, ExpressionError> {
         let span = sign.to(self.span());
         let literal = match self.next.kind {
@@ -264,7 +264,7 @@ impl Parser<'_> {
         Ok(Entry { optional, key, value: self.expression()? })
     }
 
-    /// Elements with commas between them, up to and with what closes them. A comma may stand behind the last one.
+    /// Parses elements separated by commas, including the closing symbol. A comma after the last one is permitted.
     fn list<T>(
         &mut self,
         close: &'static str,
@@ -359,7 +359,7 @@ impl Parser<'_> {
         Span::new(self.next.start, self.next.end)
     }
 
-    /// The place behind the last token that was taken.
+    /// Returns the position after the last consumed token.
     fn behind(&self) -> Span {
         Span::new(self.last_end, self.last_end)
     }

@@ -1,8 +1,8 @@
-//! Compiled regular expressions: RE2's syntax, and time in proportion to the text.
+//! Compiled regular expressions: RE2's syntax, and search time linear in the text.
 //!
-//! How long a search takes for each byte of a text depends on the pattern. One whose deterministic automaton is small
-//! takes a few nanoseconds; any other may take as long as all its states one after the other. A [`Pattern`] knows which
-//! it is, so that the meter is charged accordingly before each search.
+//! The time per byte depends on the pattern. A pattern with a small deterministic automaton takes a few nanoseconds.
+//! Any other pattern may visit all of its states for each byte. A [`Pattern`] records its class, so that the meter is
+//! charged accordingly before each search.
 
 use std::sync::Arc;
 
@@ -12,44 +12,44 @@ use regex_automata::nfa::thompson;
 
 use super::MAXIMUM_SOURCE;
 
-/// A compiled pattern. Cloning it shares it.
+/// A compiled pattern. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Pattern(Arc<Compiled>);
 
 #[derive(Debug)]
 struct Compiled {
     regex: Regex,
-    /// States of the automaton that is not deterministic.
+    /// The number of states of the nondeterministic automaton.
     states: usize,
     /// Whether the deterministic automatons are small, in both directions.
     is_cheap: bool,
-    /// Bytes of memory, with what searches keep.
+    /// Bytes of memory, including the caches of searches.
     memory: usize,
 }
 
-/// Bytes that a pattern may have: as many as the expression in which a literal stands.
+/// The maximum length of a pattern in bytes, the same as of an expression with a literal pattern.
 const LONGEST: usize = MAXIMUM_SOURCE;
 
-/// Bytes of memory that the automaton of a pattern may take.
+/// The maximum memory of a pattern's automaton in bytes.
 const SIZE: usize = 256 * 1024;
 
-/// The same for a pattern that is computed for a request.
+/// The same limit for a pattern that is computed for a request.
 pub(super) const COMPUTED_SIZE: usize = 32 * 1024;
 
-/// Bytes of memory that a deterministic automaton may take whose searches are cheap.
+/// The maximum memory in bytes of a deterministic automaton with cheap searches.
 const CHEAP: usize = 32 * 1024;
 
-/// Bytes that a search by a cheap pattern reads in a step.
+/// Bytes that a search with a cheap pattern reads in one step.
 const BYTES: usize = 16;
 
-/// States of an expensive pattern that a search visits in a step, for each byte.
+/// States of an expensive pattern that a search visits in one step, for each byte.
 const STATES: usize = 4;
 
 impl Pattern {
     /// Compiles a pattern.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The pattern is invalid.
     pub(super) fn compile(pattern: &str) -> Result<Self, String> {
         Self::compile_at_most(pattern, SIZE)
     }
@@ -84,15 +84,15 @@ impl Pattern {
         let (forward, reverse) = (automaton(false), automaton(true));
         let (states, size) =
             forward.as_ref().map_or((SIZE, SIZE), |automaton| (automaton.states().len(), automaton.memory_usage()));
-        // A search runs forward to where a match ends, and back from there to where it begins.
+        // A search runs forward to the end of a match, and back from there to its beginning.
         let is_cheap = forward.is_some_and(|automaton| is_small(&automaton, StartKind::Unanchored))
             && reverse.is_some_and(|automaton| is_small(&automaton, StartKind::Anchored));
-        // Both directions, and what searches remember.
+        // Both directions, and the caches of searches.
         let memory = 2 * size + 2 * if is_cheap { CHEAP } else { SIZE };
         Ok(Self(Arc::new(Compiled { regex, states, is_cheap, memory })))
     }
 
-    /// Bytes of memory, with what searches keep.
+    /// Returns the bytes of memory, including the caches of searches.
     pub(super) fn memory(&self) -> usize {
         self.0.memory
     }
@@ -101,12 +101,12 @@ impl Pattern {
         &self.0.regex
     }
 
-    /// Steps for a search of this number of bytes.
+    /// Returns the steps for a search in this number of bytes.
     pub(super) fn search_steps(&self, bytes: usize) -> usize {
         1 + if self.0.is_cheap { bytes / BYTES } else { self.all_states(bytes) }
     }
 
-    /// Further steps for a search that finds groups: where they begin and end is found state by state.
+    /// Returns the additional steps for a search with groups, which are found state by state.
     pub(super) fn group_steps(&self, bytes: usize) -> usize {
         if self.0.regex.captures_len() > 1 { self.all_states(bytes) } else { 0 }
     }
@@ -116,8 +116,7 @@ impl Pattern {
     }
 }
 
-/// A pattern in which `\w`, `\d`, `\s` and `\b` mean ASCII, as in RE2. They stand for a thousand ranges of Unicode
-/// otherwise.
+/// Rewrites `\w`, `\d`, `\s` and `\b` to their ASCII meaning, as in RE2. Their Unicode meaning needs a thousand ranges.
 fn with_ascii_classes(pattern: &str) -> String {
     let mut written = String::with_capacity(pattern.len());
     let mut letters = pattern.chars();

@@ -1,4 +1,4 @@
-//! A compiled expression: the tree that is evaluated.
+//! A compiled expression: the tree for evaluation.
 
 use super::error::Span;
 use super::functions::Function;
@@ -18,9 +18,9 @@ pub(super) enum NodeKind {
     Type(&'static str),
     /// A name of the scope.
     Name(Box<str>),
-    /// A member of a name whose members are asked for one by one.
+    /// A member of a name with members.
     Member(Box<Member>),
-    /// A value bound within the expression, by its place among those that are bound around it.
+    /// A value bound within the expression, by its index among the enclosing bindings.
     Local(usize),
     Select(Box<Select>),
     /// `has(a.b)`.
@@ -38,7 +38,7 @@ pub(super) enum NodeKind {
     Loop(Box<Loop>),
     /// Binds a value that is evaluated once.
     Bind(Box<[Node; 2]>),
-    /// `optMap`, `optFlatMap`: the second part, if the first holds a value, which is bound.
+    /// `optMap`, `optFlatMap`: binds the value of the first part, if it has one, and evaluates the second part.
     MapOptional {
         parts: Box<[Node; 2]>,
         flat: bool,
@@ -52,7 +52,7 @@ pub(super) struct Member {
     pub(super) access: Access,
 }
 
-/// How a member of a name is asked for.
+/// The syntax of an access to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Plain,
@@ -78,7 +78,7 @@ pub(super) struct Index {
 pub(super) struct Invocation {
     pub(super) function: &'static Function,
     pub(super) arguments: Box<[Node]>,
-    /// The regular expression, where it is a literal.
+    /// The compiled regular expression, if it is a literal.
     pub(super) pattern: Option<Pattern>,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Element {
     pub(super) value: Node,
 }
 
-/// A macro that goes over the items of a list or the keys of a map, each bound in turn.
+/// A macro that iterates over the items of a list or the keys of a map, and binds each.
 #[derive(Debug)]
 pub(super) struct Loop {
     pub(super) kind: LoopKind,

@@ -1,4 +1,4 @@
-//! Quantities of Kubernetes, with arithmetic that is exact to a billionth.
+//! Kubernetes quantities, with arithmetic that is exact to a billionth.
 
 /// An amount of CPU, memory and the like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub struct Quantity {
     format: Format,
 }
 
-/// How it is written.
+/// The notation of a quantity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Format {
     /// `500m`, `2G`.
@@ -20,12 +20,12 @@ enum Format {
     Exponent,
 }
 
-/// Bytes that a quantity may have: thirty digits with a sign, a point and a suffix have fewer.
+/// The maximum length in bytes: thirty digits with a sign, a point and a suffix are shorter.
 const LONGEST: usize = 64;
 
 const BILLION: i128 = 1_000_000_000;
 
-/// Of suffixes, those that are worth most come first.
+/// Suffixes in descending order.
 const DECIMAL: [(&str, i128); 10] = [
     ("E", BILLION * 1_000_000_000_000_000_000),
     ("P", BILLION * 1_000_000_000_000_000),
@@ -48,7 +48,7 @@ const BINARY: [(&str, i128); 6] = [
     ("Ki", BILLION << 10),
 ];
 
-/// As large as Kubernetes lets a quantity become.
+/// Kubernetes' maximum for quantities.
 const LARGEST: i128 = i64::MAX as i128 * BILLION;
 
 impl Quantity {
@@ -60,22 +60,22 @@ impl Quantity {
         self.worth
     }
 
-    /// Reads a quantity; `None` if the text is none.
+    /// Parses a quantity; `None` if the string is invalid.
     pub(crate) fn read(text: &str) -> Option<Self> {
         parse(text)
     }
 
-    /// Both together, in the format of the first.
+    /// Returns the sum, in the format of the first.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self { worth: (self.worth + other.worth).min(LARGEST), ..self }
     }
 
-    /// What it is more than another; zero if it is less.
+    /// Returns the difference, or zero if it is negative.
     pub(crate) fn above(self, other: Self) -> Self {
         Self { worth: (self.worth - other.worth).max(0), ..self }
     }
 
-    /// The larger of both; the first if they are equal.
+    /// Returns the larger quantity; the first one if they are equal.
     pub(crate) fn larger(self, other: Self) -> Self {
         if other.is_more_than(self) { other } else { self }
     }
@@ -84,17 +84,17 @@ impl Quantity {
         self.worth > other.worth
     }
 
-    /// Whether a text is a quantity.
+    /// Whether a string is a valid quantity.
     pub(crate) fn is_written(text: &str) -> bool {
         parse(text).is_some()
     }
 
-    /// About how much a text is worth; `None` if it is no quantity.
+    /// Parses the approximate value of a string; `None` if it is not a quantity.
     pub(crate) fn size(text: &str) -> Option<f64> {
         parse(text).map(Self::approximately)
     }
 
-    /// The whole number that it is.
+    /// Returns the value as an integer, if it is one.
     pub(super) fn whole(self) -> Option<i64> {
         (self.worth % BILLION == 0).then(|| i64::try_from(self.worth / BILLION).ok()).flatten()
     }
@@ -104,32 +104,32 @@ impl Quantity {
         (self.worth / BILLION) as f64 + (self.worth % BILLION) as f64 / 1e9
     }
 
-    /// The sum, in the format of the first.
+    /// Returns the sum, in the format of the first.
     pub(super) fn checked_add(self, other: Self) -> Option<Self> {
         self.with_worth(self.worth.checked_add(other.worth))
     }
 
-    /// The difference, in the format of the first.
+    /// Returns the difference, in the format of the first.
     pub(super) fn checked_sub(self, other: Self) -> Option<Self> {
         self.with_worth(self.worth.checked_sub(other.worth))
     }
 
-    /// The product with a whole number.
+    /// Returns the product with an integer.
     pub(super) fn checked_mul(self, factor: i64) -> Option<Self> {
         self.with_worth(self.worth.checked_mul(i128::from(factor)))
     }
 
-    /// The product with any number, to a millionth of it.
+    /// Returns the product with a double, whose precision is a millionth.
     pub(super) fn scaled(self, factor: f64) -> Option<Self> {
         self.with_worth(times(self.worth, factor))
     }
 
-    /// The quotient by a whole number.
+    /// Returns the quotient by an integer.
     pub(super) fn checked_div(self, divisor: i64) -> Option<Self> {
         self.with_worth(self.worth.checked_div(i128::from(divisor)))
     }
 
-    /// Of the smallest number of all there is no positive one.
+    /// Replaces the value, if it is within the range. `unsigned_abs` also handles the smallest integer.
     fn with_worth(self, worth: Option<i128>) -> Option<Self> {
         let worth = worth.filter(|worth| worth.unsigned_abs() <= LARGEST.unsigned_abs())?;
         Some(Self { worth, ..self })
@@ -159,7 +159,7 @@ pub(super) fn parse(text: &str) -> Option<Quantity> {
     let (scale, format) = scale(suffix)?;
     let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<i128>().ok() };
     let worth = digits(whole)?.checked_mul(scale);
-    // From the last digit on. What is smaller than a billionth is rounded up, as Kubernetes does.
+    // From the last digit to the first. Fractions of a billionth are rounded up, as in Kubernetes.
     let (mut part, mut lost) = (0, false);
     for digit in fraction.bytes().rev() {
         part += i128::from(digit - b'0') * scale;
@@ -167,14 +167,14 @@ pub(super) fn parse(text: &str) -> Option<Quantity> {
         part /= 10;
     }
     let worth = worth.and_then(|worth| worth.checked_add(part)?.checked_add(i128::from(lost)));
-    // What is larger is taken for the largest there is, as Kubernetes does: a range can still bound it.
+    // Larger values become the maximum, as in Kubernetes, so that a range can still bound them.
     let worth = worth.map_or(LARGEST, |worth| worth.min(LARGEST));
     Some(Quantity { worth: worth * sign, format })
 }
 
-/// A number as Kubernetes reads it: by its digits, of which a double has the fewest that tell it from all others.
+/// Converts a double through its shortest decimal notation, as Kubernetes does.
 pub(super) fn of_double(number: f64) -> Option<Quantity> {
-    // What is smaller than a billionth is a billionth, and may have hundreds of digits.
+    // Smaller values round up to a billionth. Their notation could have hundreds of digits.
     if number != 0.0 && number.abs() < 1e-9 {
         return Some(Quantity { worth: if number < 0.0 { -1 } else { 1 }, format: Format::Decimal });
     }
@@ -194,7 +194,7 @@ fn scale(suffix: &str) -> Option<(i128, Format)> {
     Some((10_i128.pow(power), Format::Exponent))
 }
 
-/// As Kubernetes writes it: with the largest suffix that needs no fraction.
+/// Formats a quantity as Kubernetes does: with the largest suffix that needs no fraction.
 pub(super) fn to_text(quantity: &Quantity) -> String {
     let Quantity { worth, format } = *quantity;
     if worth == 0 {
@@ -215,7 +215,7 @@ pub(super) fn to_text(quantity: &Quantity) -> String {
     format!("{}{suffix}", worth / scale)
 }
 
-/// A share of a quantity, to a millionth of it.
+/// Multiplies by a factor that is rounded to a millionth.
 #[expect(clippy::cast_possible_truncation, reason = "the factor is checked to be small")]
 fn times(worth: i128, factor: f64) -> Option<i128> {
     (factor.abs() < 1e9)

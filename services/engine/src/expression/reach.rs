@@ -1,7 +1,7 @@
 //! Finds which fields of a value an expression reads.
 //!
-//! A value may be expensive as a whole and cheap in part. The provider of the value asks which fields an expression
-//! reads. If the expression uses the value in any other way, it reads all of it.
+//! A value may be expensive as a whole but cheap in part, so its provider needs the fields that an expression reads. If
+//! the expression uses the value in any other way, it reads all of it.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use super::program::{Index, Loop, LoopKind, Node, NodeKind};
 use super::syntax::Literal;
 
 impl Expression {
-    /// The fields that it reads of a name of the scope or, where that is a list, of the items of it; `None` if it may
-    /// read any.
+    /// Returns the fields that it reads of a name of the scope or, for a list, of its items; `None` if it may read any
+    /// field.
     #[must_use]
     pub fn fields_of(&self, name: &str, is_list: bool) -> Option<BTreeSet<Box<str>>> {
         let mut reach = Reach { name, is_list, locals: Vec::new(), fields: BTreeSet::new(), whole: false };
@@ -23,7 +23,7 @@ impl Expression {
 struct Reach<'n> {
     name: &'n str,
     is_list: bool,
-    /// For each value that is bound within the expression, whether it is one that is looked at.
+    /// Whether each bound value of the expression is the tracked value.
     locals: Vec<bool>,
     fields: BTreeSet<Box<str>>,
     whole: bool,
@@ -31,7 +31,7 @@ struct Reach<'n> {
 
 impl Reach<'_> {
     fn node(&mut self, node: &Node) {
-        // A value that comes up here, rather than below one of its fields, goes somewhere as a whole.
+        // The value itself is used here, and not one of its fields.
         if self.value(node) || self.list(node) {
             self.whole = true;
             return;
@@ -105,7 +105,7 @@ impl Reach<'_> {
         }
     }
 
-    /// Whether it is the value, or one item of the list. What stands inside of it is looked at then.
+    /// Whether the node is the value, or an item of the list. In that case its subexpressions are visited.
     fn value(&mut self, node: &Node) -> bool {
         match &node.kind {
             NodeKind::Name(name) => !self.is_list && **name == *self.name,
@@ -118,7 +118,7 @@ impl Reach<'_> {
         }
     }
 
-    /// Whether it is the list, or some of its items in some order. What stands inside of it is looked at then.
+    /// Whether the node is the list, filtered or sorted. In that case its subexpressions are visited.
     fn list(&mut self, node: &Node) -> bool {
         match &node.kind {
             NodeKind::Name(name) => self.is_list && **name == *self.name,

@@ -1,56 +1,56 @@
-//! The names that an expression may use, and the suggestion for a misspelt name.
+//! The names that an expression may use, and suggestions for misspelled names.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::pattern::Pattern;
 
-/// What is in scope where an expression stands, and what the expressions of its profile may take together.
+/// The names in scope of an expression, and the joint limits of its profile's expressions.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     names: BTreeMap<String, Contents>,
-    /// Shared by all scopes of a profile.
+    /// The compiled parts, shared by all scopes of a profile.
     compiled: Arc<Mutex<Compiled>>,
-    /// Names that are in scope elsewhere, and why not here.
+    /// Names that are in scope elsewhere, with the reason why they are not in scope here.
     absent: BTreeMap<&'static str, &'static str>,
 }
 
-/// What is below a name.
+/// The contents of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Contents {
-    /// A value like any other.
+    /// A plain value.
     Value,
-    /// Members that are asked for one by one, such as variables: these, or any if it is not known which there are.
+    /// Members that are read one by one, such as variables. `None` accepts any member.
     Members(Option<BTreeSet<String>>),
 }
 
-/// What was compiled for one profile.
+/// Everything that was compiled for one profile.
 #[derive(Debug, Default)]
 struct Compiled {
     nodes: usize,
-    /// Bytes of memory of the patterns.
+    /// Bytes of memory of all patterns.
     memory: usize,
-    /// Equal patterns are compiled once.
+    /// Compiled patterns by text, so that equal ones are compiled once.
     patterns: HashMap<Box<str>, Pattern>,
 }
 
-/// Parts that the expressions of one profile may have together.
+/// The maximum number of parts of all expressions of one profile.
 pub const MAXIMUM_PROFILE_NODES: usize = 16 * 1024;
 
-/// Bytes of memory that the regular expressions of one profile may take together, with what searches keep.
+/// The maximum memory in bytes of all regular expressions of one profile, including the caches of searches.
 pub const MAXIMUM_PATTERN_MEMORY: usize = 4 << 20;
 
-/// Bytes that a part of an expression takes at most, besides its text.
+/// The maximum memory of a part of an expression in bytes, without its string.
 const NODE_BYTES: usize = 128;
 
 impl Scope {
-    /// A scope with no names.
+    /// Creates an empty scope.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Counts what it compiles with what another scope has compiled: both are of one profile.
+    /// Shares the limits of another scope of the same profile.
     #[must_use]
     pub fn of_the_profile_of(mut self, other: &Self) -> Self {
         self.compiled = Arc::clone(&other.compiled);
@@ -60,7 +60,7 @@ impl Scope {
     /// Counts the parts of an expression.
     ///
     /// # Errors
-    /// All expressions of the profile together have too many.
+    /// The expressions of the profile have too many parts in total.
     pub(super) fn add_nodes(&self, count: usize) -> Result<(), String> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         compiled.nodes += count;
@@ -73,7 +73,7 @@ impl Scope {
         Ok(())
     }
 
-    /// Bytes that what was compiled for the profile may take: no less than it does.
+    /// Returns an upper bound of the memory of everything that was compiled for the profile, in bytes.
     pub(crate) fn memory(&self) -> usize {
         let compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         compiled.nodes * NODE_BYTES + compiled.memory
@@ -82,7 +82,7 @@ impl Scope {
     /// Compiles a pattern, or shares one that was compiled for the same profile.
     ///
     /// # Errors
-    /// What is wrong with it, or all patterns of the profile together take too much memory.
+    /// The pattern is invalid, or all patterns of the profile take too much memory.
     pub(super) fn pattern(&self, text: &str) -> Result<Pattern, String> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pattern) = compiled.patterns.get(text) {
@@ -100,14 +100,14 @@ impl Scope {
         Ok(pattern)
     }
 
-    /// Adds a name for a value, such as `object`.
+    /// Adds a name with a value, such as `object`.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>) -> Self {
         self.names.insert(name.into(), Contents::Value);
         self
     }
 
-    /// Adds a name whose members are asked for one by one, such as `variables`, with all the members that there are.
+    /// Adds a name with members that are read one by one, such as `variables`, and lists all of them.
     #[must_use]
     pub fn with_members<M: Into<String>>(
         mut self,
@@ -119,14 +119,14 @@ impl Scope {
         self
     }
 
-    /// Adds a name whose members are asked for one by one and are not known yet.
+    /// Adds a name with members that are not known yet.
     #[must_use]
     pub fn with_any_members(mut self, name: impl Into<String>) -> Self {
         self.names.insert(name.into(), Contents::Members(None));
         self
     }
 
-    /// Takes a name away that is in scope elsewhere, and says why it is not here.
+    /// Removes a name that is in scope elsewhere, with the reason.
     #[must_use]
     pub fn without(mut self, name: &'static str, why: &'static str) -> Self {
         self.names.remove(name);
@@ -134,7 +134,7 @@ impl Scope {
         self
     }
 
-    /// Why a name is not in scope here, if it is elsewhere.
+    /// Returns the reason why a name is in scope only elsewhere.
     pub(super) fn absence(&self, name: &str) -> Option<&'static str> {
         self.absent.get(name).copied()
     }
@@ -147,7 +147,7 @@ impl Scope {
         matches!(self.names.get(name), Some(Contents::Members(_)))
     }
 
-    /// Whether a name may have this member; if not, those that it has.
+    /// Checks that a name may have this member. Returns its members otherwise.
     pub(super) fn check_member(&self, name: &str, member: &str) -> Result<(), &BTreeSet<String>> {
         match self.names.get(name) {
             Some(Contents::Members(Some(members))) if !members.contains(member) => Err(members),
@@ -168,10 +168,10 @@ fn too_many_patterns() -> String {
     )
 }
 
-/// How long names may be that are compared, in bytes: the work grows with their length.
+/// The maximum length in bytes of compared names, because the work grows with their length.
 pub(super) const LONGEST_NAME: usize = 100;
 
-/// The candidate that is most like a name, if one is like it at all.
+/// Returns the candidate that is most similar to a name, if any is similar.
 pub(crate) fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     if name.len() > LONGEST_NAME {
         return None;
@@ -186,7 +186,7 @@ pub(crate) fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c s
         .map(|(_, candidate)| candidate)
 }
 
-/// How many letters have to be added, removed, changed or swapped with their neighbour.
+/// Returns the number of letters to add, remove, change or swap with a neighbour.
 fn distance(left: &str, right: &str) -> usize {
     let right: Vec<_> = right.chars().collect();
     let mut before: Vec<usize> = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::error::Span;
 
-/// A node of the tree. It knows how deep the tree below it is, so that no tree becomes too deep for those who walk it.
+/// A node of the tree. It records its depth, so that no tree becomes too deep for recursion.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ast {
     pub(super) kind: AstKind,
@@ -125,7 +125,7 @@ impl Operator {
         ALL.into_iter().find(|operator| operator.symbol() == symbol)
     }
 
-    /// How tightly it binds; all of them bind to the left.
+    /// Returns the precedence. All operators are left-associative.
     pub(super) fn precedence(self) -> u8 {
         match self {
             Self::Or => 1,

@@ -1,4 +1,4 @@
-//! What of a tape is read by an expression; `tests/expressions` has the tests of the language.
+//! Expressions that read a tape: their values and their cost. `tests/expressions` has the tests of the language.
 
 use super::{Bindings, EvaluationError, Expression, Meter, Outcome, Scope, Value};
 use crate::json::{OwnedTape, Value as Tape};
@@ -112,7 +112,7 @@ fn looking_through_a_long_list_or_object_is_work() {
         assert!(run(&text, source).unwrap_err().is_exhausted(), "{source}");
         assert!(start.elapsed() < std::time::Duration::from_secs(3), "{source}: {:?}", start.elapsed());
     }
-    // To go over one of them is not too much.
+    // Iterating over one of them stays within the limit.
     assert_eq!(run(&text, "o.all(k, k.startsWith('key'))").unwrap(), true);
     assert_eq!(run(&text, "l.filter(i, i % 2 == 0).size() == 5000").unwrap(), true);
 }

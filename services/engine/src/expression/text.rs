@@ -1,4 +1,4 @@
-//! The strings of templates: text in which `${...}` are expressions.
+//! The strings of templates, in which `${...}` are expressions.
 //!
 //! `$${` is a literal `${`. `$(NAME)`, which Kubernetes itself replaces, is plain text.
 
@@ -8,37 +8,37 @@ use super::lexer::{Lexer, TokenKind};
 /// A string of a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Text {
-    /// It holds no expression; what it stands for, with `$${` replaced.
+    /// A string without expressions, in which `$${` is already replaced.
     Literal(String),
-    /// It is exactly one `${...}` and keeps the type of the expression's value.
+    /// Exactly one `${...}`, which keeps the type of the expression's value.
     Whole(Source),
-    /// Text and expressions side by side; the values are put in as text.
+    /// Text and expressions, whose values are inserted as text.
     Mixed(Vec<Part>),
 }
 
 /// A part of a string with expressions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Text as it is.
+    /// Literal text.
     Text(String),
-    /// An expression whose value is put in.
+    /// An expression whose value is inserted.
     Expression(Source),
 }
 
 /// The source of an expression inside a string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// What stands between `${` and `}`.
+    /// The text between `${` and `}`.
     pub text: String,
-    /// The byte of the string at which it begins: what has to be added to the places of its errors.
+    /// The byte offset of the source in the string, which is added to the ranges of its errors.
     pub offset: usize,
 }
 
 impl Text {
-    /// Reads a string.
+    /// Parses a string.
     ///
     /// # Errors
-    /// A `${` that is not closed, with its place in the string.
+    /// A `${` is not closed. The error has its range in the string.
     pub fn parse(text: &str) -> Result<Self, ExpressionError> {
         let mut parts = Vec::new();
         let mut literal = String::new();
@@ -75,7 +75,7 @@ impl Text {
     }
 }
 
-/// The place of the brace that closes the `${` at `start`.
+/// Returns the position of the brace that closes the `${` at `start`.
 fn end_of_expression(text: &str, start: usize) -> Result<usize, ExpressionError> {
     let unterminated = || {
         ExpressionError::new(start..text.len(), "this `${` is not closed")
@@ -84,7 +84,7 @@ fn end_of_expression(text: &str, start: usize) -> Result<usize, ExpressionError>
     let mut lexer = Lexer::new(text, start + 2);
     let mut open = 0_usize;
     loop {
-        // What is wrong inside is told when the expression is compiled, unless it hides the end.
+        // The compiler reports mistakes in the expression, unless they hide its end.
         let token = lexer.next().map_err(|error| if error.range.end == text.len() { unterminated() } else { error })?;
         match token.kind {
             TokenKind::End => return Err(unterminated()),
@@ -170,7 +170,7 @@ mod tests {
             assert_eq!(error.range, range, "{text}");
             assert_eq!(error.message, "this `${` is not closed", "{text}");
         }
-        // What is wrong inside is told at its own place.
+        // A mistake in the expression has its own range.
         assert_eq!(Text::parse(r"ab ${'\q'} c").unwrap_err().range, 6..8);
     }
 }

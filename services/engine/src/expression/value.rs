@@ -1,10 +1,10 @@
 //! The values of expressions.
 //!
-//! Values borrow: an object of a request stays a reference into its tape, and only what an expression reaches becomes a
-//! value of its own. Cloning a value is cheap.
+//! Values borrow: an object of a request stays a reference into its tape, and only accessed parts become values of
+//! their own. Cloning a value is cheap.
 //!
-//! Computed lists, maps, texts and optionals have private fields. The builders in [`build`] create them and charge the
-//! [`Meter`] for every part. Each value knows its nesting depth, so that no walk over it exhausts the stack.
+//! Computed lists, maps, strings and optionals have private fields. The builders in [`build`] create them and charge
+//! the [`Meter`] for every part. Each value records its nesting depth, so that no recursion exhausts the stack.
 
 mod build;
 mod from_json;
@@ -22,36 +22,36 @@ use super::meter::Meter;
 use super::quantity::Quantity;
 use crate::json;
 
-/// A value of an expression. `'v` is how long what it borrows from lives: the request, the snapshot, the program.
+/// A value of an expression. `'v` is the lifetime of its sources: the request, the snapshot, the program.
 #[derive(Clone, Debug)]
 pub enum Value<'v> {
     /// `null`.
     Null,
     /// `true`, `false`.
     Bool(bool),
-    /// A whole number.
+    /// A signed integer.
     Int(i64),
-    /// A whole number that has no sign.
+    /// An unsigned integer.
     UInt(u64),
     /// A floating-point number.
     Double(f64),
-    /// Text.
+    /// A string.
     String(Text<'v>),
     /// Bytes.
     Bytes(SharedBytes),
-    /// A list that was computed.
+    /// A computed list.
     List(Arc<List<'v>>),
-    /// A map that was computed, in the order in which it was written.
+    /// A computed map, in insertion order.
     Map(Arc<Mapping<'v>>),
-    /// An object or list in a tape; scalars of a tape are values of their own.
+    /// An object or list in a tape. Its scalars become other variants.
     Tape(json::Value<'v>),
-    /// An object or list of `serde_json`; its scalars are values of their own.
+    /// An object or list of `serde_json`. Its scalars become other variants.
     Json(&'v serde_json::Value),
-    /// An object with members laid over it.
+    /// An object with added or overridden members.
     Extended(Arc<Extended<'v>>),
-    /// A span of time, in nanoseconds.
+    /// A duration in nanoseconds.
     Duration(i64),
-    /// A quantity of Kubernetes.
+    /// A Kubernetes quantity.
     Quantity(Quantity),
     /// An optional value, present or absent.
     Optional(Option<Arc<Present<'v>>>),
@@ -59,61 +59,61 @@ pub enum Value<'v> {
     Type(&'static str),
 }
 
-/// Text that is borrowed or shared.
+/// A string that is borrowed or shared.
 #[derive(Clone, Debug)]
 pub enum Text<'v> {
-    /// It stands somewhere else.
+    /// A borrowed string.
     Borrowed(&'v str),
-    /// It was computed.
+    /// A computed string.
     Shared(SharedText),
 }
 
-/// Text that was computed.
+/// A computed string.
 #[derive(Clone, Debug)]
 pub struct SharedText(Arc<str>);
 
-/// Bytes that were computed.
+/// Computed bytes.
 #[derive(Clone, Debug)]
 pub struct SharedBytes(Arc<[u8]>);
 
-/// A list that was computed.
+/// A computed list.
 #[derive(Debug)]
 pub struct List<'v> {
     items: Vec<Value<'v>>,
     depth: u8,
 }
 
-/// A map that was computed.
+/// A computed map.
 #[derive(Debug)]
 pub struct Mapping<'v> {
     entries: Map<'v>,
     depth: u8,
 }
 
-/// What an optional holds.
+/// The value of a present optional.
 #[derive(Debug)]
 pub struct Present<'v> {
     value: Value<'v>,
     depth: u8,
 }
 
-/// The entries of a map in the order in which they were added.
+/// The entries of a map in insertion order.
 pub type Map<'v> = IndexMap<Key<'v>, Value<'v>>;
 
-/// The key of a map. Whole numbers are one key, whatever their type.
+/// The key of a map. Equal integers are the same key, whatever their type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key<'v> {
-    /// Text.
+    /// A string.
     String(Text<'v>),
-    /// A whole number that fits.
+    /// An integer that fits into `i64`.
     Int(i64),
-    /// A whole number that does not fit into `Int`.
+    /// An integer that fits only into `u64`.
     UInt(u64),
     /// `true`, `false`.
     Bool(bool),
 }
 
-/// An object with members laid over it, which is how a container of the pod gets its `type`.
+/// An object with added or overridden members. A container of the pod gets its `type` this way.
 #[derive(Clone, Debug)]
 pub struct Extended<'v> {
     base: Value<'v>,
@@ -127,14 +127,14 @@ pub(crate) enum Items<'v> {
     Own(Vec<Value<'v>>),
 }
 
-/// Bytes of an object or list in which there cannot be much.
+/// The maximum length in bytes of a short object or list, whose entries are not counted.
 const SHORT: usize = 2048;
 
-/// A text that is looked for among keys.
+/// A string for lookups among keys.
 #[derive(Hash)]
 struct Name<'k>(&'k str);
 
-/// The integer that a double is; `None` if it has a fraction or is too large to be sure.
+/// Returns the integer that a double equals; `None` if it has a fraction or is too large to be exact.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::float_cmp,
@@ -145,19 +145,19 @@ pub(super) fn whole(number: f64) -> Option<i64> {
 }
 
 impl<'v> Value<'v> {
-    /// Text that stands somewhere else.
+    /// Creates a borrowed string.
     #[must_use]
     pub fn text(text: &'v str) -> Self {
         Self::String(Text::Borrowed(text))
     }
 
-    /// An optional that holds none.
+    /// Creates an empty optional.
     #[must_use]
     pub const fn none() -> Self {
         Self::Optional(None)
     }
 
-    /// How deep it nests. What was parsed from JSON counts as flat: the parsers bound it.
+    /// Returns the nesting depth. Values from JSON count as flat, because the parsers bound them.
     fn depth(&self) -> u8 {
         match self {
             Self::List(list) => list.depth,
@@ -168,7 +168,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// What it is, as `type(x)` tells it.
+    /// Returns the type name, as `type(x)` does.
     #[must_use]
     pub fn type_name(&self) -> &'static str {
         match self {
@@ -189,7 +189,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// What it is, for a sentence.
+    /// Describes the type for messages.
     pub(super) fn described(&self) -> &'static str {
         match self {
             Self::Optional(None) => "an empty optional",
@@ -211,7 +211,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// The text of a string.
+    /// Returns the content of a string.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         match self {
@@ -220,7 +220,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Bytes of a text or of bytes; 0 of anything else.
+    /// Returns the length of a string or of bytes; 0 for other types.
     pub(super) fn length(&self) -> usize {
         match self {
             Self::String(text) => text.len(),
@@ -237,7 +237,7 @@ impl<'v> Value<'v> {
         self.type_name() == "list"
     }
 
-    /// The member of a map by a name; `None` if it has no such member, or is no map.
+    /// Returns the member of a map by name; `None` if it is absent, or the value is not a map.
     ///
     /// # Errors
     /// The meter does not grant the search.
@@ -263,14 +263,14 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// The value of a map by any key.
+    /// Returns the value of a map by key.
     ///
     /// # Errors
     /// The meter does not grant the search.
     pub(super) fn entry(&self, key: &Key<'_>, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match (self, key) {
             (_, Key::String(name)) => self.member(name, meter),
-            // Keys of other kinds are never found in objects.
+            // Keys of other types never exist in JSON objects.
             (Self::Map(map), _) => {
                 let found = place_of(&map.entries, key).and_then(|place| map.entries.get_index(place));
                 Ok(found.map(|(_, value)| value.clone()))
@@ -279,7 +279,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// The item of a list by its place.
+    /// Returns the item of a list by index.
     ///
     /// # Errors
     /// The meter does not grant the search.
@@ -295,7 +295,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// The items of a list; `None` if it is none.
+    /// Returns the items of a list; `None` if it is not a list.
     ///
     /// # Errors
     /// The meter does not grant them.
@@ -321,7 +321,7 @@ impl<'v> Value<'v> {
         Ok(Some(Items::Own(own)))
     }
 
-    /// Whether it is null or an empty optional: a result that leaves out what it stands for.
+    /// Whether it is null or an empty optional, so that its field or element is left out.
     pub(crate) fn is_absent(&self) -> bool {
         match self {
             Self::Null | Self::Optional(None) => true,
@@ -331,7 +331,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// The entries of a map in the order of their keys; `None` if it is none.
+    /// Returns the entries of a map, sorted by key; `None` if it is not a map.
     ///
     /// # Errors
     /// The meter does not grant them.
@@ -343,7 +343,7 @@ impl<'v> Value<'v> {
         Ok(Some(entries.into_iter().map(|(key, value)| (key.to_value(), value)).collect()))
     }
 
-    /// The entries of a map; `None` if it is none.
+    /// Returns the entries of a map; `None` if it is not a map.
     ///
     /// # Errors
     /// The meter does not grant them.
@@ -356,7 +356,7 @@ impl<'v> Value<'v> {
             }
             Self::Tape(value) if value.kind() == json::Kind::Object => {
                 let mut entries: Map<'v> = Map::new();
-                // Of two with the same key the last one counts, as everywhere in Kubernetes.
+                // Of several members with the same key, the last one counts, as everywhere in Kubernetes.
                 for (key, value) in value.members() {
                     meter.charge(1)?;
                     grant(1, meter)?;
@@ -384,7 +384,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// The same map in a form in which an entry is found without visiting all.
+    /// Returns the same map, converted so that lookups do not visit all entries.
     ///
     /// # Errors
     /// The meter does not grant it.
@@ -398,7 +398,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// How many items or entries there are; `None` of what has none.
+    /// Returns the number of items or entries; `None` for other types.
     ///
     /// # Errors
     /// The meter does not grant the counting.
@@ -417,7 +417,7 @@ impl<'v> Value<'v> {
         })
     }
 
-    /// Whether it is null, an empty optional, or a text, list or map that has nothing in it.
+    /// Whether it is null, an empty optional, or an empty string, list or map.
     pub(super) fn is_empty(&self) -> bool {
         match self {
             Self::Null | Self::Optional(None) => true,
@@ -429,16 +429,16 @@ impl<'v> Value<'v> {
             Self::Tape(value) => value.items().next().is_none() && value.members().next().is_none(),
             Self::Json(serde_json::Value::Array(items)) => items.is_empty(),
             Self::Json(serde_json::Value::Object(members)) => members.is_empty(),
-            // It has members laid over it, or is a scalar.
+            // An extended object has members, and scalars are not empty.
             _ => false,
         }
     }
 
-    /// Steps for finding something directly in it: objects and lists of a tape are searched one by one.
+    /// Returns the steps for a lookup of an entry. Objects and lists of a tape are searched linearly.
     pub(super) fn lookup_cost(&self) -> usize {
         const VISITED_IN_A_STEP: usize = 8;
         match self {
-            // The length of the text bounds how many there are, and need not be counted.
+            // The length of the text bounds the number of entries, so they are not counted.
             Self::Tape(value) if value.raw().len() < SHORT => value.raw().len() / 128,
             Self::Tape(value) => (value.items().count() + value.members().count()) / VISITED_IN_A_STEP,
             Self::Extended(extended) => extended.base.lookup_cost(),
@@ -446,7 +446,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// What an optional holds, or else the value itself; `None` for an empty optional.
+    /// Returns the value of an optional, or any other value itself; `None` for an empty optional.
     pub(super) fn unwrapped(self) -> Option<Self> {
         match self {
             Self::Optional(present) => present.map(|present| present.value.clone()),
@@ -454,7 +454,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// The value as a key of a map; `None` if it cannot be one.
+    /// Converts the value to a key of a map; `None` if it cannot be a key.
     pub(super) fn to_key(&self) -> Option<Key<'v>> {
         match self {
             Self::String(text) => Some(Key::String(text.clone())),
@@ -468,7 +468,7 @@ impl<'v> Value<'v> {
 }
 
 impl Meter {
-    /// Grants this number of values: a step and their memory.
+    /// Charges this number of values: a step and their memory.
     pub(super) fn charge_items(&mut self, count: usize) -> Result<(), EvaluationError> {
         self.charge(count)?;
         self.take_memory(count.saturating_mul(size_of::<Value<'_>>()))
@@ -476,7 +476,7 @@ impl Meter {
 }
 
 impl<'v> Present<'v> {
-    /// What the optional holds.
+    /// Returns the value of the optional.
     #[must_use]
     pub const fn value(&self) -> &Value<'v> {
         &self.value
@@ -491,7 +491,7 @@ impl Deref for SharedBytes {
     }
 }
 
-/// The place of a key among a map's entries.
+/// Returns the index of a key among a map's entries.
 fn place_of<'s>(map: &Map<'s>, key: &Key<'s>) -> Option<usize> {
     map.get_index_of(key)
 }
@@ -529,7 +529,7 @@ impl<'v> Key<'v> {
         }
     }
 
-    /// Bytes of its text.
+    /// Returns the length of its string in bytes.
     fn length(&self) -> usize {
         match self {
             Self::String(text) => text.len(),
@@ -537,7 +537,7 @@ impl<'v> Key<'v> {
         }
     }
 
-    /// The key as that of a JSON object.
+    /// Converts the key to that of a JSON object.
     pub(super) fn to_text(&self) -> Cow<'_, str> {
         match self {
             Self::String(text) => Cow::Borrowed(text),
@@ -551,7 +551,7 @@ impl<'v> Key<'v> {
 impl Hash for Key<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {
-            // As `Name` is hashed, so that a key is found by a text that nobody has to copy.
+            // The hash equals that of `Name`, so that a lookup by string needs no copy.
             Self::String(text) => (**text).hash(state),
             Self::Int(number) => number.hash(state),
             Self::UInt(number) => number.hash(state),

@@ -1,26 +1,25 @@
-//! Searches a text for a byte, eight bytes at a time. Most texts do not contain the byte, so the search reads all of
-//! the text.
+//! Searches a string for a byte, eight bytes at a time. Most strings do not contain it and are read in full.
 
-/// A word of eight bytes that are one.
+/// A word whose eight bytes are all one.
 pub(super) const ONES: u64 = u64::MAX / 255;
 
-/// Whether a text has a byte of ASCII.
+/// Whether a string contains an ASCII byte.
 #[inline]
 pub(crate) fn has_byte(text: &str, byte: u8) -> bool {
     any(text.as_bytes(), |word| marked(word, byte) != 0, |other| other == byte)
 }
 
-/// What of a text is before a byte of ASCII; all of it if it has none.
+/// Returns the part of a string before an ASCII byte; all of it if the byte is absent.
 #[inline]
 pub(crate) fn before_byte(text: &str, byte: u8) -> &str {
     let place = find(text.as_bytes(), |word| marked(word, byte), |other| other == byte);
     place.and_then(|place| text.get(..place)).unwrap_or(text)
 }
 
-/// Whether the test is true of a byte, or of eight at a time.
+/// Whether a test holds for any byte. `of_word` tests eight bytes at once.
 #[inline]
 pub(super) fn any(text: &[u8], of_word: impl Fn(u64) -> bool, of_byte: impl Fn(u8) -> bool) -> bool {
-    // What is left behind the last whole word is looked at with the bytes before it.
+    // The last eight bytes are tested as one word, which may overlap the words before it.
     let Some(last) = text.last_chunk() else {
         return match (text.first_chunk(), text.last_chunk()) {
             (Some(first), Some(last)) => {
@@ -33,8 +32,8 @@ pub(super) fn any(text: &[u8], of_word: impl Fn(u64) -> bool, of_byte: impl Fn(u
     words.iter().any(|word| of_word(u64::from_le_bytes(*word))) || of_word(u64::from_le_bytes(*last))
 }
 
-/// The first byte of which the test is true, which marks it in eight at a time by its highest bit; above it there may
-/// be false marks.
+/// Returns the position of the first matching byte. `of_word` marks matching bytes of a word by their highest bits;
+/// marks above the first one may be false.
 #[inline]
 pub(super) fn find(text: &[u8], of_word: impl Fn(u64) -> u64, of_byte: impl Fn(u8) -> bool) -> Option<usize> {
     let (words, rest) = text.as_chunks();
@@ -48,8 +47,7 @@ pub(super) fn find(text: &[u8], of_word: impl Fn(u64) -> u64, of_byte: impl Fn(u
     Some(text.len() - rest.len() + place)
 }
 
-/// The highest bit of each of eight bytes that is this one, which is of ASCII. Above the first there may be false
-/// marks.
+/// Marks the bytes of a word that equal an ASCII byte, by their highest bits. Marks above the first one may be false.
 #[inline]
 pub(super) const fn marked(word: u64, byte: u8) -> u64 {
     let zero = word ^ (ONES * byte as u64);

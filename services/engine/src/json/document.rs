@@ -1,9 +1,9 @@
 //! A JSON value under edit: a tree of slots over a tape.
 //!
 //! A slot is opened, so that its members or items become slots, only where something below it is read or changed.
-//! Everything else stays one slot that refers to the tape. Slots know whether they existed from the start, so the
-//! changes can be read off the tree (see the module `patch`). All slots live in one vector, so opening and adding do not
-//! allocate per slot. To return to an earlier state, a document remembers the slots that changed after it.
+//! Everything else stays one slot that refers to the tape. Slots record whether they existed initially, so the module
+//! `patch` can derive the changes from the tree. All slots are in one vector, so opening and adding do not allocate per
+//! slot. To return to an earlier state, a document saves each slot before its first later change.
 
 use std::num::NonZeroU32;
 
@@ -14,36 +14,36 @@ use super::tape::{Kind, Value};
 
 mod edit;
 
-/// A slot of a document, by its number, the first of which is 1. It stays valid for as long as the document is there;
-/// on a copy it means the same slot. Slots that were made later are greater.
+/// The number of a slot in a document, starting with 1. It stays valid as long as the document exists, and refers to
+/// the same slot in copies of the document. Later slots have greater numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SlotId(NonZeroU32);
 
-/// A text that a document keeps.
+/// The number of a string that a document owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TextId(u32);
 
-/// What happened to a slot since the document was made.
+/// The change of a slot since the document was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// It was there. What is below it may have changed.
+    /// It existed initially. Slots below it may have changed.
     Original,
-    /// It was there, and holds another value now.
+    /// It existed initially, and has another value now.
     Replaced,
-    /// It was not there.
+    /// It did not exist initially.
     Added,
-    /// It was there and is gone; only its place is remembered.
+    /// It existed initially and is removed. Only its position is kept.
     Removed,
 }
 
-/// What a slot holds.
+/// The content of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Content<'a> {
-    /// A value in some tape, not opened.
+    /// An unopened value in a tape.
     Value(Value<'a>),
-    /// A scalar as JSON text. The check of a patch has other values as such, too, into which nobody looks.
+    /// A scalar as JSON text. The check of a patch also uses it for other values, which it never opens.
     Scalar(&'a str),
-    /// A scalar as JSON text that was made here, and is kept by the document.
+    /// A new scalar as JSON text, owned by the document.
     Made(TextId),
     /// An object whose members are slots.
     Map,
@@ -51,7 +51,7 @@ pub(crate) enum Content<'a> {
     List,
 }
 
-/// An object that cannot be edited, because what it means is not certain.
+/// An object that cannot be edited, because a duplicate key makes it ambiguous.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("the key {key:?} stands twice in one object")]
 pub(crate) struct Malformed {
@@ -63,14 +63,14 @@ struct Slot<'a> {
     key: Option<Key<'a>>,
     content: Content<'a>,
     state: State,
-    /// Whether it is remembered as it was at the mark.
+    /// Whether its state at the mark is saved.
     is_remembered: bool,
     first: Option<SlotId>,
     last: Option<SlotId>,
     next: Option<SlotId>,
 }
 
-/// A slot that is looked at, for whoever needs more than one thing of it.
+/// A slot and its number, for reading several of its properties.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry<'d, 'a> {
     pub(crate) id: SlotId,
@@ -82,20 +82,20 @@ pub(crate) struct Entry<'d, 'a> {
 pub(crate) struct Document<'a> {
     slots: Vec<Slot<'a>>,
     texts: Vec<String>,
-    /// What the slots that were replaced held.
+    /// The initial values of replaced slots.
     originals: Vec<(SlotId, Value<'a>)>,
-    /// How often something was replaced, removed, or put into a list.
+    /// The number of replacements, removals and insertions into lists.
     upheavals: u32,
-    /// Whether anything was ever removed that was there from the beginning.
+    /// Whether any slot that existed initially was ever removed.
     has_removed: bool,
-    /// Whether it is known of all that will be opened that no key stands twice.
+    /// Whether all values to open are known to have no duplicate keys.
     keys_are_known: bool,
     mark: Mark,
-    /// Slots that were there at the mark and have changed since, as they were.
+    /// The saved states of slots that existed at the mark and have changed since.
     before: Vec<(SlotId, Slot<'a>)>,
 }
 
-/// How much of everything a document had at a moment that it may go back to.
+/// The sizes of a document's vectors at the mark.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
     slots: usize,
@@ -104,7 +104,7 @@ struct Mark {
 }
 
 impl SlotId {
-    /// The slot of a number. A document has fewer slots than a tape has nodes, and those fit.
+    /// Creates the number of a slot. A document has fewer slots than a tape has nodes, whose number fits.
     fn number(number: usize) -> Self {
         Self(u32::try_from(number).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX))
     }
@@ -118,13 +118,13 @@ impl<'a> Document<'a> {
     /// The slot of the whole value.
     pub(crate) const ROOT: SlotId = SlotId(NonZeroU32::MIN);
 
-    /// How many slots are made room for. A pod with one sidecar opens about fifty, one with three twice as many.
+    /// The initial capacity in slots. A pod with one sidecar opens about fifty, one with three twice as many.
     const CAPACITY: usize = 160;
 
-    /// For how many changes since a mark room is made.
+    /// The initial capacity for changes since the mark.
     const CHANGES: usize = 64;
 
-    /// Above this number of members, a key that stands twice is looked for by sorting.
+    /// The number of members above which duplicate keys are found by sorting.
     const FEW: usize = 24;
 
     pub(crate) fn new(root: Value<'a>) -> Self {
@@ -142,13 +142,12 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The same value as another document is made from, of which no more will be opened than there: so the keys were
-    /// looked at.
+    /// Creates a document for a value of which another document opens at least as much. That document checks the keys.
     pub(crate) fn beside(root: Value<'a>) -> Self {
         Self { keys_are_known: true, ..Self::new(root) }
     }
 
-    /// Marks the moment as the one to go back to.
+    /// Sets the mark to the current state.
     pub(crate) fn mark(&mut self) {
         self.mark = Mark { slots: self.slots.len(), texts: self.texts.len(), originals: self.originals.len() };
         let mut before = std::mem::take(&mut self.before);
@@ -161,7 +160,7 @@ impl<'a> Document<'a> {
         self.before = before;
     }
 
-    /// Goes back to what it was at the mark. Slots that were made since are no slots any more.
+    /// Returns to the state at the mark. Later slots become invalid.
     pub(crate) fn go_back(&mut self) {
         let mut before = std::mem::take(&mut self.before);
         self.slots.truncate(self.mark.slots);
@@ -175,25 +174,25 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The slot that will be made next.
+    /// Returns the number of the next slot.
     pub(crate) fn end(&self) -> SlotId {
         SlotId::number(self.slots.len() + 1)
     }
 
-    /// A number that changes whenever a slot gets another value or another place, and grows by one where an item is put
-    /// into a list. Only a new member leaves it as it is.
+    /// Returns a counter of changes to values and positions. Inserting an item into a list increments it by one.
+    /// Adding a member does not change it.
     pub(crate) const fn upheavals(&self) -> u32 {
         self.upheavals
     }
 
-    /// Keeps a scalar that was made for this document, as JSON text.
+    /// Stores a new scalar as JSON text.
     pub(crate) fn keep(&mut self, text: impl Into<String>) -> Content<'a> {
         let id = TextId(u32::try_from(self.texts.len()).unwrap_or(u32::MAX));
         self.texts.push(text.into());
         Content::Made(id)
     }
 
-    /// The JSON text of a slot that is not open; `None` if it is.
+    /// Returns the JSON text of an unopened slot; `None` if it is open.
     pub(crate) fn raw(&self, id: SlotId) -> Option<&str> {
         match self.content(id) {
             Content::Value(value) => Some(value.raw()),
@@ -215,7 +214,7 @@ impl<'a> Document<'a> {
         self.slot(id).map_or(State::Removed, |slot| slot.state)
     }
 
-    /// Whether a slot that was replaced holds what it held from the beginning.
+    /// Whether a replaced slot has its initial value again.
     pub(crate) fn is_as_it_was(&self, id: SlotId) -> bool {
         let original = self.originals.iter().find(|(slot, _)| *slot == id);
         original.is_some_and(|(_, original)| self.raw(id) == Some(original.raw()))
@@ -235,22 +234,22 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The first slot directly below one that is open, removed ones included.
+    /// Returns the first child of an open slot, including removed ones.
     pub(crate) fn first(&self, id: SlotId) -> Option<SlotId> {
         self.slot(id).and_then(|slot| slot.first)
     }
 
-    /// The slot behind one, removed ones included.
+    /// Returns the next sibling, including removed ones.
     pub(crate) fn next(&self, id: SlotId) -> Option<SlotId> {
         self.slot(id).and_then(|slot| slot.next)
     }
 
-    /// The slots directly below one that is open, removed ones included.
+    /// Returns the children of an open slot, including removed ones.
     pub(crate) fn all_children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
         std::iter::successors(self.first(id), |child| self.next(*child))
     }
 
-    /// The slots directly below one that is open, removed ones included, to be looked at.
+    /// Returns the children of an open slot for reading, including removed ones.
     pub(crate) fn entries(&self, id: SlotId) -> impl Iterator<Item = Entry<'_, 'a>> {
         let mut next = self.first(id);
         std::iter::from_fn(move || {
@@ -261,12 +260,12 @@ impl<'a> Document<'a> {
         })
     }
 
-    /// The slots directly below one that is open, without those that are removed.
+    /// Returns the children of an open slot without removed ones.
     pub(crate) fn children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
         self.entries(id).filter(|entry| !entry.is_removed()).map(|entry| entry.id)
     }
 
-    /// The member of an object that is open, removed ones left out; also how many were looked at.
+    /// Returns the number of compared members, and the member of an open object. Removed members are skipped.
     pub(crate) fn look_for(&self, id: SlotId, key: &str) -> (usize, Option<SlotId>) {
         let (mut looks, mut next) = (0, self.first(id));
         while let Some((id, slot)) = next.and_then(|id| Some((id, self.slot(id)?))) {
@@ -282,10 +281,10 @@ impl<'a> Document<'a> {
         (looks, None)
     }
 
-    /// Makes slots of the members or items of an object or list. Anything else, and what is open, stays as it is.
+    /// Opens an object or list: turns its members or items into slots. Scalars and open slots are unchanged.
     pub(crate) fn open(&mut self, id: SlotId) -> Result<(), Malformed> {
         let Content::Value(value) = self.content(id) else { return Ok(()) };
-        // What is below a value that was added is a part of that addition.
+        // Values below an added value are part of the same addition.
         let state = if self.state(id) == State::Original { State::Original } else { State::Added };
         match value.kind() {
             Kind::Object => {
@@ -302,7 +301,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Makes slots of the parts of a value, one behind the other.
+    /// Turns the parts of a value into linked slots.
     fn take_apart(
         &mut self,
         id: SlotId,
@@ -328,13 +327,13 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The member of an object by its key, removed ones left out. Opens the object.
+    /// Opens an object, and returns its member with this key unless it is removed.
     pub(crate) fn member(&mut self, id: SlotId, key: &str) -> Result<Option<SlotId>, Malformed> {
         self.open(id)?;
         Ok(self.look_for(id, key).1)
     }
 
-    /// The value of a member as it was read, without opening anything; `None` if it is absent, open, or made here.
+    /// Returns the value of a member in a tape without opening anything; `None` if it is absent, open, or new.
     pub(crate) fn value_of(&self, id: SlotId, key: &str) -> Option<Value<'a>> {
         match self.content(id) {
             Content::Value(value) => value.get(key),
@@ -346,7 +345,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The JSON text of a member that is not open; `None` if it is absent or open.
+    /// Returns the JSON text of an unopened member; `None` if it is absent or open.
     pub(crate) fn raw_of(&self, id: SlotId, key: &str) -> Option<&str> {
         match self.content(id) {
             Content::Value(value) => value.get(key).map(Value::raw),
@@ -355,7 +354,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Writes the value of a slot as it is now.
+    /// Writes the current value of a slot.
     pub(crate) fn write(&self, id: SlotId, out: &mut String) {
         match self.content(id) {
             Content::Value(value) => out.push_str(value.raw()),
@@ -386,7 +385,7 @@ impl<'a> Document<'a> {
         out.push(close);
     }
 
-    /// Whether a key stands twice among the slots from `start` on, which are the members of one object.
+    /// Checks that the slots from `start` on, the members of one object, have no duplicate keys.
     fn check_keys(&self, start: usize) -> Result<(), Malformed> {
         let members = self.slots.get(start..).unwrap_or_default();
         let keys = || members.iter().filter_map(|slot| slot.key);
@@ -408,7 +407,7 @@ impl<'a> Document<'a> {
         self.slots.get(id.place())
     }
 
-    /// A slot to be changed. All changes are made by this way, so that they can be undone.
+    /// Returns a slot to change. All changes use this function, so that they can be undone.
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<'a>> {
         let slot = self.slots.get_mut(id.place())?;
         if id.place() < self.mark.slots && !slot.is_remembered {
@@ -428,12 +427,12 @@ impl<'d, 'a> Entry<'d, 'a> {
         &self.slot.content
     }
 
-    /// Whether only its place is remembered.
+    /// Whether it is removed.
     pub(crate) fn is_removed(self) -> bool {
         self.slot.state == State::Removed
     }
 
-    /// Whether it is as it was, with all that is below it.
+    /// Whether it and everything below it is unchanged.
     pub(crate) fn is_untouched(self) -> bool {
         self.slot.state == State::Original && matches!(self.slot.content, Content::Value(_))
     }

@@ -1,7 +1,7 @@
 //! JSON parsing and editing without copies.
 //!
 //! The engine reads a few hundred bytes of an admission review and changes fewer. So a text is parsed once into a
-//! *tape*, a table of where every value begins and ends. Values that are not read stay slices of the request. Unknown
+//! *tape*, a table with the start and end of every value. Values that are not read stay slices of the request. Unknown
 //! fields are preserved byte for byte. A `Document` records edits on top of a tape; `patch` turns them into a JSON
 //! patch.
 

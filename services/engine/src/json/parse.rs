@@ -1,55 +1,55 @@
-//! Parses a text into a tape: one pass over the bytes that checks the whole grammar of RFC 8259 and notes where values
-//! are.
+//! Parses a text into a tape: one pass over the bytes that checks the whole grammar of RFC 8259 and records the
+//! positions of values.
 //!
-//! The parser recurses, so its depth is limited. The table takes four words for each value, so the number of values is
-//! limited. Strings are the larger part of every Kubernetes object and are read eight bytes at a time.
+//! The parser recurses, so its depth is limited. The table takes 16 bytes for each value, so the number of values is
+//! limited. Strings are the larger part of every Kubernetes object, so they are read eight bytes at a time.
 
 use thiserror::Error;
 
 use super::string::behind_plain;
 use super::tape::{BorrowedTape, Kind, Node, OwnedTape};
 
-/// How many nodes a value is in which there is none, and a key with such a value.
+/// The number of nodes of a value without nested values, and of a key with such a value.
 const VALUE: u32 = 1;
 const KEY: u32 = 2;
 
-/// What a text may hold at most.
+/// The limits of a text.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Objects and lists within one another. The parser uses the stack in proportion.
+    /// The maximum nesting of objects and lists. The parser uses the stack in proportion.
     pub depth: usize,
-    /// Keys and values in total. The table takes 16 bytes for each.
+    /// The maximum number of keys and values. The table takes 16 bytes for each.
     pub nodes: usize,
 }
 
 impl Default for Limits {
-    /// As deep as Kubernetes' own decoder goes for practical objects, and as many values as two objects of the largest
-    /// size that etcd stores could hold.
+    /// Permits the depth that Kubernetes' own decoder accepts for practical objects, and the number of values of two
+    /// objects of etcd's maximum size.
     fn default() -> Self {
         Self { depth: 128, nodes: 1 << 20 }
     }
 }
 
-/// Where and why a text is not JSON, or more than it may be.
+/// The position and the reason why a text is invalid JSON or exceeds the limits.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{what} at byte {offset}")]
 pub struct SyntaxError {
-    /// Offset of the first byte that does not fit.
+    /// The offset of the first invalid byte.
     pub offset: usize,
-    /// What is wrong there.
+    /// The mistake at the offset.
     pub what: &'static str,
 }
 
-/// Reads a text into the table of its values.
+/// Parses a text into the table of its values.
 ///
 /// # Errors
-/// If the text is not JSON, followed by more than white space, or exceeds the limits.
+/// The text is not JSON, has more than white space after the value, or exceeds the limits.
 pub(super) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxError> {
     let fault = |what| SyntaxError { offset: 0, what };
     if u32::try_from(text.len()).is_err() {
         return Err(fault("a text of four gigabytes or more"));
     }
-    // A value of a Kubernetes object takes about nine bytes with its key; too much is better than growing once.
+    // A value of a Kubernetes object takes about nine bytes including its key. Spare capacity costs less than growing.
     let nodes = Vec::with_capacity((text.len() / 7 + 4).min(limits.nodes));
     let mut parser = Parser { length: text.len(), nodes, limits, fault: None };
     match parser.whole(text) {
@@ -58,7 +58,7 @@ pub(super) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxErro
     }
 }
 
-/// Whether a text is a string, a number, or one of the three words.
+/// Whether a text is a string, a number, `true`, `false` or `null`.
 pub(crate) fn is_scalar(text: &str) -> bool {
     match text.as_bytes() {
         [b'"', within @ ..] if is_common_string(within) => true,
@@ -67,7 +67,7 @@ pub(crate) fn is_scalar(text: &str) -> bool {
     }
 }
 
-/// Whether a text from behind its quote on is a string in which nothing but quotes and backslashes is escaped.
+/// Whether the text after an opening quote is a string whose only escapes are those of quotes and backslashes.
 fn is_common_string(within: &[u8]) -> bool {
     let mut rest = within;
     loop {
@@ -78,14 +78,14 @@ fn is_common_string(within: &[u8]) -> bool {
     }
 }
 
-/// Every function takes what is left of the text, and gives what is left behind what it read; `None` if something is
-/// wrong. So the place at hand stays in registers, and needs neither a check against the end nor one against overflow.
+/// The state of the parser. Every function takes the remaining text, and returns the rest after what it parsed; `None`
+/// on errors. So the position stays in registers, without checks against the end or overflow.
 struct Parser {
-    /// Bytes of the whole text.
+    /// The length of the whole text in bytes.
     length: usize,
     nodes: Vec<Node>,
     limits: Limits,
-    /// Why reading ended, where a function gives `None`. Here and not in every result, because one is looked at for
+    /// The error, if a function returned `None`. It is not part of the results, because the parser checks a result for
     /// every few bytes.
     fault: Option<SyntaxError>,
 }
@@ -111,7 +111,7 @@ impl Parser {
         }
     }
 
-    /// An object from behind its brace on.
+    /// Parses an object after its opening brace.
     fn object<'t>(&mut self, within: &'t [u8], depth: usize) -> Option<&'t [u8]> {
         let index = self.enter(Kind::Object, within, depth)?;
         if let Some(behind) = behind(within, b'}') {
@@ -124,8 +124,7 @@ impl Parser {
             rest = self.string(key, KEY)?;
             let Some(value) = behind(rest, b':') else { return self.fail(rest, "expected a colon behind the key") };
             rest = match value {
-                // Most values are strings or, where it is said who owns what, have nothing in them. They need no call
-                // that may come back to here.
+                // Most values are strings or, in managedFields, empty objects. They need no recursive call here.
                 [b'"', within @ ..] => self.string(within, VALUE)?,
                 [b'{', b'}', behind @ ..] if depth + 1 < self.limits.depth => {
                     self.push(Kind::Object, self.offset(value), VALUE, behind)?;
@@ -137,7 +136,7 @@ impl Parser {
                     behind
                 }
             };
-            // The API server writes no space.
+            // The API server writes no white space.
             let next = if let [b',' | b'}', ..] = rest { rest } else { behind_space(rest) };
             rest = match next {
                 [b',', next @ ..] => next,
@@ -147,7 +146,7 @@ impl Parser {
         }
     }
 
-    /// A list from behind its bracket on.
+    /// Parses a list after its opening bracket.
     fn array<'t>(&mut self, within: &'t [u8], depth: usize) -> Option<&'t [u8]> {
         let index = self.enter(Kind::Array, within, depth)?;
         if let Some(behind) = behind(within, b']') {
@@ -165,7 +164,7 @@ impl Parser {
         }
     }
 
-    /// Notes the beginning of an object or list, one byte before what is left.
+    /// Records the start of an object or list, one byte before the remaining text.
     fn enter(&mut self, kind: Kind, within: &[u8], depth: usize) -> Option<usize> {
         if depth >= self.limits.depth {
             return self.fail(within, "nested too deeply");
@@ -176,7 +175,7 @@ impl Parser {
         Some(index)
     }
 
-    /// Notes the end of an object or list, now that it is known.
+    /// Records the end of an object or list.
     #[inline]
     fn leave<'t>(&mut self, index: usize, behind: &'t [u8]) -> Option<&'t [u8]> {
         let end = self.offset(behind);
@@ -185,7 +184,7 @@ impl Parser {
         Some(behind)
     }
 
-    /// Notes that all since a node belongs to it.
+    /// Sets the span of a node to all nodes since.
     #[inline]
     fn span(&mut self, index: usize) -> Option<&mut Node> {
         let count = self.nodes.len();
@@ -194,7 +193,7 @@ impl Parser {
         Some(node)
     }
 
-    /// A string from behind its quote on, which is so many nodes.
+    /// Parses a string after its opening quote. `span` is its number of nodes.
     #[expect(
         clippy::inline_always,
         reason = "there are more strings than all else; a call is a fifth of what one costs"
@@ -211,7 +210,7 @@ impl Parser {
         }
     }
 
-    /// A string from the first byte on that does not stand for itself and is not the end.
+    /// Parses the rest of a string from its first escape or invalid byte.
     #[cold]
     fn uncommon_string<'t>(&mut self, start: u32, span: u32, from: &'t [u8]) -> Option<&'t [u8]> {
         let mut rest = from;
@@ -228,7 +227,7 @@ impl Parser {
         }
     }
 
-    /// What stands behind a backslash.
+    /// Parses an escape after its backslash.
     fn escape<'t>(&mut self, text: &'t [u8]) -> Option<&'t [u8]> {
         match text {
             [b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't', behind @ ..] => Some(behind),
@@ -244,7 +243,7 @@ impl Parser {
         }
     }
 
-    /// Four hexadecimal digits.
+    /// Parses four hexadecimal digits.
     fn unit<'t>(&mut self, text: &'t [u8]) -> Option<(u32, &'t [u8])> {
         let mut unit = 0;
         let mut rest = text;
@@ -287,7 +286,7 @@ impl Parser {
         Some(behind)
     }
 
-    /// Notes a value by where it begins and by what is left behind its end.
+    /// Records a value by its start and by the remaining text after its end.
     #[expect(clippy::inline_always, reason = "as above: every value is noted")]
     #[inline(always)]
     fn push(&mut self, kind: Kind, start: u32, span: u32, behind: &[u8]) -> Option<()> {
@@ -299,8 +298,8 @@ impl Parser {
         Some(())
     }
 
-    /// Makes room for more values, as many as there may be. There is never more room than that, so that only who has
-    /// none left asks.
+    /// Reserves memory for more nodes, up to the limit. The capacity never exceeds it, so it is checked only when the
+    /// vector is full.
     #[cold]
     fn grow(&mut self, behind: &[u8]) -> Option<()> {
         let count = self.nodes.len();
@@ -312,12 +311,12 @@ impl Parser {
         Some(())
     }
 
-    /// Where in the text something stands from which on this is left.
+    /// Returns the offset of the remaining text.
     const fn offset(&self, rest: &[u8]) -> u32 {
         narrow(self.length.wrapping_sub(rest.len()))
     }
 
-    /// Notes what is wrong with what is left, space aside.
+    /// Records an error at the start of the remaining text, after white space.
     #[cold]
     fn fail<T>(&mut self, rest: &[u8], what: &'static str) -> Option<T> {
         self.fault = Some(SyntaxError { offset: self.length.saturating_sub(behind_space(rest).len()), what });
@@ -325,12 +324,12 @@ impl Parser {
     }
 }
 
-/// What is left behind a byte of the grammar, before which there may be white space; `None` if it is not there.
+/// Returns the rest after a byte of the grammar and preceding white space; `None` if the byte is absent.
 #[inline]
 fn behind(text: &[u8], byte: u8) -> Option<&[u8]> {
     match text {
         [first, behind @ ..] if *first == byte => Some(behind),
-        // The API server writes none.
+        // The API server writes no white space.
         [0..=b' ', ..] => {
             behind_space(text).split_first().filter(|(first, _)| **first == byte).map(|(_, behind)| behind)
         }
@@ -347,7 +346,7 @@ fn behind_space(text: &[u8]) -> &[u8] {
     rest
 }
 
-/// The length of the text was checked to fit before anything else.
+/// Narrows an offset. The length of the text was checked to fit first.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "positions are below the length of the text, which fits in 32 bits"
@@ -357,10 +356,10 @@ const fn narrow(position: usize) -> u32 {
 }
 
 impl OwnedTape {
-    /// Reads a text that is kept with its table.
+    /// Parses a text, and owns it together with its table.
     ///
     /// # Errors
-    /// If the text is not JSON.
+    /// The text is not JSON.
     pub fn parse(text: impl Into<Box<str>>) -> Result<Self, SyntaxError> {
         let text = text.into();
         let nodes = nodes(text.as_bytes(), Limits::default())?;
@@ -369,10 +368,10 @@ impl OwnedTape {
 }
 
 impl<'t> BorrowedTape<'t> {
-    /// Reads a text that somebody else owns.
+    /// Parses a borrowed text.
     ///
     /// # Errors
-    /// If the text is not JSON, or exceeds the limits.
+    /// The text is not JSON, or exceeds the limits.
     pub(crate) fn parse(text: &'t str, limits: Limits) -> Result<Self, SyntaxError> {
         Ok(Self::from_parts(text, nodes(text.as_bytes(), limits)?))
     }
@@ -412,15 +411,14 @@ mod tests {
     }
 
     proptest! {
-        /// What we accept, and only that, serde_json accepts too.
+        /// The parser accepts exactly the texts that `serde_json` accepts.
         #[test]
         fn the_grammar_is_that_of_serde_json(
             text in r#"[\[\]{}:, \n\t0-9eE+.truefalsnx"\\u\-dD8bcC0-9/é]{0,24}"#
         ) {
             let theirs: Result<serde::de::IgnoredAny, _> = serde_json::from_str(&text);
             let value: Result<serde_json::Value, _> = serde_json::from_str(&text);
-            // Reading into a value also refuses halves of surrogate pairs and numbers beyond f64; ours keeps numbers as
-            // they stand.
+            // serde_json's `Value` also rejects unpaired surrogates and numbers beyond f64. The tape keeps the text.
             let number_out_of_range = value.as_ref().is_err_and(|e| e.to_string().contains("number out of range"));
             prop_assert_eq!(accepts(&text), (theirs.is_ok() && value.is_ok()) || (number_out_of_range && theirs.is_ok()));
         }
@@ -433,7 +431,7 @@ mod tests {
 
         #[test]
         fn arbitrary_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            // What is taken for JSON is UTF-8, so that its parts are texts, and is JSON for others too.
+            // Accepted bytes must be UTF-8, so that slices are valid strings, and valid JSON for other parsers.
             if nodes(&bytes, Limits::default()).is_ok() {
                 prop_assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_ok(), "{bytes:?}");
             }

@@ -2,12 +2,12 @@
 
 use super::bytes::{any, find, marked};
 
-/// Whether a key has a character that a pointer escapes. Nearly none has.
+/// Whether a key has a character that a pointer escapes. Almost no key has.
 pub(crate) fn needs_escape(key: &str) -> bool {
     any(key.as_bytes(), |word| special(word) != 0, is_special)
 }
 
-/// What stands in a key before the first character that a pointer escapes, what that becomes, and what is behind it;
+/// Splits a key at the first character that a pointer escapes: the part before it, its escape, and the rest. Returns
 /// `None` if there is no such character.
 pub(crate) fn split_at_escape(key: &str) -> Option<(&str, &'static str, &str)> {
     let place = find(key.as_bytes(), special, is_special)?;

@@ -1,18 +1,18 @@
-//! JSON strings: reads and writes escapes. Keys of objects are strings that are compared often and read seldom.
+//! JSON strings: decodes and writes escapes. Object keys are strings that are often compared and rarely read.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use super::bytes::{self, ONES};
 
-/// What JSON is written to: a text, or the bytes of one.
+/// A destination for JSON: a string, or its bytes.
 pub(crate) trait Sink {
-    /// Puts a text behind what is there.
+    /// Appends a string.
     fn put(&mut self, text: &str);
 }
 
-/// The key of a member, as it stands in the text between its quotes. Keys are compared far more often than read, and
-/// nearly none has an escape, so whether one has is known and not looked for.
+/// The key of a member, as written between its quotes. Keys are compared far more often than read, and few have
+/// escapes, so their presence is recorded.
 #[derive(Clone, Copy)]
 pub struct Key<'t> {
     escaped: &'t str,
@@ -20,34 +20,34 @@ pub struct Key<'t> {
 }
 
 impl<'t> Key<'t> {
-    /// A key whose text is escaped for JSON, without its quotes.
+    /// Creates a key from its escaped text without quotes.
     pub(crate) fn new(escaped: &'t str) -> Self {
         Self { escaped, has_escapes: bytes::has_byte(escaped, b'\\') }
     }
 
-    /// A key of a text that was parsed, where it is known whether it has escapes.
+    /// Creates a key of a parsed text, whose escapes are already known.
     pub(crate) const fn read(escaped: &'t str, has_escapes: bool) -> Self {
         Self { escaped, has_escapes }
     }
 
-    /// The key, escaped for JSON, without its quotes.
+    /// Returns the key, escaped for JSON, without its quotes.
     pub(crate) const fn escaped(self) -> &'t str {
         self.escaped
     }
 
-    /// Whether an escape stands in it.
+    /// Whether it contains an escape.
     pub(crate) const fn has_escapes(self) -> bool {
         self.has_escapes
     }
 
-    /// The text that the key stands for.
+    /// Returns the unescaped key.
     #[must_use]
     pub fn text(self) -> Cow<'t, str> {
         if self.has_escapes { Cow::Owned(unescape(self.escaped)) } else { Cow::Borrowed(self.escaped) }
     }
 
-    /// Some of 64 bits: the same for keys that are written alike, and seldom for others of one object. All of them for
-    /// one with escapes, which may be written in another way and be the same key.
+    /// Returns a 64-bit filter: equal for equal texts, and mostly different for other keys of an object. A key with
+    /// escapes has all bits set, because the same key may be written differently.
     fn bits(self) -> u64 {
         if self.has_escapes {
             return u64::MAX;
@@ -59,7 +59,7 @@ impl<'t> Key<'t> {
         1 << (digest % 64)
     }
 
-    /// Whether the key stands for this text.
+    /// Whether the unescaped key equals a string.
     #[inline]
     #[must_use]
     pub fn is(self, text: &str) -> bool {
@@ -77,14 +77,14 @@ impl fmt::Debug for Key<'_> {
     }
 }
 
-/// Whether an escaped text is short enough to stand for a text: an escape of six bytes is one byte at least. What is
-/// longer need not be read, so that a comparison takes no longer than the text is long.
+/// Whether an escaped text is short enough to equal a string: an escape of six bytes decodes to at least one byte.
+/// Longer texts need not be decoded, so the string's length bounds the cost of a comparison.
 pub(super) const fn may_stand_for(escaped: &str, text: &str) -> bool {
     escaped.len() <= text.len().saturating_mul(6)
 }
 
-/// The first key that stands behind another that is the same. Keys are compared only where they share bits, so this is
-/// for few keys: of many, each would be compared with all before it.
+/// Returns the first duplicate key. Keys are compared only if their filters overlap. This suits few keys; with many,
+/// each one would be compared with all before it.
 #[inline]
 pub(crate) fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() -> I) -> Option<Key<'t>> {
     let mut seen = 0;
@@ -100,8 +100,7 @@ pub(crate) fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl 
     twice.map(|(_, key)| key)
 }
 
-/// The text that the inside of a string stands for. The string was checked when it was read; what does not fit all the
-/// same is left out.
+/// Decodes the content of a string. The parser has checked the string; invalid escapes are left out nevertheless.
 pub(super) fn unescape(inner: &str) -> String {
     let mut text = String::with_capacity(inner.len());
     let mut rest = inner;
@@ -129,7 +128,7 @@ pub(super) fn unescape(inner: &str) -> String {
     text
 }
 
-/// The character of `XXXX` or `XXXX\uXXXX`, and how many bytes that is.
+/// Decodes `XXXX` or `XXXX\uXXXX` to a character, and returns the number of bytes.
 fn unicode(digits: &str) -> (Option<char>, usize) {
     let unit = |at: usize| digits.get(at..at + 4).and_then(|hex| u16::from_str_radix(hex, 16).ok());
     let units = [unit(0), unit(6).filter(|_| unit(0).is_some_and(|first| (0xD800..0xDC00).contains(&first)))];
@@ -149,17 +148,17 @@ impl Sink for Vec<u8> {
     }
 }
 
-/// Writes a text as a string of JSON, with its quotes.
+/// Writes a JSON string with its quotes.
 pub(crate) fn write_string(out: &mut impl Sink, text: &str) {
     out.put("\"");
     write_escaped(out, text);
     out.put("\"");
 }
 
-/// Writes a text as the inside of a string of JSON.
+/// Writes the content of a JSON string, escaped.
 pub(crate) fn write_escaped(out: &mut impl Sink, text: &str) {
     const DIGITS: &str = "0123456789abcdef";
-    // What is not written yet, and how much of it is known to be written as it is.
+    // `rest` is not written yet; its first `known` bytes need no escape.
     let (mut rest, mut known) = (text, 0);
     loop {
         let special = behind_plain(rest.as_bytes().get(known..).unwrap_or_default());
@@ -168,7 +167,7 @@ pub(crate) fn write_escaped(out: &mut impl Sink, text: &str) {
         let Some(byte) = behind.bytes().next() else { return };
         known = 0;
         match byte {
-            // It stands for itself behind the backslash, so it is written with what comes next.
+            // The escaped character equals the original, so it is written with the following bytes.
             b'"' | b'\\' => {
                 out.put("\\");
                 (rest, known) = (behind, 1);
@@ -188,14 +187,14 @@ pub(crate) fn write_escaped(out: &mut impl Sink, text: &str) {
     }
 }
 
-/// Whether all of a text stands for itself in a string of JSON.
+/// Whether a string needs no escapes in JSON.
 #[inline]
 pub(crate) fn is_plain(text: &str) -> bool {
     !bytes::any(text.as_bytes(), |word| special_bytes(word) != 0, |byte| matches!(byte, b'"' | b'\\' | 0..0x20))
 }
 
-/// What is left of a text behind the bytes at its beginning that stand for themselves in a string of JSON. Eight at a
-/// time: strings are the larger part of every object.
+/// Returns the rest of a string after the leading bytes that need no escape in JSON. It reads eight bytes at a time,
+/// because strings are the larger part of every object.
 #[inline]
 pub(crate) fn behind_plain(text: &[u8]) -> &[u8] {
     let mut rest = text;
@@ -214,10 +213,10 @@ pub(crate) fn behind_plain(text: &[u8]) -> &[u8] {
     rest
 }
 
-/// A bit in the highest place of each byte that ends the plain part of a string: a quote, a backslash, or a control
-/// character. The lowest such bit is exact; those above it may be carries of it.
+/// Marks the bytes of a word that end the plain part of a string: quotes, backslashes and control characters. The
+/// lowest mark is exact; those above it may be carries.
 const fn special_bytes(word: u64) -> u64 {
-    // With this bit turned, the quote takes the place of the space, directly behind the control characters.
+    // With this bit flipped, the quote takes the place of the space, directly after the control characters.
     let quote_or_control = (word ^ (ONES * 0x02)).wrapping_sub(ONES * 0x21);
     let backslash = (word ^ (ONES * b'\\' as u64)).wrapping_sub(ONES);
     (quote_or_control | backslash) & !word & (ONES << 7)

@@ -1,13 +1,13 @@
 //! The tape of a JSON text, and cursors over it.
 //!
 //! A node holds the start and end of a value in the text, and the number of nodes that the value spans, so that a value
-//! can be skipped in one step. Keys of objects are nodes too, each before its value.
+//! can be skipped in one step. Object keys are nodes too, each before its value.
 
 use std::borrow::Cow;
 
 use super::string::{Key, may_stand_for, unescape, write_string};
 
-/// What a value is.
+/// The kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `null`.
@@ -16,9 +16,9 @@ pub enum Kind {
     False,
     /// `true`.
     True,
-    /// A number, as it stands.
+    /// A number, as written.
     Number,
-    /// A string that stands for itself.
+    /// A string without escapes.
     String,
     /// A string with at least one backslash.
     EscapedString,
@@ -28,22 +28,22 @@ pub enum Kind {
     Object,
 }
 
-/// Where a value is.
+/// The position of a value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
     /// Offset of its first byte.
     pub(super) start: u32,
-    /// Offset behind its last byte.
+    /// The offset after its last byte.
     pub(super) end: u32,
-    /// How many nodes it is, with all that is in it; of a key, with its value.
+    /// The number of its nodes, including nested ones; for a key, including its value.
     pub(super) span: u32,
     pub(super) kind: Kind,
 }
 
-/// Above this number of members, those of two objects are compared in order and not looked for.
+/// The number of members above which two objects are compared after sorting.
 const FEW: usize = 24;
 
-/// A text and the table of its values, kept together: a compiled template's, or what an expression gave.
+/// A text with the table of its values, for compiled templates and for results of expressions.
 #[derive(Clone, Debug)]
 pub struct OwnedTape {
     text: Box<str>,
@@ -53,24 +53,24 @@ pub struct OwnedTape {
 /// The table of an [`OwnedTape`].
 #[derive(Clone, Debug)]
 enum Nodes {
-    /// Of a scalar. Most of what expressions give is one, and asks for no memory of its own.
+    /// A single node. Most results of expressions are scalars, which need no allocation for the table.
     One([Node; 1]),
     Many(Box<[Node]>),
 }
 
-/// The table of a text that somebody else owns: a request's.
+/// The table of a borrowed text, such as a request.
 #[derive(Debug)]
 pub(crate) struct BorrowedTape<'t> {
     text: &'t str,
     nodes: Vec<Node>,
 }
 
-/// A value in a tape. Copying it copies a place, not the value.
+/// A value in a tape. Copies refer to the same value.
 #[derive(Clone, Copy)]
 pub struct Value<'t> {
-    /// All of the text.
+    /// The whole text.
     text: &'t str,
-    /// Its own node, and those of what is in it.
+    /// Its own node, followed by those of nested values.
     nodes: &'t [Node],
 }
 
@@ -83,18 +83,18 @@ impl OwnedTape {
         Self { text, nodes }
     }
 
-    /// A string that stands for a text.
+    /// Creates a JSON string.
     pub(crate) fn of_string(text: &str) -> Self {
-        // Nearly always it is neither too little nor too much.
+        // Most strings need no escapes, so this capacity is exact.
         let mut quoted = String::with_capacity(text.len() + 2);
         write_string(&mut quoted, text);
         let kind = if quoted.len() == text.len() + 2 { Kind::String } else { Kind::EscapedString };
-        // What is escaped is a text again; the lengths of texts are bounded long before they are.
+        // The lengths of strings are limited far below `u32::MAX`.
         let node = Node { start: 0, end: u32::try_from(quoted.len()).unwrap_or(0), span: 1, kind };
         Self { text: quoted.into(), nodes: Nodes::One([node]) }
     }
 
-    /// The text's one value.
+    /// Returns the root value.
     #[must_use]
     pub fn root(&self) -> Value<'_> {
         Value { text: &self.text, nodes: self.nodes() }
@@ -107,7 +107,7 @@ impl OwnedTape {
         }
     }
 
-    /// Bytes of memory that it takes, apart from the struct itself.
+    /// Returns its memory in bytes, without the struct itself.
     #[must_use]
     pub fn memory(&self) -> usize {
         let nodes = match &self.nodes {
@@ -127,7 +127,7 @@ impl<'t> BorrowedTape<'t> {
         Value { text: self.text, nodes: &self.nodes }
     }
 
-    /// The text that a string of this tape stands for, for as long as the text is there.
+    /// Returns the content of a string of this tape, with the lifetime of the text.
     pub(crate) fn text_of(&self, value: Value<'_>) -> Option<Cow<'t, str>> {
         let node = value.node()?;
         let inner = self.text.get(node.start as usize + 1..(node.end as usize).checked_sub(1)?)?;
@@ -140,13 +140,13 @@ impl<'t> BorrowedTape<'t> {
 }
 
 impl<'t> Value<'t> {
-    /// What it is.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(self) -> Kind {
         self.node().map_or(Kind::Null, |node| node.kind)
     }
 
-    /// Its text, as it stands.
+    /// Returns its text as written.
     #[must_use]
     pub fn raw(self) -> &'t str {
         self.node().and_then(|node| self.text.get(node.start as usize..node.end as usize)).unwrap_or_default()
@@ -164,7 +164,7 @@ impl<'t> Value<'t> {
         !matches!(self.kind(), Kind::Array | Kind::Object | Kind::Null)
     }
 
-    /// The text that a string stands for; `None` if it is not a string.
+    /// Returns the content of a string; `None` for other kinds.
     #[must_use]
     pub fn as_str(self) -> Option<Cow<'t, str>> {
         match self.kind() {
@@ -174,7 +174,7 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// `true` or `false`; `None` if it is neither.
+    /// Returns a boolean; `None` for other kinds.
     #[must_use]
     pub fn as_bool(self) -> Option<bool> {
         match self.kind() {
@@ -184,7 +184,7 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// Whether it is a string that stands for this text.
+    /// Whether it is a string with this content.
     #[must_use]
     pub fn is(self, text: &str) -> bool {
         match self.kind() {
@@ -194,19 +194,19 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// The value of a member of an object; `None` if it is not an object or has no such member. Of two with the same
-    /// key, the last one counts, as everywhere in Kubernetes.
+    /// Returns the value of a member of an object; `None` if it is not an object or has no such member. Of several
+    /// members with the same key, the last one counts, as everywhere in Kubernetes.
     #[must_use]
     pub fn get(self, key: &str) -> Option<Self> {
         let [node, members @ ..] = self.nodes else { return None };
         if node.kind != Kind::Object {
             return None;
         }
-        // With its quotes. No text is so long that this is not it.
+        // The length includes the quotes. No text is long enough for the fallback to matter.
         let length = u32::try_from(key.len()).unwrap_or(u32::MAX).wrapping_add(2);
         let (mut rest, mut found) = (members, None);
         while let [name, ..] = rest {
-            // Most keys are of another length, and their text is not looked at.
+            // Most keys have another length, so their text is not compared.
             if (name.end.wrapping_sub(name.start) == length || name.kind == Kind::EscapedString)
                 && self.is_key(name, key)
             {
@@ -225,13 +225,13 @@ impl<'t> Value<'t> {
         self.text.as_bytes().get(start..end) == Some(key.as_bytes())
     }
 
-    /// The value below a path of keys.
+    /// Returns the value at a path of keys.
     #[must_use]
     pub fn at(self, path: &[&str]) -> Option<Self> {
         path.iter().try_fold(self, |value, key| value.get(key))
     }
 
-    /// The members of an object in their order; none if it is not an object.
+    /// Returns the members of an object in order; none for other kinds.
     pub fn members(self) -> impl Iterator<Item = (Key<'t>, Self)> {
         let Children { text, mut rest } = self.children(Kind::Object);
         std::iter::from_fn(move || {
@@ -243,13 +243,13 @@ impl<'t> Value<'t> {
         })
     }
 
-    /// The items of a list in their order; none if it is not a list.
+    /// Returns the items of a list in order; none for other kinds.
     pub fn items(self) -> impl Iterator<Item = Self> {
         self.children(Kind::Array)
     }
 
-    /// Whether both mean the same: objects by their members in any order, lists by their items in order, scalars by
-    /// their text.
+    /// Whether two values are equal: objects with members in any order, lists in order, strings by content, other
+    /// scalars by their text.
     #[must_use]
     pub fn means(self, other: Self) -> bool {
         match (self.kind(), other.kind()) {
@@ -275,19 +275,19 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// The members of an object by their keys.
+    /// Returns the members of an object, sorted by key.
     fn sorted(self) -> impl Iterator<Item = (Cow<'t, str>, Self)> {
         let mut members: Vec<_> = self.members().map(|(key, value)| (key.text(), value)).collect();
         members.sort_by(|(key, _), (other, _)| key.cmp(other));
         members.into_iter()
     }
 
-    /// Whether it is a scalar that is all of its text, as one that was made is.
+    /// Whether it is a scalar that is the whole text, as newly created scalars are.
     pub(crate) fn stands_alone(self) -> bool {
         self.is_scalar() && matches!(self.nodes, [node] if node.start == 0 && node.end as usize == self.text.len())
     }
 
-    /// Whether both are the same place.
+    /// Whether both values are the same node.
     pub(crate) fn same_place(self, other: Self) -> bool {
         std::ptr::eq(self.nodes, other.nodes)
     }
@@ -299,12 +299,12 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// How many bytes its text has.
+    /// Returns the length of its text in bytes.
     fn raw_len(self) -> usize {
         self.node().map_or(0, |node| node.end.saturating_sub(node.start) as usize)
     }
 
-    /// A string without its quotes.
+    /// Returns a string without its quotes.
     fn inner(self) -> &'t str {
         let inner =
             self.node().and_then(|node| self.text.get(node.start as usize + 1..(node.end as usize).checked_sub(1)?));
@@ -322,7 +322,7 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-/// The nodes directly below one, keys and values alike.
+/// The nodes directly below another one, keys and values alike.
 struct Children<'t> {
     text: &'t str,
     rest: &'t [Node],

@@ -11,17 +11,17 @@ pub enum PodSecurityLevel {
     /// Prevents known escalations of privilege.
     #[default]
     Baseline,
-    /// What hardening of pods is thought to be today.
+    /// Follows current best practices for hardening pods.
     Restricted,
 }
 
 impl PodSecurityLevel {
-    /// The label by which a namespace says which level its pods are held to.
+    /// The label that sets the enforced level of a namespace.
     pub const LABEL: &str = "pod-security.kubernetes.io/enforce";
 
-    /// The level that a namespace's label asks of what a tenant adds. Without a label, and where everything is allowed,
-    /// it is the lowest one: a tenant who may create privileged pods can do so in the open, and not by way of other
-    /// people's pods. A value that nobody knows is taken as the highest, as the API server does.
+    /// Returns the level that tenants' additions must meet. Without a label, and for `privileged`, it is `baseline`: a
+    /// tenant who may create privileged pods can do so directly, but must not do it through other authors' pods. An
+    /// unknown value means `restricted`, as in the API server.
     #[must_use]
     pub fn from_label(value: Option<&str>) -> Self {
         match value {
@@ -30,7 +30,7 @@ impl PodSecurityLevel {
         }
     }
 
-    /// The level as it stands in labels and messages.
+    /// Returns the level as written in labels and messages.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -58,19 +58,19 @@ macro_rules! controls {
             /// All controls, in the order of Kubernetes' own list.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// The lowest level that has it.
+            /// Returns the lowest level that includes the control.
             #[must_use]
             pub const fn level(self) -> PodSecurityLevel {
                 match self { $(Self::$name => PodSecurityLevel::$level,)+ }
             }
 
-            /// What Kubernetes calls it.
+            /// Returns Kubernetes' name of the control.
             #[must_use]
             pub const fn title(self) -> &'static str {
                 match self { $(Self::$name => $title,)+ }
             }
 
-            /// What it allows, for messages.
+            /// Describes the allowed values, for messages.
             #[must_use]
             pub const fn expected(self) -> &'static str {
                 match self { $(Self::$name => $expected,)+ }
@@ -80,42 +80,42 @@ macro_rules! controls {
 }
 
 controls! {
-    /// Windows containers that are processes of the host.
+    /// Windows containers that run as host processes.
     HostProcess => Baseline, "HostProcess", "hostProcess absent or false";
-    /// The host's network, processes and memory segments.
+    /// The host's network, process and IPC namespaces.
     HostNamespaces => Baseline, "Host Namespaces", "hostNetwork, hostPID and hostIPC absent or false";
-    /// Containers that have what the host has.
+    /// Containers with all privileges of the host.
     PrivilegedContainers => Baseline, "Privileged Containers", "privileged absent or false";
-    /// Capabilities beyond those that a container has anyway.
+    /// Capabilities beyond a container's default ones.
     Capabilities => Baseline, "Capabilities",
         "none beyond AUDIT_WRITE, CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, MKNOD, NET_BIND_SERVICE, SETFCAP, SETGID, SETPCAP, SETUID and SYS_CHROOT";
-    /// Folders of the host.
+    /// Volumes of host folders.
     HostPathVolumes => Baseline, "HostPath Volumes", "no hostPath";
-    /// Ports of the host.
+    /// Ports on the host.
     HostPorts => Baseline, "Host Ports", "hostPort absent or 0";
-    /// Probes and hooks that make the kubelet call some other host.
+    /// Probes and hooks that make the kubelet call another host.
     HostProbes => Baseline, "Host Probes / Lifecycle Hooks", "no host in probes and hooks";
-    /// Another `AppArmor` profile than the runtime's own or one of the node's.
+    /// An `AppArmor` profile other than the runtime's default or one of the node's.
     AppArmor => Baseline, "AppArmor", "RuntimeDefault or Localhost, or nothing";
-    /// Another `SELinux` user, role or type than a container's.
+    /// An `SELinux` user, role or type other than those for containers.
     SeLinux => Baseline, "SELinux",
         "no user, no role, and the type absent, container_t, container_init_t, container_kvm_t or container_engine_t";
-    /// A `/proc` without its masks.
+    /// An unmasked `/proc`.
     ProcMount => Baseline, "/proc Mount Type", "procMount absent or Default";
-    /// No seccomp at all, written down.
+    /// An explicitly disabled seccomp profile.
     Seccomp => Baseline, "Seccomp", "RuntimeDefault or Localhost, or nothing";
-    /// Settings of the kernel that are not safe.
+    /// Sysctls that are not safe.
     Sysctls => Baseline, "Sysctls", "only sysctls that Kubernetes calls safe";
-    /// Volumes of other kinds than those that are not the host's.
+    /// Volume types outside of the allowed list.
     VolumeTypes => Restricted, "Volume Types",
         "configMap, csi, downwardAPI, emptyDir, ephemeral, persistentVolumeClaim, projected or secret";
-    /// Processes that get more rights than their parents.
+    /// Processes that may gain more privileges than their parents.
     PrivilegeEscalation => Restricted, "Privilege Escalation", "allowPrivilegeEscalation: false";
     /// Containers that may run as root.
     RunningAsNonRoot => Restricted, "Running as Non-root", "runAsNonRoot: true on the container or the pod";
-    /// Containers that are told to run as root.
+    /// Containers that are set to run as root.
     RunningAsNonRootUser => Restricted, "Running as Non-root user", "runAsUser absent or other than 0";
-    /// No seccomp profile, by saying nothing.
+    /// A seccomp profile that is not set.
     SeccompRestricted => Restricted, "Seccomp (restricted)",
         "seccompProfile.type RuntimeDefault or Localhost on the container or the pod";
     /// Capabilities that are not dropped, or are added.

@@ -1,8 +1,8 @@
-//! Lists the differences between two states of a pod, place by place.
+//! Lists the differences between two states of a pod, path by path.
 //!
-//! Elements of keyed lists are matched by their keys, as in the merge, so a place has the same name as in the record.
-//! If only one state has a list or map, its elements are listed one by one. The work is linear in both texts, and parts
-//! that are equal byte for byte are skipped.
+//! Elements of keyed lists are matched by their keys, as in the merge, so paths equal those in the injection record.
+//! If only one state has a list or map, its elements are listed one by one. The work is linear in the size of both
+//! states, and parts that are equal byte for byte are skipped.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -15,32 +15,32 @@ use crate::schema::{self, Field, KeyedList, Type};
 static POD: Field = Field::Object(&schema::POD);
 static CONTAINER: Field = Field::Object(&schema::CONTAINER);
 
-/// One place at which two states differ. At least one of them has a value there.
+/// One path at which two states differ. At least one of them has a value there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change<'c, 'v> {
-    /// The tokens of the place, from the whole pod down.
+    /// The tokens of the path from the root of the pod.
     pub(super) path: &'c [String],
     pub(super) before: Option<Value<'v>>,
     pub(super) after: Option<Value<'v>>,
-    /// The innermost element of a keyed list around the place, or the one that it is, as it is after.
+    /// The innermost element of a keyed list on the path, in its later state.
     pub(super) element: Option<Value<'v>>,
-    /// Whether this is a new element with the key of one that was there: which of the two counts is not certain.
+    /// Whether this is a new element with the key of an existing one, so that it is uncertain which of them counts.
     pub(super) is_duplicate: bool,
 }
 
-/// The key of an element of a list, and how many elements of that key stand before it.
+/// The key of an element of a list, and the number of earlier elements with the same key.
 pub(super) type ElementKey = (String, usize);
 
-/// The elements of a keyed list, where they are not the same in the same order.
+/// A changed order of a keyed list: elements were added, removed or moved.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order<'c> {
-    /// The tokens of the list.
+    /// The tokens of the path of the list.
     pub(super) path: &'c [String],
     pub(super) before: &'c [ElementKey],
     pub(super) after: &'c [ElementKey],
 }
 
-/// One thing that is different.
+/// One difference.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Difference<'c, 'v> {
     Change(Change<'c, 'v>),
@@ -68,7 +68,7 @@ impl<'v, 's, E> Differences<'v, 's, E> {
         walk.value((Some(before), Some(after)), Some(&POD))
     }
 
-    /// Walks through the differences of two containers, of which the second stands in a list.
+    /// Walks through the differences of two containers. `path` is that of the second one.
     pub(super) fn of_containers(
         before: Value<'v>,
         after: Value<'v>,
@@ -80,7 +80,7 @@ impl<'v, 's, E> Differences<'v, 's, E> {
     }
 
     fn value(&mut self, (before, after): Pair<'v>, known: Option<&'static Field>) -> Result<(), E> {
-        // A field that is null is one that is not there.
+        // A null field equals an absent one.
         let (before, after) = (before.filter(|value| !value.is_null()), after.filter(|value| !value.is_null()));
         let is_or_absent = |kind| [before, after].into_iter().flatten().all(|value| value.kind() == kind);
         let both = match (before, after) {
@@ -116,7 +116,7 @@ impl<'v, 's, E> Differences<'v, 's, E> {
     }
 
     fn list(&mut self, (before, after): Pair<'v>, keyed: &'static KeyedList) -> Result<(), E> {
-        // Of elements with one key, the first is compared with the first, the second with the second.
+        // Elements with the same key are paired by their order.
         let mut pairs: IndexMap<ElementKey, Pair<'v>> = IndexMap::new();
         let mut orders = [Vec::new(), Vec::new()];
         for (order, (is_after, list)) in orders.iter_mut().zip([(false, before), (true, after)]) {
@@ -154,7 +154,7 @@ impl<'v, 's, E> Differences<'v, 's, E> {
     }
 }
 
-/// The members of two objects, by their keys. Of two with one key, the last counts.
+/// Pairs the members of two objects by key. The last of several members with one key counts.
 fn members<'v>((before, after): Pair<'v>) -> IndexMap<Cow<'v, str>, Pair<'v>> {
     let mut pairs: IndexMap<Cow<'v, str>, Pair<'v>> = IndexMap::new();
     for (key, value) in before.into_iter().flat_map(Value::members) {
@@ -166,7 +166,7 @@ fn members<'v>((before, after): Pair<'v>) -> IndexMap<Cow<'v, str>, Pair<'v>> {
     pairs
 }
 
-/// Whether both mean the same.
+/// Whether two values are equal as JSON.
 fn is_same(before: Value<'_>, after: Value<'_>) -> bool {
     if before.raw() == after.raw() {
         return true;
@@ -190,7 +190,7 @@ fn is_same(before: Value<'_>, after: Value<'_>) -> bool {
     }
 }
 
-/// The token of an element: the values of its key fields.
+/// Returns the token of an element: the values of its key fields.
 fn token(element: Value<'_>, keyed: &KeyedList) -> String {
     let mut token = String::new();
     for (index, key) in keyed.keys.iter().enumerate() {
@@ -205,7 +205,7 @@ fn token(element: Value<'_>, keyed: &KeyedList) -> String {
     token
 }
 
-/// A place as one text, as the record writes it: the tokens, each behind a slash.
+/// Formats a path as in the injection record: each token after a slash.
 pub(super) fn pointer(path: &[String]) -> String {
     let mut pointer = String::with_capacity(path.iter().map(|token| token.len() + 1).sum());
     for token in path {

@@ -9,52 +9,52 @@ use super::control::Control;
 pub(crate) enum Limit {
     /// A control of the Pod Security Standards.
     PodSecurity(Control),
-    /// Where images come from.
+    /// The registries of images.
     Registry,
     /// The kinds of volumes.
     VolumeKind,
     /// Tokens of the pod's service account.
     ServiceAccountToken,
-    /// What may be mounted, and where.
+    /// Volumes to mount, and their mount paths.
     Mount,
     /// Volumes as raw devices.
     RawDevice,
-    /// Labels and annotations that others rely on.
+    /// Labels and annotations that other components rely on.
     ReservedKey,
-    /// Fields of the pod that no namespaced profile changes.
+    /// Fields of the pod that namespaced profiles must not change.
     Field,
-    /// Containers and volumes that were there stay.
+    /// Removal of existing containers and volumes.
     Removal,
-    /// What the platform's profiles added or set.
+    /// Changes of fields that the platform's profiles added or set.
     Protected,
-    /// Where elements of the platform's profiles stand in their lists.
+    /// The position in lists of elements that the platform's profiles added or moved.
     Order,
-    /// How many containers are added.
+    /// The number of added containers.
     Containers,
-    /// How many volumes are added.
+    /// The number of added volumes.
     Volumes,
-    /// How many entries of environments are added.
+    /// The number of added environment variables.
     Env,
-    /// How many mounts are added.
+    /// The number of added mounts.
     Mounts,
-    /// How many labels and annotations are added.
+    /// The number of added labels and annotations.
     Keys,
-    /// By how much the pod grows.
+    /// The growth of the pod in bytes.
     Bytes,
-    /// How large the patch of all profiles together is, or the pod that it makes.
+    /// The size of the joint patch of all profiles, or of the patched pod.
     Patch,
-    /// What cannot be checked is not applied.
+    /// A pod or record that cannot be read, and so cannot be checked.
     Unreadable,
 }
 
-/// A namespaced profile did something to a pod that none may do.
+/// A violation of a limit by a namespaced profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Excess {
     /// The limit.
     pub(crate) limit: Limit,
-    /// Where in the pod, with elements of lists by their keys: `/spec/containers/app/image`.
+    /// The path in the pod, with elements of lists by their keys: `/spec/containers/app/image`.
     pub(crate) place: String,
-    /// What is there, what was expected, and what to do.
+    /// The found value, the expected value, and the remedy.
     pub(crate) message: String,
 }
 
@@ -63,7 +63,7 @@ impl Excess {
         Self { limit, place: place.into(), message: message.into() }
     }
 
-    /// Without the pod and the record no limit can be checked, so the profile is not applied.
+    /// Creates the violation for an unreadable pod or record, for which no limit can be checked.
     pub(crate) fn unreadable() -> Self {
         Self::new(Limit::Unreadable, "/", "the pod or its record cannot be read, so no limit can be checked")
     }

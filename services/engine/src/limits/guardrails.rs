@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::control::PodSecurityLevel;
 use super::image::ImagePrefix;
 
-/// Domains whose labels and annotations Kubernetes or Pillion interprets, with all domains below them.
+/// Domains of labels and annotations that Kubernetes or Pillion interprets. Their subdomains are included.
 const RESERVED_DOMAINS: [&str; 3] = ["pillion.dev", "kubernetes.io", "k8s.io"];
 
 /// Kinds of volumes that do not come from the host.
@@ -45,9 +45,9 @@ const VOLUME_KINDS: [&str; 28] = [
 const DEFAULT_VOLUME_KINDS: [&str; 6] =
     ["configMap", "secret", "emptyDir", "downwardAPI", "ephemeral", "persistentVolumeClaim"];
 
-/// What tenants' profiles may do to a pod. Numbers are for one profile and one pod.
+/// The limits of tenants' profiles. Numbers apply to one profile and one pod.
 ///
-/// As YAML, all fields are in camelCase and may be left out:
+/// In YAML, all fields are in camelCase and optional:
 ///
 /// ```yaml
 /// registries: [ghcr.io/team, docker.io/library]
@@ -62,16 +62,16 @@ pub struct Guardrails {
     /// Registries for the images of containers that a profile adds or changes. Default: all registries.
     pub registries: Option<Vec<ImagePrefix>>,
     /// Kinds of volumes that a profile may add or change: the names of a volume's sources in Kubernetes. A `projected`
-    /// volume may be used as far as each of its sources is one of these kinds. Its other sources are identities (a
-    /// service account's token for any audience, a pod's certificate) that the pod's author did not ask for, and need
-    /// `projected` itself in this list; tokens are refused even then.
+    /// volume is permitted if each of its sources is one of these kinds. Its other sources are identities (a service
+    /// account's token for any audience, a pod's certificate) that the pod's author did not request. They require
+    /// `projected` itself in this list; tokens are rejected even then.
     pub volume_kinds: Vec<VolumeKind>,
     /// The minimum Pod Security level, even if the namespace enforces a lower one.
     pub minimum_pod_security: PodSecurityLevel,
-    /// Domains whose labels and annotations a profile may not change, with all domains below them. pillion.dev,
-    /// kubernetes.io and k8s.io are always included.
+    /// Domains whose labels and annotations a profile may not change, including their subdomains. pillion.dev,
+    /// kubernetes.io and k8s.io are always reserved.
     pub reserved_domains: Vec<Domain>,
-    /// Keys of labels and annotations that a profile may not change. Services select pods by `app`.
+    /// Keys of labels and annotations that a profile may not change, such as `app`, by which services select pods.
     pub reserved_keys: Vec<String>,
     /// The maximum number of containers that a profile adds.
     pub max_containers: usize,
@@ -85,8 +85,8 @@ pub struct Guardrails {
     pub max_keys: usize,
     /// The maximum number of bytes by which a profile grows the pod, as JSON.
     pub max_bytes: usize,
-    /// Whether pods of `required` namespaces get a record even if nothing is injected. It is empty then, and the API
-    /// server can tell a decided pod from one that was created while no webhook was called.
+    /// Whether pods of `required` namespaces get an empty record even if nothing is injected. The API server can then
+    /// distinguish them from pods that were created without a call of the webhook.
     pub record_decisions: bool,
 }
 
@@ -110,7 +110,7 @@ impl Default for Guardrails {
 }
 
 impl Guardrails {
-    /// Whether tenants may not change a label or annotation.
+    /// Whether a label or annotation is reserved, so that tenants may not change it.
     pub(super) fn is_reserved(&self, key: &str) -> bool {
         if self.reserved_keys.iter().any(|reserved| reserved == key) {
             return true;

@@ -1,36 +1,36 @@
-//! Image references as a container runtime reads them, and prefixes of them.
+//! Image references as a container runtime reads them, and their prefixes.
 //!
 //! Short names are completed first (`nginx` is `docker.io/library/nginx`). Then a prefix is compared part by part: the
-//! prefix `ghcr.io/team` matches `ghcr.io/team/tool` but not `ghcr.io/teammate/tool`. A text that no runtime accepts is
-//! not a reference, so that nothing can hide behind an unusual spelling.
+//! prefix `ghcr.io/team` matches `ghcr.io/team/tool` but not `ghcr.io/teammate/tool`. A string that runtimes reject is
+//! never a reference, so unusual spellings cannot bypass the check.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-/// The registry of names that have none.
+/// The registry of names without one.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
-/// What the default registry is called too.
+/// The other name of the default registry.
 const DEFAULT_REGISTRY_ALIAS: &str = "index.docker.io";
 
-/// The folder of names that have neither a registry nor a folder.
+/// The folder of names without a registry and a folder.
 const DEFAULT_FOLDER: &str = "library";
 
-/// The name of an image, completed, without tag and digest: its registry, then the parts of its path.
+/// The completed name of an image, without tag and digest: its registry, and the parts of its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Name {
     registry: String,
     path: Vec<String>,
 }
 
-/// A registry, or a part of one: `ghcr.io`, `registry.example.com:5000/team`.
+/// A registry with an optional path: `ghcr.io`, `registry.example.com:5000/team`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct ImagePrefix(Name);
 
 impl ImagePrefix {
-    /// Whether an image is below this prefix. A text that is no reference of an image never is.
+    /// Whether an image has this prefix. An invalid reference never has it.
     #[must_use]
     pub fn holds(&self, image: &str) -> bool {
         let Self(Name { registry, path }) = self;
@@ -57,7 +57,7 @@ impl TryFrom<String> for ImagePrefix {
     }
 }
 
-/// As it is read.
+/// Writes the prefix in the notation that is parsed.
 impl Serialize for ImagePrefix {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -72,13 +72,13 @@ impl fmt::Display for ImagePrefix {
 }
 
 impl Name {
-    /// Reads a reference; `None` if it is not one.
+    /// Parses a reference; `None` if it is invalid.
     fn of_image(image: &str) -> Option<Self> {
         let (name, digest) = image.split_once('@').map_or((image, None), |(name, digest)| (name, Some(digest)));
         if digest.is_some_and(|digest| !is_digest(digest)) {
             return None;
         }
-        // A colon before the last slash is that of a port.
+        // A colon before the last slash precedes a port.
         let last = name.rfind('/').map_or(0, |slash| slash + 1);
         let (name, tag) = match name.get(last..)?.split_once(':') {
             Some((base, tag)) => (name.get(..last + base.len())?, Some(tag)),
@@ -99,13 +99,13 @@ impl Name {
     }
 }
 
-/// Whether the first part of a name is a registry, and not a folder of the default one: it has a dot, a port or a
-/// capital letter, or is the host itself.
+/// Whether the first part of a name is a registry: it has a dot, a port or a capital letter, or is `localhost`.
+/// Otherwise it is a folder of the default registry.
 fn is_registry(part: &str) -> bool {
     part.contains(['.', ':']) || part == "localhost" || part.bytes().any(|byte| byte.is_ascii_uppercase())
 }
 
-/// A registry as it is compared: names of hosts have no case. `None` if it is not the name of a host.
+/// Returns a registry in lower case, with aliases resolved; `None` if it is not a valid host name.
 fn canonical(registry: &str) -> Option<String> {
     let lower = registry.to_ascii_lowercase();
     let (host, port) = lower.split_once(':').map_or((lower.as_str(), None), |(host, port)| (host, Some(port)));
@@ -120,7 +120,7 @@ fn canonical(registry: &str) -> Option<String> {
     Some(if lower == DEFAULT_REGISTRY_ALIAS { DEFAULT_REGISTRY.to_owned() } else { lower })
 }
 
-/// Whether it is a part of a path: small letters and digits, with separators between them only.
+/// Whether a part of a path is valid: lower-case letters and digits, with separators only between them.
 fn is_part(part: &str) -> bool {
     let is_separator = |byte: u8| matches!(byte, b'.' | b'_' | b'-');
     let is_word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();

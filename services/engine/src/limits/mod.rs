@@ -1,9 +1,9 @@
 //! Limits of namespaced profiles, checked on the result of every injection.
 //!
-//! A tenant stores a profile, and it acts on all pods of the namespace. Its text does not show what it will do, because
-//! values may come from expressions. So the pod after the profile is compared with the pod before it:
+//! A tenant's profile acts on all pods of the namespace. Its text does not show what it will do, because values may
+//! come from expressions. So the pod after the profile is compared with the pod before it:
 //!
-//! * `protected`: changes of the platform's profiles stay as they are, in their place.
+//! * `protected`: changes of the platform's profiles keep their values and positions.
 //! * `scope`: which fields may change at all, and how much may be added.
 //! * `pod_security`: no new violations of the Pod Security Standards ([`Control`]).
 //!
@@ -41,7 +41,7 @@ pub(crate) struct Bounds<'b> {
 }
 
 impl Bounds<'_> {
-    /// Checks the result of a namespaced profile with these limits. `before` is the object after other profiles, if
+    /// Checks the result of a namespaced profile with these limits. `before` is the object after preceding profiles, if
     /// they changed it.
     ///
     /// # Errors
@@ -98,9 +98,8 @@ pub(crate) fn check(
     check_pod_security(before, after, label.max(guardrails.minimum_pod_security))
 }
 
-/// Checks that the pod violates no control that it did not violate before. The controls of the level apply to
-/// everything. Elements that existed before must also keep fulfilling the controls of higher levels that they
-/// fulfilled.
+/// Checks that the pod has no new violation of a control. The controls of the level apply to all elements. Existing
+/// elements must also keep fulfilling controls of higher levels that they fulfilled before.
 fn check_pod_security(before: Value<'_>, after: Value<'_>, level: PodSecurityLevel) -> Result<(), Excess> {
     let known = violations(before);
     let names: HashSet<_> = elements(before).map(|(_, name)| name).collect();
@@ -120,7 +119,7 @@ fn check_pod_security(before: Value<'_>, after: Value<'_>, level: PodSecurityLev
     }
 }
 
-/// The containers and volumes of a pod: the list and the name of each.
+/// Returns the containers and volumes of a pod, as list and name.
 fn elements(pod: Value<'_>) -> impl Iterator<Item = (&'static str, std::borrow::Cow<'_, str>)> {
     CONTAINER_LISTS.into_iter().chain(["volumes"]).flat_map(move |list| {
         let items = pod.at(&["spec", list]).into_iter().flat_map(Value::items);

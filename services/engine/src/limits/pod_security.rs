@@ -1,11 +1,11 @@
-//! Evaluates the Pod Security Standards for a pod: which control it violates, where, and by which value.
+//! Evaluates the Pod Security Standards for a pod: violated controls, with their paths and values.
 //!
 //! The controls are those of Kubernetes 1.36, with two exceptions that follow the oldest versions, because the enforced
-//! version is not known here. Pods with a user namespace of their own (`hostUsers: false`) may not run as root or
-//! unmask `/proc`, and the `enforce-version` label of a namespace is ignored. So the API server never rejects a changed
-//! pod for a control that it fulfilled before.
+//! version is not known here. Pods with their own user namespace (`hostUsers: false`) may not run as root or unmask
+//! `/proc`, and a namespace's `enforce-version` label is ignored. So the API server never rejects a changed pod for a
+//! control that it fulfilled before.
 //!
-//! A boolean field with another value counts as `true`: the API server rejects it anyway.
+//! A boolean field with a value of another type counts as `true`: the API server rejects it anyway.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,7 @@ use crate::json::{Kind, Value};
 /// The lists of a pod's containers.
 pub(super) const CONTAINER_LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// Capabilities that a container has anyway, or that do no harm.
+/// Capabilities that containers have by default, or that are harmless.
 const BASELINE_CAPABILITIES: [&str; 13] = [
     "AUDIT_WRITE",
     "CHOWN",
@@ -34,7 +34,7 @@ const BASELINE_CAPABILITIES: [&str; 13] = [
     "SYS_CHROOT",
 ];
 
-/// Settings of the kernel that are the pod's own and harm nobody else.
+/// Sysctls that are namespaced and do not affect other pods.
 const SAFE_SYSCTLS: [&str; 12] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -50,17 +50,17 @@ const SAFE_SYSCTLS: [&str; 12] = [
     "net.ipv4.tcp_wmem",
 ];
 
-/// Types of `SELinux` that are a container's.
+/// `SELinux` types for containers.
 const SELINUX_TYPES: [&str; 5] = ["", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"];
 
-/// Sources of volumes that are not the host's.
+/// Volume sources that are independent of the host.
 const RESTRICTED_VOLUMES: [&str; 8] =
     ["configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"];
 
-/// The prefix of the annotations that said what `appArmorProfile` says today, each for one container.
+/// The prefix of the annotations that `appArmorProfile` replaced, one for each container.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// What a violation is about.
+/// The part of a pod that violates a control.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Subject<'v> {
     Pod,
@@ -68,19 +68,19 @@ pub(super) enum Subject<'v> {
     Volume(Cow<'v, str>),
 }
 
-/// One thing that a control does not allow. Two pods have the same violation if all parts are equal: another capability
-/// on the same container is another violation.
+/// A violation of a control. Two pods have the same violation if all fields are equal: another capability on the same
+/// container is another violation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Violation<'v> {
     pub(super) control: Control,
     pub(super) subject: Subject<'v>,
-    /// The field below the subject.
+    /// The path of the field below the subject.
     pub(super) field: &'static str,
-    /// What is there; nothing if the field is absent and should not be.
+    /// The found value; empty if a required field is absent.
     pub(super) found: Cow<'v, str>,
 }
 
-/// All violations of a pod, of both levels, in the order in which they stand in it.
+/// Returns all violations of a pod, of both levels, in document order.
 pub(super) fn violations(pod: Value<'_>) -> IndexSet<Violation<'_>> {
     let spec = pod.get("spec");
     let mut evaluation = Evaluation {
@@ -100,18 +100,18 @@ pub(super) fn violations(pod: Value<'_>) -> IndexSet<Violation<'_>> {
     evaluation.found
 }
 
-/// The name of an element of a list.
+/// Returns the name of an element of a list.
 pub(super) fn name_of(element: Value<'_>) -> Cow<'_, str> {
     element.get("name").and_then(Value::as_str).unwrap_or_default()
 }
 
 struct Evaluation<'v> {
     found: IndexSet<Violation<'v>>,
-    /// What only Linux has is not asked of pods for Windows.
+    /// Whether the pod is for Windows, where controls that exist only on Linux do not apply.
     is_windows: bool,
-    /// Whether containers that say nothing have a seccomp profile from the pod.
+    /// Whether the pod sets a seccomp profile, which containers without their own inherit.
     seccomp_from_pod: bool,
-    /// Whether containers that say nothing must not run as root, by the pod.
+    /// Whether the pod sets `runAsNonRoot`, which containers without their own value inherit.
     non_root_from_pod: bool,
 }
 
@@ -151,7 +151,7 @@ impl<'v> Evaluation<'v> {
         }
     }
 
-    /// What is the same on the pod and on a container.
+    /// Checks the fields that the security contexts of pods and containers share.
     fn context(&mut self, context: Value<'v>, subject: &Subject<'v>) {
         if is_on(context.at(&["windowsOptions", "hostProcess"])) {
             self.add(Control::HostProcess, subject, "securityContext.windowsOptions.hostProcess", "true");
@@ -231,7 +231,7 @@ impl<'v> Evaluation<'v> {
         }
     }
 
-    /// What a container has to say, or the pod for it.
+    /// Checks fields that a container must set, or inherit from the pod.
     fn hardening(&mut self, context: Option<Value<'v>>, subject: &Subject<'v>) {
         let field = |name| context.and_then(|context| present(context.get(name)));
         let escalation = field("allowPrivilegeEscalation");
@@ -247,7 +247,7 @@ impl<'v> Evaluation<'v> {
             let found = field("runAsNonRoot").map(shown).unwrap_or_default();
             self.add(Control::RunningAsNonRoot, subject, "securityContext.runAsNonRoot", found);
         }
-        // One that is written and wrong violates the baseline already.
+        // An invalid profile already violates the baseline.
         if !self.is_windows && field("seccompProfile").is_none() && !self.seccomp_from_pod {
             self.add(Control::SeccompRestricted, subject, "securityContext.seccompProfile.type", "");
         }
@@ -268,7 +268,7 @@ impl<'v> Evaluation<'v> {
     }
 }
 
-/// Where a container says what the kubelet calls.
+/// The fields of a container that define calls of the kubelet.
 const HANDLERS: [(&[&str], &str); 5] = [
     (&["livenessProbe"], "livenessProbe.host"),
     (&["readinessProbe"], "readinessProbe.host"),
@@ -281,27 +281,27 @@ fn present(value: Option<Value<'_>>) -> Option<Value<'_>> {
     value.filter(|value| !value.is_null())
 }
 
-/// Whether a switch is on: written, and not `false`.
+/// Whether a boolean field is set, and not `false`.
 fn is_on(value: Option<Value<'_>>) -> bool {
     present(value).is_some_and(|value| value.kind() != Kind::False)
 }
 
-/// Whether a switch is off: written, and not `true`.
+/// Whether a boolean field is set, and not `true`.
 fn is_off(value: Option<Value<'_>>) -> bool {
     present(value).is_some_and(|value| value.kind() != Kind::True)
 }
 
-/// Whether a number is zero, however it is written. What is not a number is not.
+/// Whether a value is a number equal to zero, in any notation.
 fn is_zero(value: Value<'_>) -> bool {
     value.raw().parse::<f64>().is_ok_and(|number| number == 0.0)
 }
 
-/// Whether a seccomp or `AppArmor` profile confines.
+/// Whether a seccomp or `AppArmor` profile confines the container.
 fn is_confined(profile: Value<'_>) -> bool {
     profile.get("type").is_some_and(|kind| kind.is("RuntimeDefault") || kind.is("Localhost"))
 }
 
-/// A value for messages: a string by what it stands for, anything else as it stands.
+/// Formats a value for messages: the content of a string, or the JSON of any other value.
 fn shown(value: Value<'_>) -> Cow<'_, str> {
     value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))
 }

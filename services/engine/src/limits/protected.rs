@@ -1,5 +1,5 @@
-//! Protects the changes of the platform's profiles: namespaced profiles must not change, remove or move them, or get in
-//! front of them.
+//! Protects the changes of the platform's profiles. Namespaced profiles must not change, remove or move them, or insert
+//! elements in front of them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -9,7 +9,7 @@ use super::excess::{Excess, Limit};
 use crate::json::Value;
 use crate::record::ChangeKind;
 
-/// Places that the platform's profiles added or set, by pointers as in the record.
+/// Paths that the platform's profiles added or set, as pointers in the notation of the record.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Protected {
     pointers: BTreeMap<Box<str>, ChangeKind>,
@@ -67,8 +67,8 @@ impl Protected {
             .try_for_each(|place| self.touched(&place, true).map_or(Ok(()), |protected| Err(taken(&place, protected))))
     }
 
-    /// The protected place that a change touches: the changed place, one around it, or one within it if an existing
-    /// value is removed or replaced.
+    /// Returns the protected path that a change touches: the changed path, one of its parents, or a path below it if an
+    /// existing value is removed or replaced.
     fn touched(&self, pointer: &str, was_there: bool) -> Option<&str> {
         let ends = pointer.match_indices('/').map(|(index, _)| index).filter(|index| *index > 0);
         let mut around = ends.filter_map(|end| self.pointers.get_key_value(pointer.get(..end)?));
@@ -77,22 +77,22 @@ impl Protected {
         found.or_else(|| self.below(pointer).next().filter(|_| was_there))
     }
 
-    /// The protected places below another.
+    /// Returns the protected paths below another one.
     pub(super) fn below(&self, pointer: &str) -> impl Iterator<Item = &str> {
         let folder = format!("{pointer}/").into_boxed_str();
         let from = self.pointers.range(folder.clone()..).map(|(pointer, _)| &**pointer);
         from.take_while(move |found| found.starts_with(&*folder))
     }
 
-    /// The number of elements at the start of a list among which nothing may be inserted: up to the last one that the
-    /// platform put in front. `elements` are their pointers in order.
+    /// Returns the number of elements at the start of a list among which nothing may be inserted. They end with the
+    /// last element that the platform put in front. `elements` are pointers, in order.
     pub(crate) fn front(&self, elements: impl Iterator<Item = impl AsRef<str>>) -> usize {
         let ranks = self.ranks(elements);
         ranks.iter().rposition(|rank| *rank == Rank::InFront).map_or(0, |last| last + 1)
     }
 
-    /// The rank of each element of a list. Elements of the platform that begin the list stand in front: without
-    /// namespaced profiles they would be the first.
+    /// Returns the rank of each element of a list. Platform elements at the start of the list rank as in front: without
+    /// namespaced profiles they would be first.
     fn ranks(&self, elements: impl Iterator<Item = impl AsRef<str>>) -> Vec<Rank> {
         let mut is_beginning = true;
         let mut rank_of = |element: &str| {

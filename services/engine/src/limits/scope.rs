@@ -1,5 +1,5 @@
 //! Checks which fields a namespaced profile changes, and how much it adds: containers, volumes of allowed kinds, and
-//! labels and annotations that nothing else relies on.
+//! labels and annotations that other components do not rely on.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -16,14 +16,14 @@ use crate::json::Value;
 /// The lists of containers that a profile can change.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// Where the API server mounts the token of the service account into every container of a pod that does not say
-/// otherwise.
+/// The path at which the API server mounts the service account's token into every container, unless the pod disables
+/// it.
 const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Containers by their names, with the list that each stands in.
+/// Containers by name, with the list that contains each.
 type Containers<'v> = IndexMap<Cow<'v, str>, (&'static str, Value<'v>)>;
 
-/// Checks all that is different after a profile.
+/// Checks all differences that a profile made.
 pub(super) fn check(
     before: Value<'_>,
     after: Value<'_>,
@@ -63,13 +63,13 @@ fn containers(pod: Value<'_>) -> Containers<'_> {
     containers
 }
 
-/// The volumes that are mounted where the token of the service account belongs.
+/// Returns the volumes that are mounted at the path of the service account's token.
 fn tokens<'v>(containers: &Containers<'v>) -> HashSet<Cow<'v, str>> {
     let mounts = containers.values().filter_map(|(_, container)| container.get("volumeMounts")).flat_map(Value::items);
     mounts.filter(|mount| mount.get("mountPath").is_some_and(|path| path.is(TOKEN_FOLDER))).map(name_of).collect()
 }
 
-/// How much the profile has added so far.
+/// The number of additions of the profile so far.
 #[derive(Default)]
 struct Counts {
     containers: usize,
@@ -82,11 +82,11 @@ struct Counts {
 struct Scope<'c, 'v> {
     guardrails: &'c Guardrails,
     protected: &'c Protected,
-    /// As they are after the profile.
+    /// The volumes after the profile.
     volumes: HashMap<Cow<'v, str>, Value<'v>>,
     before: &'c Containers<'v>,
     after: &'c Containers<'v>,
-    /// Volumes of the token that the API server mounts into every container.
+    /// Volumes with the token that the API server mounts into every container.
     tokens: HashSet<Cow<'v, str>>,
     counts: Counts,
 }
@@ -143,7 +143,7 @@ impl<'v> Scope<'_, 'v> {
         at_most(Limit::Keys, place, self.counts.keys, self.guardrails.max_keys, "labels and annotations")
     }
 
-    /// A container that is in a list and was not, or was and is not.
+    /// Checks a container that was added to or removed from a list.
     fn container(&mut self, place: &str, name: &str, change: Change<'_, 'v>) -> Result<(), Excess> {
         let other = match (change.before, change.after) {
             (Some(_), None) => self.after.get(name),
@@ -151,7 +151,7 @@ impl<'v> Scope<'_, 'v> {
             _ => return Err(removed(place)),
         };
         if let Some((_, other)) = other {
-            // It went from one list to the other, as a native sidecar does that is told to be an ordinary container.
+            // The container moved to the other list. Only a change to or from a native sidecar permits that.
             let is_sidecar = [change.before, change.after, Some(*other)]
                 .into_iter()
                 .flatten()
@@ -174,7 +174,7 @@ impl<'v> Scope<'_, 'v> {
         Ok(())
     }
 
-    /// Something in a container that was there. `is_element` tells an element of one of its lists.
+    /// Checks a field of an existing container. `is_element` means that the change is an element of one of its lists.
     fn container_field(
         &mut self,
         place: &str,
@@ -233,7 +233,7 @@ impl<'v> Scope<'_, 'v> {
         }
         let name = mount.get("name").and_then(Value::as_str).unwrap_or_default();
         let Some(volume) = self.volumes.get(&name) else { return Ok(()) };
-        // A container that is copied from another has it, and the API server adds it to one that has it not.
+        // A copied container has the token's mount, and the API server adds it to containers without one.
         let is_token = self.tokens.contains(&name) && folder_parts(&folder) == folder_parts(TOKEN_FOLDER);
         match self.volume(place, *volume) {
             Err(_) if is_token => Ok(()),
@@ -245,7 +245,7 @@ impl<'v> Scope<'_, 'v> {
         }
     }
 
-    /// A volume that a profile adds, changes or mounts.
+    /// Checks a volume that a profile adds, changes or mounts.
     fn volume(&self, place: &str, volume: Value<'_>) -> Result<(), Excess> {
         for (source, value) in volume.members().filter(|(key, value)| !key.is("name") && !value.is_null()) {
             let source = source.text();
@@ -259,7 +259,7 @@ impl<'v> Scope<'_, 'v> {
         Ok(())
     }
 
-    /// A projected volume is as good as its sources.
+    /// Checks the sources of a projected volume.
     fn projected(&self, place: &str, projected: Value<'_>) -> Result<(), Excess> {
         let sources = projected.get("sources").into_iter().flat_map(Value::items).flat_map(Value::members);
         for (source, _) in sources.filter(|(_, value)| !value.is_null()) {
@@ -287,7 +287,7 @@ impl<'v> Scope<'_, 'v> {
     }
 }
 
-/// The parts of a folder's path, as a runtime reads it.
+/// Returns the normalized parts of a folder's path.
 fn folder_parts(path: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     for part in path.split('/') {

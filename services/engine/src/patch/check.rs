@@ -1,9 +1,9 @@
-//! Checks a patch before it leaves: reads its bytes back, applies it to the object, and compares the result with the
+//! Checks a patch before it is sent: parses its bytes, applies it to the object, and compares the result with the
 //! document.
 //!
-//! Paths are resolved in the original object, and every byte is accounted for. The frame of an operation must have
-//! exactly one form, and its value must be, byte for byte, what the document holds there. Values that were parsed are
-//! valid JSON; strings that may have been created since are checked again.
+//! Paths are resolved in the original object, and every byte is checked. The syntax of an operation must have exactly
+//! one form, and its value must equal the document's value byte for byte. Parsed values are valid JSON; strings that
+//! may have been created since are checked again.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -16,10 +16,10 @@ use crate::json::{
     is_scalar, needs_escape,
 };
 
-/// For how many slots on a way room is made: one to an element of a container's list has six.
+/// The initial capacity of a way in slots. The way to an element of a container's list has six.
 const WAY: usize = 8;
 
-/// Why a patch must not leave. Each is a mistake of this build, never of the request.
+/// Why a patch must not be sent. Each is a bug of this build, never a fault of the request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum CheckFault {
     #[error("operation {0} is malformed")]
@@ -32,8 +32,8 @@ pub(crate) enum CheckFault {
     Malformed(#[from] Malformed),
 }
 
-/// Applies the patch to the object and compares the result with the document that the patch was written from. Gives the
-/// patch to send.
+/// Applies the patch to the object and compares the result with the document that the patch was written from. Returns
+/// the patch to send.
 pub(crate) fn check(object: Value<'_>, patch: Written, meant: &Document<'_>) -> Result<Vec<u8>, CheckFault> {
     let mut keys = String::with_capacity(128);
     let operations = read(&patch.text, &patch.ends, &mut keys)?;
@@ -55,7 +55,7 @@ pub(crate) fn check(object: Value<'_>, patch: Written, meant: &Document<'_>) -> 
     }
 }
 
-/// What an operation does. A value is a text here, into which no later operation may point.
+/// The action of an operation. Values stay unparsed, and no later operation may point into them.
 #[derive(Clone, Copy)]
 enum Action<'p> {
     Add(&'p str),
@@ -63,25 +63,25 @@ enum Action<'p> {
     Remove,
 }
 
-/// One operation as it is read back.
+/// One parsed operation.
 struct Operation<'p> {
     action: Action<'p>,
     path: Cow<'p, str>,
-    /// Where in the path the last slash is.
+    /// The offset of the last slash in the path.
     slash: usize,
     key: LastKey<'p>,
 }
 
-/// The last token of a path as the key of a member, escaped for JSON.
+/// The last token of a path as an object key, escaped for JSON.
 enum LastKey<'p> {
-    /// As it stands in the path.
+    /// The token as written in the path.
     Read(Key<'p>),
-    /// Without the escapes of pointers, among the keys that were made.
+    /// The range in `keys` of the token without pointer escapes.
     Made(Range<usize>),
 }
 
-/// Reads the operations of a patch, whose values end at the claimed places. Keys that do not stand in it as they are go
-/// to `keys`.
+/// Parses the operations of a patch, whose values end at the given offsets. Keys with pointer escapes are unescaped
+/// into `keys`.
 fn read<'p>(patch: &'p str, ends: &[usize], keys: &mut String) -> Result<Vec<Operation<'p>>, CheckFault> {
     let mut operations = Vec::with_capacity(ends.len() + 8);
     let mut reader = Reader { rest: patch, length: patch.len(), ends: ends.iter() };
@@ -96,34 +96,34 @@ fn read<'p>(patch: &'p str, ends: &[usize], keys: &mut String) -> Result<Vec<Ope
     Ok(operations)
 }
 
-/// A patch while it is read.
+/// The state of parsing a patch.
 struct Reader<'p, 'e> {
     rest: &'p str,
-    /// Bytes of the whole patch.
+    /// The length of the whole patch in bytes.
     length: usize,
     ends: std::slice::Iter<'e, usize>,
 }
 
 impl<'p> Reader<'p, '_> {
-    /// Passes over a text, if that comes next.
+    /// Consumes a string if it comes next.
     fn accept(&mut self, text: &str) -> bool {
         let behind = self.rest.strip_prefix(text);
         self.rest = behind.unwrap_or(self.rest);
         behind.is_some()
     }
 
-    /// Passes over so many bytes, and gives them.
+    /// Consumes and returns the given number of bytes.
     fn pass(&mut self, length: usize) -> Option<&'p str> {
         let (passed, rest) = self.rest.split_at_checked(length)?;
         self.rest = rest;
         Some(passed)
     }
 
-    /// Reads an operation, in the one form that is written.
+    /// Parses an operation, which has exactly one valid form.
     fn operation(&mut self, keys: &mut String) -> Option<Operation<'p>> {
         let head = [ADD, REPLACE, REMOVE].into_iter().find(|head| self.accept(head))?;
         let escaped = in_quotes(self.rest)?;
-        // Of what is not in need of an escape, nothing else can be wrong.
+        // A string without escapes is always valid.
         if escaped.has_escapes() && !is_inside_of_string(escaped.escaped()) {
             return None;
         }
@@ -142,7 +142,7 @@ impl<'p> Reader<'p, '_> {
         let last = escaped.get(escaped.bytes().rposition(|byte| byte == b'/')? + 1..)?;
         let slash = match &text {
             Cow::Borrowed(path) => path.len().checked_sub(last.len() + 1)?,
-            // Slashes and tildes stand in it as they are, or the last token would be another one.
+            // Slashes and tildes must not be written as JSON escapes, or the last token would be another one.
             Cow::Owned(path) => {
                 let count = |text: &str| text.bytes().filter(|byte| matches!(byte, b'/' | b'~')).count();
                 path.rfind('/').filter(|_| count(path) == count(escaped))?
@@ -152,7 +152,7 @@ impl<'p> Reader<'p, '_> {
         self.accept("}").then_some(Operation { action, path: text, slash, key })
     }
 
-    /// What stands up to the place where the value of the operation at hand should end.
+    /// Returns the text up to the given end of the current operation's value.
     fn value(&mut self) -> Option<&'p str> {
         let place = self.length - self.rest.len();
         let end = *self.ends.next()?;
@@ -161,12 +161,12 @@ impl<'p> Reader<'p, '_> {
 }
 
 impl Operation<'_> {
-    /// The pointer to what the operation is on a part of.
+    /// Returns the pointer of the parent.
     fn around(&self) -> &str {
         self.path.get(..self.slash).unwrap_or_default()
     }
 
-    /// Whether the path was there.
+    /// Applies the operation. Returns false if its path does not exist.
     fn apply<'a>(&'a self, document: &mut Document<'a>, parent: SlotId, keys: &'a str) -> Result<bool, Malformed> {
         let last = self.path.get(self.slash + 1..).unwrap_or_default();
         document.open(parent)?;
@@ -178,7 +178,7 @@ impl Operation<'_> {
             return Ok(place.is_some());
         }
         match (self.action, child(document, parent, last)?) {
-            // An earlier operation was here or below: of its value, nothing would be left to compare.
+            // An earlier operation changed this path or one below it. Its value could not be compared any more.
             (_, Some(existing)) if !matches!(document.content(existing), Content::Value(_)) => return Ok(false),
             (Action::Add(value) | Action::Replace(value), Some(existing)) => {
                 document.replace(existing, Content::Scalar(value));
@@ -197,7 +197,7 @@ impl Operation<'_> {
     }
 }
 
-/// Takes the escapes of pointers out of a token; `None` if it has another than `~0` and `~1`.
+/// Resolves the pointer escapes of a token; `None` if it has escapes other than `~0` and `~1`.
 fn made<'p>(token: &str, keys: &mut String) -> Option<LastKey<'p>> {
     let start = keys.len();
     let mut rest = token;
@@ -214,7 +214,7 @@ fn made<'p>(token: &str, keys: &mut String) -> Option<LastKey<'p>> {
     Some(LastKey::Made(start..keys.len()))
 }
 
-/// The inside of a string whose first quote is before the text.
+/// Returns the content of a string whose opening quote precedes the text.
 fn in_quotes(text: &str) -> Option<Key<'_>> {
     let (mut rest, mut has_escapes) = (text.as_bytes(), false);
     loop {
@@ -226,16 +226,16 @@ fn in_quotes(text: &str) -> Option<Key<'_>> {
     }
 }
 
-/// The way to where the last operation was. Most are near the one before them, and what is around a change stays where
-/// it is.
+/// The slots on the path of the last operation. Most operations are near the one before, and the parents of a change
+/// keep their slots.
 struct Way<'p> {
     pointer: &'p str,
-    /// Every slot on it, with how much of the pointer leads there.
+    /// Every slot on the path, with the length of the pointer up to it.
     slots: Vec<(usize, SlotId)>,
 }
 
 impl<'p> Way<'p> {
-    /// The slot that a pointer names.
+    /// Returns the slot at a pointer.
     fn follow(&mut self, document: &mut Document<'_>, pointer: &'p str) -> Result<Option<SlotId>, Malformed> {
         if self.pointer == pointer
             && let Some((_, slot)) = self.slots.last()
@@ -260,7 +260,7 @@ impl<'p> Way<'p> {
     }
 }
 
-/// Whether a token of a pointer that has escapes names a key. Nothing is unescaped for it: most keys differ in their
+/// Whether a token with pointer escapes equals a key. It is compared without unescaping: most keys differ in their
 /// first letters.
 fn names(token: &str, key: Key<'_>) -> bool {
     let text = key.text();
@@ -283,7 +283,7 @@ fn names(token: &str, key: Key<'_>) -> bool {
     }
 }
 
-/// The slot that a token of a pointer names.
+/// Returns the child at a token of a pointer.
 fn child(document: &mut Document<'_>, parent: SlotId, token: &str) -> Result<Option<SlotId>, Malformed> {
     match document.kind(parent) {
         Kind::Object => {
@@ -302,14 +302,14 @@ fn child(document: &mut Document<'_>, parent: SlotId, token: &str) -> Result<Opt
     }
 }
 
-/// An index as RFC 6901 writes it: without a sign and without leading zeros.
+/// Parses an index as in RFC 6901: without a sign and without leading zeros.
 fn list_index(token: &str) -> Option<usize> {
     let canonical = token == "0" || !token.starts_with(['0', '+']);
     token.parse().ok().filter(|_| canonical)
 }
 
-/// Whether a slot of the patched object holds what one of the document does. Slots that hold one place of one tape are
-/// the same without a look, so this costs what was changed.
+/// Whether a slot of the patched object equals a slot of the document. Slots at the same position of one tape are equal
+/// without a comparison, so the cost depends on the changes only.
 fn same(patched: &Document<'_>, p: SlotId, meant: &Document<'_>, m: SlotId) -> bool {
     match (patched.content(p), meant.content(m)) {
         (Content::Scalar(text), content) => {
@@ -318,8 +318,8 @@ fn same(patched: &Document<'_>, p: SlotId, meant: &Document<'_>, m: SlotId) -> b
         (Content::Value(value), _) => holds(meant, m, value),
         (_, Content::Value(value)) => holds(patched, p, value),
         (Content::Map, Content::Map) | (Content::List, Content::List) => {
-            // Both were made from one object and got the same members in the same order. Members are never looked up by
-            // their keys: in an object of a hundred thousand that would take ten thousand million looks.
+            // Both documents come from one object, so members are in the same order. A lookup by key is quadratic:
+            // ten billion steps for an object with a hundred thousand members.
             let mut left = patched.entries(p).filter(|entry| !entry.is_removed());
             let mut right = meant.entries(m).filter(|entry| !entry.is_removed());
             loop {
@@ -344,7 +344,7 @@ fn same(patched: &Document<'_>, p: SlotId, meant: &Document<'_>, m: SlotId) -> b
     }
 }
 
-/// What is left of a text behind the value of a slot; `None` if it does not begin with that, or if that is not JSON.
+/// Returns the text after the value of a slot; `None` if it does not begin with that value, or the value is not JSON.
 fn behind_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, text: &'t [u8]) -> Option<&'t [u8]> {
     let (open, close) = match content {
         Content::Map => (b'{', b'}'),
@@ -370,12 +370,12 @@ fn behind_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>,
     rest.strip_prefix(&[close])
 }
 
-/// Whether a key can stand between quotes.
+/// Whether a key is valid between quotes.
 fn is_inside_of_string(key: &str) -> bool {
     is_plain(key) || is_scalar(&format!("\"{key}\""))
 }
 
-/// Whether a slot holds a value, be it in one piece or taken apart.
+/// Whether a slot holds a value, in one piece or opened.
 fn holds(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
     match (document.content(slot), value.kind()) {
         (Content::Value(other), _) => value.same_place(other) || value.raw() == other.raw(),
@@ -404,11 +404,11 @@ fn holds(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
 
 fn is_one_key(left: Key<'_>, right: Key<'_>) -> bool {
     let (left_text, right_text) = (left.escaped(), right.escaped());
-    // Both were read from one text.
+    // Keys from the same text need no comparison.
     std::ptr::eq(left_text, right_text) || left_text == right_text || left.text() == right.text()
 }
 
-/// The slot, or the next one behind it that is not removed.
+/// Returns the slot, or the next one after it that is not removed.
 fn live(document: &Document<'_>, from: Option<SlotId>) -> Option<SlotId> {
     std::iter::successors(from, |slot| document.next(*slot)).find(|slot| document.state(*slot) != State::Removed)
 }

@@ -29,7 +29,7 @@ pub fn advise(spec: &ProfileSpec) -> Vec<Diagnostic> {
     advice
 }
 
-/// The names of the volumes that a template adds; `None` if expressions decide about some of them.
+/// Returns the names of the volumes that a template adds; `None` if some names come from expressions.
 fn volumes(pod: Option<&Map<String, Json>>) -> Option<HashSet<String>> {
     let Some(field) = pod.and_then(|pod| pod.get("volumes")) else { return Some(HashSet::new()) };
     let known = value_of(field).as_array()?.iter().all(|item| !is_computed(item));

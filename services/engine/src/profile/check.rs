@@ -10,16 +10,16 @@ use super::elements::{Element, elements, entries, is_computed, literal, value_of
 use super::pod_schema::Kind;
 use super::typed::{Root, check_types};
 
-/// The maximum size of a template as JSON, in bytes. A service mesh proxy, the largest in use, takes a tenth of it.
+/// The maximum size of a template as JSON, in bytes. A service mesh proxy, the largest in use, needs a tenth of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
 
 /// The maximum nesting of a template.
 const MAX_DEPTH: usize = 32;
 
-/// The lists of a pod's spec whose elements are named, and what their names are.
+/// The lists of a pod's spec that hold containers.
 const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// Whether the size of a template is within its limit. Mistakes go to `diagnostics`.
+/// Returns whether the size of a template is within its limit. Mistakes go to `diagnostics`.
 pub(super) fn is_small(path: &str, template: &Json, diagnostics: &mut Vec<Diagnostic>) -> bool {
     let size = template.to_string().len();
     if size > MAX_TEMPLATE_BYTES {
@@ -78,7 +78,7 @@ pub(super) fn check_container_template(
     true
 }
 
-/// The mistake in the key of a label or annotation; `None` if it is valid.
+/// Returns the mistake in the key of a label or annotation; `None` if the key is valid.
 pub(super) fn check_key(key: &str) -> Option<String> {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     let edge = |text: &str| {
@@ -182,7 +182,7 @@ fn check_restart_policy(list: &str, container: &Element<'_>, diagnostics: &mut V
     }
 }
 
-/// A volume has exactly one source. If several may be left out, one may remain.
+/// A volume has exactly one source. Sources that may be left out are not counted, because one may remain.
 fn check_source(volume: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     let sources = || entries(volume.fields).filter(|(name, _)| *name != "name");
     let may_be_left_out = |source: &Json| is_computed(source) || source.get("$when").is_some();
@@ -220,7 +220,7 @@ fn check_lists(path: &str, container: &Map<String, Json>, diagnostics: &mut Vec<
     }
 }
 
-/// The names of elements, each with its first place.
+/// The names of elements, each with the path of its latest use.
 #[derive(Default)]
 struct Names {
     taken: HashMap<String, (String, bool)>,
@@ -242,8 +242,8 @@ impl Names {
         self.check_unique(element, "name", diagnostics);
     }
 
-    /// Checks that no other element has the same text in a field. Conditional elements may share it: their conditions
-    /// decide which one remains.
+    /// Checks that no other element has the same string in a field. Conditional elements may share it, because their
+    /// conditions decide which one remains.
     fn check_unique(&mut self, element: &Element<'_>, key: &str, diagnostics: &mut Vec<Diagnostic>) {
         let Some(name) = element.fields.get(key).map(value_of).and_then(literal) else { return };
         let now = (element.path.clone(), element.is_conditional);

@@ -24,16 +24,16 @@ use crate::lookup::{self, Declared, Needs};
 /// The memory of the smallest profile, in bytes.
 const PROFILE_BYTES: usize = 4 << 10;
 
-/// An upper bound of how often parts of a text are copied into a compiled profile.
+/// An upper bound of the number of copies of a string in a compiled profile.
 const TEXT_COPIES: usize = 2;
 
-/// An upper bound of the memory of a value in a compiled profile, in bytes, besides its text.
+/// An upper bound of the memory of a value in a compiled profile, in bytes, without its string.
 const VALUE_BYTES: usize = 256;
 
 /// The default of `order`.
 const DEFAULT_ORDER: i32 = 100;
 
-/// Compiles a text that extends nothing, or a flattened one.
+/// Compiles a profile that extends nothing, or a flattened one.
 pub(super) fn compile_text(
     name: &ProfileName,
     spec: &ProfileSpec,
@@ -129,7 +129,7 @@ pub(super) fn compile_text(
     }
 }
 
-/// The number of values in a document, nested ones included.
+/// Counts the values in a document, nested ones included.
 fn count_values(json: &Json) -> usize {
     1 + match json {
         Json::Array(items) => items.iter().map(count_values).sum(),
@@ -169,7 +169,7 @@ fn check_selector(path: &str, selector: Option<&LabelSelector>, diagnostics: &mu
     }
 }
 
-/// Compiles the declared lookups. A profile that is bounded by the limits for tenants may declare none.
+/// Compiles the declared lookups. A tenant's profile may declare none.
 fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     if limits == Limits::Tenant && !spec.lookups.is_empty() {
         let diagnostic = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
@@ -213,20 +213,20 @@ fn compile_template(
     Compiler::new(scope, &[], needs, diagnostics).template("spec.template", template, kind)
 }
 
-/// The names of the containers that a template adds, as far as its text shows them.
+/// Returns the literal names of the containers that a template adds.
 fn own_containers(template: &Json) -> Box<[Box<str>]> {
     let containers = items(template, "initContainers").chain(items(template, "containers"));
     containers.filter_map(|container| literal(container.get("name")?)).map(Box::from).collect()
 }
 
-/// Whether a template adds containers that are neither declared for Windows nor, by an expression, for either system.
+/// Whether a template adds containers, and its `spec.os.name` is neither `windows` nor an expression.
 fn adds_linux_containers(template: &Json) -> bool {
     let adds = |list: &str| items(template, list).next().is_some();
     let os = template.pointer("/spec/os/name").and_then(Json::as_str);
     (adds("containers") || adds("initContainers")) && !os.is_some_and(|os| os == "windows" || os.contains("${"))
 }
 
-/// Volumes that a template's containers mount and that it does not add: the pod must have them.
+/// Returns the volumes that a template's containers mount but the template does not add. The pod must have them.
 fn foreign_volumes(template: &Json) -> Box<[Box<str>]> {
     let own: Vec<_> = items(template, "volumes").filter_map(|volume| volume.get("name")?.as_str()).collect();
     let containers = items(template, "containers").chain(items(template, "initContainers"));
@@ -247,7 +247,7 @@ fn items<'t>(template: &'t Json, list: &str) -> impl Iterator<Item = &'t Json> +
     list.into_iter().flatten()
 }
 
-/// The text of a string without expressions.
+/// Returns a string that contains no expression.
 fn literal(value: &Json) -> Option<&str> {
     value.as_str().filter(|text| !text.contains("${"))
 }

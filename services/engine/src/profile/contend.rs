@@ -1,12 +1,12 @@
-//! Whether one value of a request key may mean either of two profiles.
+//! Detects request keys whose value may request either of two profiles.
 
 use pillion_api::profile::{Activation, OptOut};
 
 use super::CompiledProfile;
 
 impl CompiledProfile {
-    /// The key whose truthy values may mean either of two profiles of one scope, so that a pod gets neither. `None`
-    /// also if it is not certain that they meet: with different selectors they may match different namespaces.
+    /// Returns the key whose truthy values may request either of two profiles of one scope, so that a pod gets neither.
+    /// Also returns `None` if their namespace selectors differ: no namespace may match both.
     #[must_use]
     pub fn contends_with(&self, other: &Self) -> Option<&str> {
         let is_default =

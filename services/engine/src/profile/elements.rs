@@ -1,5 +1,5 @@
-//! The elements of a template's lists, as far as they are known without evaluating expressions. Lists in lists are
-//! spliced, and `$value` replaces its map. Each element tells whether it is certain to be present as it is written.
+//! The elements of a template's lists, as far as they are known without evaluating expressions. Nested lists are
+//! spliced, and `$value` replaces its map. Each element records whether it is certainly present as written.
 
 use serde_json::{Map, Value as Json};
 
@@ -8,17 +8,17 @@ use crate::expression::Text;
 /// An element of a list of objects.
 #[derive(Debug)]
 pub(super) struct Element<'t> {
-    /// Its path.
+    /// Its path in the profile.
     pub(super) path: String,
-    /// Its fields, directives among them.
+    /// Its fields, including directives.
     pub(super) fields: &'t Map<String, Json>,
-    /// Whether it may be absent or repeated: `$when`, `$forEach`.
+    /// Whether it may be absent or repeated because of `$when` or `$forEach`.
     pub(super) is_conditional: bool,
-    /// Whether the template holds all of it: it is neither merged into existing elements nor into a copy of one.
+    /// Whether the template defines all of it, without merging it into an existing element or into a copy of one.
     pub(super) is_whole: bool,
 }
 
-/// The elements of a field that is a list of objects. Other types are reported by the type check.
+/// Returns the elements of a field that is a list of objects. The type check reports other types.
 pub(super) fn elements<'t>(path: &str, fields: &'t Map<String, Json>, list: &str) -> Vec<Element<'t>> {
     let mut found = Vec::new();
     if let Some(field) = fields.get(list) {
@@ -33,16 +33,16 @@ pub(super) fn entries(fields: &Map<String, Json>) -> impl Iterator<Item = (&Stri
     fields.iter().filter(|(name, _)| !name.starts_with('$'))
 }
 
-/// A value, or its `$value`, unless further fields change that.
+/// Returns a value, or its `$value` if no other fields change it.
 pub(super) fn value_of(value: &Json) -> &Json {
-    // The depth of a template is checked before.
+    // The caller has checked the depth of the template, so the recursion is bounded.
     match value {
         Json::Object(fields) if entries(fields).next().is_none() => fields.get("$value").map_or(value, value_of),
         value => value,
     }
 }
 
-/// The text of a string without expressions.
+/// Returns a string that contains no expression.
 pub(super) fn literal(value: &Json) -> Option<String> {
     match Text::parse(value.as_str()?) {
         Ok(Text::Literal(text)) => Some(text),
@@ -50,7 +50,7 @@ pub(super) fn literal(value: &Json) -> Option<String> {
     }
 }
 
-/// Whether a value is known only after expressions are evaluated.
+/// Whether a value contains an expression.
 pub(super) fn is_computed(value: &Json) -> bool {
     value_of(value).as_str().is_some_and(|text| !matches!(Text::parse(text), Ok(Text::Literal(_))))
 }

@@ -22,7 +22,7 @@ pub(crate) struct Condition {
 }
 
 impl Condition {
-    /// The message if the condition does not hold. If the message itself fails, the name is shown.
+    /// Returns the message for a failed condition. If the message itself fails, the name is returned.
     pub(crate) fn told<'v>(&'v self, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> Box<str> {
         match &self.message {
             None => self.name.clone(),
@@ -34,7 +34,7 @@ impl Condition {
         }
     }
 
-    /// Visits all its expressions.
+    /// Visits all expressions of the condition.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         see(&self.expression);
         if let Some(message) = &self.message {
@@ -43,7 +43,7 @@ impl Condition {
     }
 }
 
-/// Reduces a text to one line of a length that fits into messages.
+/// Replaces control characters by spaces, and truncates a string to a length that fits into messages.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { ' ' } else { character }).take(MAX_MADE).collect()
 }
@@ -58,7 +58,7 @@ pub(super) struct Computed {
     pub(super) conditions: Box<[Condition]>,
     /// The scope of all expressions.
     pub(super) scope: Scope,
-    /// The local names that its variables read.
+    /// The local names that each variable reads.
     pub(super) locals: LocalNames,
     pub(super) validations: Box<[Validation]>,
 }
@@ -72,7 +72,7 @@ pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, diagnostics: &mut V
     for (index, text) in spec.parameters.iter().enumerate() {
         let path = format!("spec.parameters[{index}]");
         check_name(&path, &text.name, &mut names, diagnostics);
-        // A default may use earlier parameters, and no variables, because those may use parameters.
+        // A default may read earlier parameters, but no variables: variables may read parameters.
         let earlier = spec.parameters.iter().take(index).map(|parameter| parameter.name.as_str());
         let scope = context::scope(earlier, []).of_the_profile_of(&whole).with_members("lookups", lookups());
         match parameter::compile(&path, text, &scope) {
@@ -108,7 +108,7 @@ pub(super) fn compile(spec: &ProfileSpec, is_for_pods: bool, diagnostics: &mut V
     Computed { parameters: parameters.into(), variables: variables.into(), conditions, validations, scope, locals }
 }
 
-/// Compiles a list of conditions. `locals` are the local names that are bound there.
+/// Compiles a list of conditions. `locals` are the local names in scope.
 pub(super) fn conditions(
     path: &str,
     conditions: &[MatchCondition],
@@ -134,10 +134,10 @@ pub(super) fn conditions(
     compiled.collect()
 }
 
-/// The local names that each variable reads, directly or through others.
+/// Returns the local names that each variable reads, directly or through other variables.
 fn local_names(variables: &[Variable]) -> LocalNames {
     let mut needs = LocalNames::new();
-    // A chain is at most as long as there are variables, and each round goes one step further.
+    // A chain is at most as long as the number of variables, and each round resolves one more step.
     for _ in 0..=variables.len() {
         let mut changed = false;
         for variable in variables {
@@ -166,7 +166,7 @@ pub(super) fn check_name(
     }
 }
 
-/// A variable that reads itself has no value.
+/// Reports variables that read themselves, directly or through others.
 fn check_cycles(variables: &[Variable], diagnostics: &mut Vec<Diagnostic>) {
     for (index, start) in variables.iter().enumerate() {
         let mut seen = vec![false; variables.len()];

@@ -1,16 +1,15 @@
-//! Profiles that extend others: merges a chain of texts into one.
+//! Profiles that extend others: merges a chain of profiles into one.
 //!
-//! * `merge` merges a child's text into its parent's. Parameters, variables, lookups, conditions, container rules and
+//! * `merge` merges a child into its parent. Parameters, variables, lookups, conditions, container rules and
 //!   validations merge by `name`, and templates by the keys of server-side apply. Everything else is replaced.
 //!   Parameters merge field by field: a child with `{name: endpoint, default: x}` keeps the type and the range of its
 //!   parent's, and `sources: []` removes the keys. `description`, `activation` and `rollout` are never inherited.
 //! * `tenant` checks that a namespaced profile does only what its parent allows. A profile that only extends and sets
-//!   values is bounded by its parent alone. One that has a template, variables and so on is bounded like any other
-//!   namespaced profile.
-//! * `origin` tracks which text each part comes from, so that a mistake in an inherited part is reported for the
+//!   values is bounded by its parent alone. Any other namespaced profile has the limits for tenants.
+//! * `origin` tracks which profile each part comes from, so that a mistake in an inherited part is reported for the
 //!   parent.
 //!
-//! A revision is a hash of the merged text and its bounds, so a change of a parent gives its children new revisions.
+//! A revision is a hash of the flattened profile and its limits, so changing a parent gives its children new revisions.
 
 mod origin;
 mod merge;
@@ -27,14 +26,14 @@ use self::origin::Origin;
 use super::{Diagnostic, Limits, ProfileName};
 use crate::expression::closest;
 
-/// The maximum length of a chain: the profile, and four that it extends. A shipped language profile extends two others
-/// already; a platform's own profile and a namespace's may extend it.
+/// The maximum length of a chain: the profile, and four that it extends. A shipped language profile already extends two
+/// others, and the platform's and the namespace's profiles may extend it.
 pub const MAX_CHAIN: usize = 5;
 
-/// The maximum number of parts of one kind in a flattened profile: as many as the CRDs allow in one profile.
+/// The maximum number of parts of one kind in a flattened profile. The CRDs allow as many in one profile.
 const MAX_PARTS: usize = 64;
 
-/// The maximum number of parameters, and of variables. They replace the values, templates and code of other tools.
+/// The maximum number of parameters, and of variables. Profiles replace values, templates and code of other tools.
 const MAX_NAMES: usize = 128;
 
 /// The maximum number of lookups.
@@ -43,26 +42,26 @@ const MAX_LOOKUPS: usize = 16;
 /// The field for which mistakes in a parent are reported.
 const EXTENDS: &str = "spec.extends.name";
 
-/// A cluster profile, as a profile that extends it finds it.
+/// The result of looking up a cluster profile to extend.
 #[derive(Clone, Debug)]
 pub enum Parent<'p> {
-    /// A text that compiles by itself.
+    /// A profile that compiles by itself.
     Accepted(Cow<'p, ProfileSpec>),
-    /// It does not compile. The text, if it can be read, tells what it extends itself.
+    /// An invalid profile. Its spec, if it can be parsed, names the profile that it extends.
     Broken(Option<Cow<'p, ProfileSpec>>),
-    /// There is no such profile.
+    /// The profile does not exist.
     Unknown,
 }
 
 /// The cluster profiles that can be extended.
 pub trait Parents {
-    /// The profile with this name.
+    /// Looks up a profile by name.
     fn parent(&self, name: &str) -> Parent<'_>;
-    /// The names of all profiles, for suggestions.
+    /// Returns the names of all profiles, for suggestions.
     fn names(&self) -> Vec<&str>;
 }
 
-/// No profiles to extend.
+/// An empty set of profiles to extend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoParents;
 
@@ -76,28 +75,28 @@ impl Parents for NoParents {
     }
 }
 
-/// The text of a profile with what it inherits.
+/// A profile merged with the profiles that it extends.
 #[derive(Clone, Debug)]
 pub(super) struct Effective {
     pub(super) spec: ProfileSpec,
     pub(super) limits: Limits,
     /// The profiles that it extends, the nearest first.
     pub(super) ancestors: Vec<Box<str>>,
-    /// The inherited parameters that a profile of a namespace sets.
+    /// The inherited parameters that a namespaced profile sets.
     pub(super) set: Vec<String>,
     origin: Origin,
 }
 
-/// A text of the chain.
+/// A profile of the chain.
 struct Ancestor<'p> {
     name: Box<str>,
     spec: Cow<'p, ProfileSpec>,
 }
 
-/// Merges the text of a profile with those of all profiles that it extends.
+/// Merges a profile with all profiles that it extends.
 ///
 /// # Errors
-/// Mistakes in the chain, and inherited fields that a namespaced profile must not change.
+/// Mistakes in the chain, and changes that a namespaced profile must not make to inherited fields.
 pub(super) fn resolve(
     name: &ProfileName,
     spec: &ProfileSpec,
@@ -144,11 +143,11 @@ pub(super) fn resolve(
 }
 
 impl Effective {
-    /// Reports a mistake in the merged text for the text in which it was written.
+    /// Moves a mistake in the merged profile to the profile and path where the part was written.
     pub(super) fn relocate(&self, diagnostic: Diagnostic) -> Diagnostic {
         let Some(path) = diagnostic.path.strip_prefix("spec") else { return diagnostic };
         let (text, path) = self.origin.locate(path);
-        // The last text is the profile's own, the one before it its parent's.
+        // The last entry of the chain is the profile itself, the one before it its parent.
         let up = self.ancestors.len().checked_sub(text + 1);
         match up.and_then(|up| self.ancestors.get(up)) {
             None => Diagnostic { path, ..diagnostic },
@@ -160,7 +159,7 @@ impl Effective {
     }
 }
 
-/// The profiles that one extends, the nearest first.
+/// Returns the profiles that a profile extends, the nearest first.
 fn ancestors<'p>(
     name: &ProfileName,
     spec: &ProfileSpec,
@@ -216,7 +215,7 @@ fn ancestors<'p>(
     }
 }
 
-/// A whole text as a part to merge.
+/// Creates the part of a whole profile.
 fn part(text: usize, spec: &ProfileSpec) -> Result<Part, Vec<Diagnostic>> {
     let json = serde_json::to_value(spec).map_err(|error| vec![unusable(&error)])?;
     Ok(Part { json, origin: Origin::of(text, "spec") })
@@ -226,12 +225,12 @@ fn read(json: &Json) -> Result<ProfileSpec, Vec<Diagnostic>> {
     ProfileSpec::deserialize(json).map_err(|error| vec![unusable(&error)])
 }
 
-/// Texts that were parsed once can be parsed merged: a mistake here is a bug.
+/// Profiles that were parsed once can also be parsed after the merge. A mistake here is a bug.
 fn unusable(error: &serde_json::Error) -> Diagnostic {
     Diagnostic::new(EXTENDS, format!("the profile cannot be merged with its parent: {error}"))
 }
 
-/// Each stored text has limits, and the merged text has the same ones.
+/// Checks the limits of a stored profile for the merged one.
 fn check_sizes(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     for (field, found, most) in [
         ("parameters", spec.parameters.len(), MAX_NAMES),

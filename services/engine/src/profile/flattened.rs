@@ -1,7 +1,7 @@
-//! The flattened text of a profile: what its author wrote, merged with what it inherits, as a revision stores it.
+//! Flattened profiles: a profile merged with everything that it inherits, as a revision stores it.
 //!
-//! The webhook serves what it compiles from revisions alone. It reads neither the current profile nor the profiles that
-//! it extends, so every replica compiles the same, whenever it starts.
+//! The webhook compiles what it serves from revisions alone. It reads neither current profiles nor their parents, so
+//! every replica compiles the same result at any time.
 
 use pillion_api::profile::ProfileSpec;
 use pillion_api::revision::{MAX_TEXT_BYTES, RevisionBounds, RevisionSpec};
@@ -11,24 +11,24 @@ use super::extend::{self, Effective, NoParents, Parents};
 use super::revision::hash;
 use super::{CompiledProfile, Diagnostic, Limits, ProfileName};
 
-/// The text of a profile with what it inherits, and its limits.
+/// A profile merged with everything that it inherits, and its limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlattenedProfile {
-    /// The text. It extends nothing.
+    /// The spec. It extends nothing.
     pub spec: ProfileSpec,
     /// The limits of the profile.
     pub limits: Limits,
     /// The cluster profiles that it extends, the nearest first.
     pub ancestors: Vec<Box<str>>,
-    /// The inherited parameters that a profile of a namespace sets.
+    /// The inherited parameters that a namespaced profile sets.
     pub set_by_namespace: Vec<String>,
 }
 
 impl FlattenedProfile {
-    /// Flattens a text with those that it extends.
+    /// Flattens a profile with those that it extends.
     ///
     /// # Errors
-    /// The mistakes in the chain. A flattened text need not compile.
+    /// The mistakes in the chain. Success does not mean that the flattened profile compiles.
     pub fn new(name: &ProfileName, spec: &ProfileSpec, parents: &dyn Parents) -> Result<Self, Vec<Diagnostic>> {
         let mut diagnostics = Vec::new();
         refuse_cluster_only(name, spec, &mut diagnostics);
@@ -42,13 +42,13 @@ impl FlattenedProfile {
         Ok(Self { spec: spec.clone(), limits, ancestors: Vec::new(), set_by_namespace: Vec::new() })
     }
 
-    /// The revision: a hash of everything but `rollout`, which says who gets the profile and not what they get.
+    /// Returns the revision: a hash of everything but `rollout`, which does not change the result for a pod.
     #[must_use]
     pub fn revision(&self) -> Option<Box<str>> {
         hash(&serde_json::to_string(&self.spec).ok()?, self.limits, &self.ancestors, &self.set_by_namespace)
     }
 
-    /// Returns the revision object to store. `source` is the author's own text, if it extends another one.
+    /// Returns the revision object to store. `source` is the author's own spec, if it extends another profile.
     ///
     /// # Errors
     /// The text is too large.
@@ -101,7 +101,7 @@ impl FlattenedProfile {
                 .with_help("it may be written for a newer version of Pillion: upgrade this one")
         })?;
         let ancestors: Vec<_> = revision.ancestors.iter().map(|name| name.as_str().into()).collect();
-        // The hash of the stored text: another build may write the same profile differently.
+        // The hash is that of the stored text: another build may serialize the same profile differently.
         let hash = hash(&revision.text, limits, &ancestors, &revision.set_by_namespace);
         if hash.as_deref() != Some(&*revision.revision) {
             let hash = hash.as_deref().unwrap_or("none");
@@ -149,7 +149,7 @@ pub fn compile_with(
     spec: &ProfileSpec,
     parents: &dyn Parents,
 ) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    // Only its own text is checked: a namespaced profile may inherit fields that it must not set.
+    // Only the author's own spec is checked: a namespaced profile may inherit fields that it must not set.
     let mut diagnostics = Vec::new();
     refuse_cluster_only(name, spec, &mut diagnostics);
     let compiled = match spec.extends {
@@ -180,7 +180,7 @@ fn compile_extending(
     }
 }
 
-/// Compiles a stored revision. It keeps its stored name: this build may write its text differently.
+/// Compiles a stored revision. It keeps the stored revision name, because this build may serialize it differently.
 ///
 /// # Errors
 /// This build does not understand it, or it no longer compiles.
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(revision(&text(1)), revision(&text(100)));
         assert_eq!(revision(&text(1)), revision(&ProfileSpec { rollout: None, ..text(1) }));
 
-        // The same text by itself is a tenant's, and not what its parent may do.
+        // Written by the tenant itself, the same spec is limited and has another revision.
         let name = ProfileName::namespaced("shop", "child");
         let inherited = FlattenedProfile::new(&name, &child("debug"), &library()).unwrap();
         let own = FlattenedProfile::new(&name, &inherited.spec, &library()).unwrap();
@@ -278,7 +278,7 @@ mod tests {
             let [diagnostic] = compile_revision(&name, &forged).unwrap_err().try_into().unwrap();
             assert!(diagnostic.message.contains("the hash of its content is"), "{diagnostic}");
         }
-        // A newer build writes the same text with another order of fields, and it stays the same.
+        // A newer build may serialize the fields in another order. The revision stays the same.
         let Json::Object(fields) = serde_json::from_str(&kept.text).unwrap() else { panic!() };
         let text = Json::Object(fields.into_iter().rev().collect()).to_string();
         assert_ne!(text, kept.text);

@@ -1,7 +1,7 @@
 //! Profiles: compiles what an author wrote into what the engine runs.
 //!
-//! [`compile`] reports everything that can be wrong with a profile before it takes effect, so that a request only reads
-//! prepared data. A [`CompiledProfile`] never changes.
+//! [`compile`] reports all mistakes in a profile before it takes effect, so that requests only read prepared data. A
+//! [`CompiledProfile`] never changes.
 
 mod contend;
 mod elements;
@@ -125,7 +125,7 @@ pub struct CompiledProfile {
     pub(crate) conditions: Box<[expressions::Condition]>,
     pub(crate) template: Option<template::Node>,
     pub(crate) rules: Box<[rules::ContainerRule]>,
-    /// The names of the containers that it adds, as far as its text shows them.
+    /// The literal names of the containers that it adds.
     pub(crate) own_containers: Box<[Box<str>]>,
     pub(crate) lookups: Box<[Declared]>,
     pub(crate) needs: Needs,
@@ -152,13 +152,13 @@ impl CompiledProfile {
         &self.display_name
     }
 
-    /// The revision: a hash of the flattened text, the same wherever the profile is compiled.
+    /// Returns the revision: a hash of the flattened profile, the same wherever it is compiled.
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
     }
 
-    /// An upper bound of its memory in bytes, estimated from the sizes of its parts.
+    /// Returns an upper bound of its memory in bytes, estimated from the sizes of its parts.
     #[must_use]
     pub const fn memory(&self) -> usize {
         self.memory
@@ -199,7 +199,7 @@ impl CompiledProfile {
         !self.validations.is_empty() && self.activation != Activation::Never
     }
 
-    /// The label and the annotation by which a pod or its namespace requests it.
+    /// Returns the label and the annotation by which a pod or its namespace requests it.
     pub fn request_keys(&self) -> impl Iterator<Item = &str> {
         [self.request_label(), self.request_annotation()].into_iter().flatten()
     }
@@ -216,57 +216,57 @@ impl CompiledProfile {
         self.request.as_ref()?.annotation.as_deref()
     }
 
-    /// Whether values of its keys request it, or another profile with the same keys. The values are in the order in
-    /// which they decide, the object's before the namespace's.
+    /// Whether values of its keys request it, or another profile with the same keys. The values are in order of
+    /// precedence, the object's before the namespace's.
     #[must_use]
     pub fn is_asked_for<'v>(&self, values: impl IntoIterator<Item = &'v str>) -> bool {
         let Some(request) = &self.request else { return false };
         let said = values.into_iter().filter(|value| request.empty.says(value));
         let mut asks = said.map(|value| !request.declines(value));
         match self.opt_out {
-            // A request of a profile that cannot be dropped always counts.
+            // A request for a profile that cannot be dropped always counts.
             OptOut::Forbidden => asks.any(|asks| asks),
             OptOut::Allowed => asks.next().unwrap_or(false),
         }
     }
 
-    /// A value that requests it by its key; `None` if it has no key.
+    /// Returns a value that requests it by its key; `None` if it has no key.
     #[must_use]
     pub fn request_word(&self) -> Option<&str> {
         self.request.as_ref().map(|request| request.truthy.first().map_or(&*self.name.name, |word| &**word))
     }
 
-    /// The lookups that its text may need.
+    /// Returns the lookups that its expressions may need.
     #[must_use]
     pub const fn needs(&self) -> &Needs {
         &self.needs
     }
 
-    /// The objects that get it without a request.
+    /// Returns which objects get it without a request.
     #[must_use]
     pub const fn activation(&self) -> Activation {
         self.activation
     }
 
-    /// The namespaces that may get it; `None`: all that are opted in.
+    /// Returns the selector of namespaces; `None` selects all that are opted in.
     #[must_use]
     pub const fn namespace_selector(&self) -> Option<&LabelSelector> {
         self.namespace_selector.as_ref()
     }
 
-    /// The objects that may get it, by their labels; `None`: all.
+    /// Returns the selector of objects by their labels; `None` selects all.
     #[must_use]
     pub const fn object_selector(&self) -> Option<&LabelSelector> {
         self.object_selector.as_ref()
     }
 
-    /// The rollout in its text. It is not part of a revision: the publisher of a revision decides.
+    /// Returns the rollout of its spec. It is not part of a revision: the publisher of a revision decides.
     #[must_use]
     pub const fn rollout(&self) -> Option<&Rollout> {
         self.rollout.as_ref()
     }
 
-    /// Sets what it inherits: its ancestors, and the parameters that the namespace set.
+    /// Sets its ancestors, and the inherited parameters that the namespace set.
     fn complete(&mut self, ancestors: &[Box<str>], set_by_namespace: &[String]) {
         self.ancestors = ancestors.into();
         for parameter in &mut self.parameters {
@@ -274,8 +274,7 @@ impl CompiledProfile {
         }
     }
 
-    /// Turns it into a namespaced profile without the checks of a tenant's text, as if its values came from
-    /// expressions.
+    /// Makes it namespaced without the checks of a tenant's spec, as if its values came from expressions.
     #[cfg(test)]
     pub(crate) fn into_namespaced(mut self, namespace: &str) -> Self {
         self.name.namespace = Some(namespace.into());
@@ -284,7 +283,7 @@ impl CompiledProfile {
         self
     }
 
-    /// What it defines for its expressions.
+    /// Returns the definitions that its expressions can read.
     pub(crate) fn definitions(&self) -> Definitions<'_> {
         let owner = if self.name.namespace.is_none() { Owner::Platform } else { Owner::Namespace };
         Definitions { owner, variables: &self.variables, own_containers: &self.own_containers }
@@ -298,7 +297,7 @@ impl CompiledProfile {
         }
     }
 
-    /// The schema by which its target objects merge.
+    /// Returns the schema by which its target objects merge.
     pub(crate) fn object_type(&self) -> &'static Type {
         schema::of(&self.target.group, self.target.resources.first().map_or("", |resource| resource))
     }

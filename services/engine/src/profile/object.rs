@@ -1,5 +1,5 @@
 //! Checks templates for objects other than pods. The engine does not know their fields, and the API server checks the
-//! result against its schema. All objects have the same metadata, and some of its fields cannot be set.
+//! result against its schema. All objects share the same metadata, and some of its fields cannot be set.
 
 use serde_json::{Map, Value as Json};
 
@@ -8,7 +8,7 @@ use super::check::{check_key, check_values};
 use super::template::without_directives;
 use super::typed::called;
 
-/// Fields of an object that a template cannot set.
+/// Fields that a template cannot set.
 const NOT_OURS: [(&str, &str); 3] = [
     ("apiVersion", "the target says of which objects it is a part"),
     ("kind", "the target says of which objects it is a part"),
@@ -18,7 +18,7 @@ const NOT_OURS: [(&str, &str); 3] = [
 /// Fields of the metadata that a template can set.
 const METADATA: [&str; 4] = ["labels", "annotations", "finalizers", "ownerReferences"];
 
-/// Checks a template for another object than a pod. Whether it is not nested too deeply to be looked at further.
+/// Checks a template for an object other than a pod. Returns false if it is nested too deeply for further checks.
 pub(super) fn check_object(template: &Json, diagnostics: &mut Vec<Diagnostic>) -> bool {
     if !check_values("spec.template", template, 0, diagnostics) {
         return false;
@@ -69,7 +69,7 @@ fn check_metadata(metadata: &Json, diagnostics: &mut Vec<Diagnostic>) {
 
 fn object<'t>(path: &str, value: &'t Json, diagnostics: &mut Vec<Diagnostic>) -> Option<&'t Map<String, Json>> {
     let object = value.as_object();
-    // What an expression gives is not known here.
+    // The type of an expression's result is not known here.
     if object.is_none() && !value.is_string() {
         diagnostics.push(Diagnostic::new(path, format!("expected an object, found {}", called(value))));
     }

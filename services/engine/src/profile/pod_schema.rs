@@ -1,7 +1,7 @@
-//! The fields of a pod and their types: Kubernetes' own schema in a small table.
+//! The fields of a pod and their types, as a small table.
 //!
-//! The table is text with a line for each type, and it is parsed only when a profile is checked. A replica that serves
-//! requests holds none of it in memory. `just generate` writes it from the API server's OpenAPI document.
+//! The table is text with a line for each type. It is parsed only while a profile is checked, so that replicas do not
+//! keep it in memory. `just generate` writes it from the API server's OpenAPI document.
 
 use std::collections::BTreeMap;
 
@@ -10,62 +10,62 @@ use crate::json;
 
 use super::container_rules::{self, Completeness};
 
-/// Lines of `Type field:kind field:kind`, in the order of the types.
+/// Lines of `Type field:kind field:kind`, sorted by type.
 const TABLE: &str = include_str!("pod_schema.txt");
 
-/// The table, read: for as long as a profile is checked.
+/// The parsed table, kept only while a profile is checked.
 #[derive(Debug)]
 pub(super) struct PodSchema {
     types: BTreeMap<&'static str, &'static str>,
 }
 
-/// What a field is.
+/// The kind of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A text.
+    /// A string.
     Text,
     /// The name of a container or volume.
     Label,
     /// The name of an environment variable.
     EnvName,
-    /// The name of an image.
+    /// An image reference.
     Image,
-    /// One of these words, divided by `|`; one that ends with `*` stands for all that begin with it.
+    /// One of the given words, separated by `|`. A word that ends with `*` matches all strings with that prefix.
     Word(&'static str),
     /// True or false.
     Boolean,
-    /// A whole number of 32 bits.
+    /// A 32-bit integer.
     Int32,
-    /// A whole number of 64 bits.
+    /// A 64-bit integer.
     Int64,
-    /// `100m`, `1Gi`, 2.
+    /// A quantity: `100m`, `1Gi`, 2.
     Quantity,
     /// A port by number or name, a number or a percentage.
     IntOrString,
     /// Any value.
     Any,
-    /// A list of what is written here.
+    /// A list of elements of the given kind.
     List(&'static str),
-    /// A map from text to what is written here.
+    /// A map from strings to values of the given kind.
     Map(&'static str),
-    /// An object of this type.
+    /// An object of the given type.
     Object(&'static str),
 }
 
 impl PodSchema {
-    /// Reads the table.
+    /// Parses the table.
     pub(super) fn new() -> Self {
         let types = TABLE.lines().filter_map(|line| line.split_once(' ')).collect();
         Self { types }
     }
 
-    /// The fields of a type, in the order of their names.
+    /// Returns the fields of a type, sorted by name.
     pub(super) fn fields(&self, of: &str) -> impl Iterator<Item = (&'static str, Kind)> + use<> {
         let fields = self.types.get(of).copied().unwrap_or_default();
         fields.split(' ').filter_map(|field| field.split_once(':')).map(|(name, kind)| (name, Kind::of(kind)))
     }
 
-    /// What a type's field is.
+    /// Returns the kind of a type's field.
     pub(super) fn field(&self, of: &str, name: &str) -> Option<Kind> {
         match (of, name) {
             ("Pod", "metadata") => Some(Kind::Object("ObjectMeta")),
@@ -77,7 +77,7 @@ impl PodSchema {
         }
     }
 
-    /// Where a field of this name stands below a type, at most so many steps down: the nearest places, as paths.
+    /// Returns the paths below a type at which a field of this name exists: the nearest ones within `steps` levels.
     pub(super) fn below(&self, of: &'static str, name: &str, steps: usize) -> Vec<String> {
         let mut level = vec![(String::new(), of)];
         for _ in 0..steps {
@@ -104,7 +104,7 @@ impl PodSchema {
 }
 
 impl Kind {
-    /// Reads a kind as the table writes it.
+    /// Parses a kind in the table's notation.
     pub(super) fn of(text: &'static str) -> Self {
         let inner = |open, close| text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close));
         match text {
@@ -124,7 +124,7 @@ impl Kind {
         }
     }
 
-    /// The type of the object, or of the list's elements with the list's mark.
+    /// Returns the suffix for paths and the object type, for an object or a list of objects.
     fn object(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Object(of) => Some(("", of)),
@@ -136,7 +136,7 @@ impl Kind {
         }
     }
 
-    /// What the elements of a list are, also of one in a list, which is spliced.
+    /// Returns the kind of a list's elements. A nested list is spliced, so it keeps the kind.
     pub(super) fn element(self) -> Self {
         match self {
             Self::List(item) => Self::of(item),
@@ -144,7 +144,7 @@ impl Kind {
         }
     }
 
-    /// What Kubernetes requires of a text of this kind; `None` if this one is right.
+    /// Returns Kubernetes' rule for strings of this kind; `None` if the string fulfils it.
     pub(super) fn rule_broken_by(self, text: &str) -> Option<&'static str> {
         match self {
             Self::Label if !is_label(text) => {
@@ -202,7 +202,7 @@ impl Kind {
         }
     }
 
-    /// What a value of it is called.
+    /// Describes the expected value for messages.
     pub(super) fn expected(self) -> String {
         match self {
             Self::Text | Self::Label | Self::EnvName | Self::Image => "a string".to_owned(),
@@ -224,19 +224,19 @@ impl Kind {
     }
 }
 
-/// What an expression has to give where it stands.
+/// The kind of value that an expression must return.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected {
     pub(super) kind: Kind,
-    /// Whether it stands for an element of a list: then it may also give a list of them.
+    /// Whether the expression is an element of a list. It may then also return a list of elements.
     pub(super) is_element: bool,
 }
 
 impl Expected {
-    /// Checks a value that was computed: the API server rejects every pod whose patch has one of the wrong type.
+    /// Checks a computed value: the API server rejects every pod whose patch has a value of the wrong type.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Describes the mistake.
     pub(crate) fn check(self, value: json::Value<'_>) -> Result<(), String> {
         let diagnostic = match value.kind() {
             json::Kind::Array if self.is_element => value.items().find_map(|item| self.kind.fault_of(item)),
@@ -245,19 +245,19 @@ impl Expected {
         diagnostic.map_or(Ok(()), Err)
     }
 
-    /// Whether some texts are wrong in its place.
+    /// Whether the kind restricts which strings are valid.
     pub(crate) fn has_rule(self) -> bool {
         !matches!(self.kind, Kind::Any | Kind::Text)
     }
 }
 
-/// Whether a text is one of the words that are divided by `|`.
+/// Whether a string is one of the words separated by `|`.
 pub(super) fn is_one_of(words: &str, text: &str) -> bool {
     let is = |word: &str| word.strip_suffix('*').map_or(word == text, |begin| text.starts_with(begin));
     words.split('|').any(is)
 }
 
-/// Whether a text is a DNS label.
+/// Whether a string is a DNS label.
 pub(super) fn is_label(text: &str) -> bool {
     (1..=63).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
@@ -276,7 +276,7 @@ fn called(value: json::Value<'_>) -> &'static str {
     }
 }
 
-/// The beginning of a text that may be long.
+/// Truncates a string for messages.
 fn shown(text: &str) -> &str {
     const LETTERS: usize = 60;
     text.char_indices().nth(LETTERS).map_or(text, |(end, _)| text.get(..end).unwrap_or(text))

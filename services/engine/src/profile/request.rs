@@ -1,7 +1,7 @@
-//! The request key of a profile: a label or annotation by which a pod or its namespace asks for the profile.
+//! The request key of a profile: a label or annotation by which a pod or its namespace requests the profile.
 //!
-//! The value of a key is a comma-separated list of words, case ignored. A truthy word asks for the default profile of
-//! the key, a falsy word for none, any other word names a profile or one of its values.
+//! The value of a key is a comma-separated list of words, compared without case. A truthy word requests the key's
+//! default profile, a falsy word requests none. Any other word names a profile or one of its values.
 
 use std::borrow::Cow;
 
@@ -10,13 +10,13 @@ use pillion_api::profile::{EmptyValue, OnUnknown, RequestKey};
 use super::Diagnostic;
 use super::check::check_key;
 
-/// How many words of one value are read; more are ignored.
+/// The maximum number of words that are read from one value. Further words are ignored.
 const MAX_WORDS: usize = 64;
 
-/// The truthy words of a profile that sets none.
+/// The default truthy words.
 const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
 
-/// The falsy words of a profile that sets none.
+/// The default falsy words.
 const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
 
 /// A compiled request key. All words are in lower case.
@@ -32,7 +32,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Whether a value asks for no profile: it is empty, or has only falsy words.
+    /// Whether a value requests no profile: it is empty, or has only falsy words.
     pub(crate) fn declines(&self, value: &str) -> bool {
         words(value).all(|word| self.falsy.iter().any(|falsy| **falsy == *word))
     }
@@ -76,7 +76,7 @@ pub(super) fn compile(request: &RequestKey, diagnostics: &mut Vec<Diagnostic>) -
     compiled
 }
 
-/// The words of a value, in lower case.
+/// Returns the words of a value in lower case.
 pub(crate) fn words(value: &str) -> impl Iterator<Item = Cow<'_, str>> {
     names(value).map(|word| {
         let is_lower = !word.chars().any(char::is_uppercase);
@@ -84,7 +84,7 @@ pub(crate) fn words(value: &str) -> impl Iterator<Item = Cow<'_, str>> {
     })
 }
 
-/// The words of a value as they are written.
+/// Returns the words of a value as written.
 pub(crate) fn names(value: &str) -> impl Iterator<Item = &str> {
     value.split(',').map(str::trim).filter(|word| !word.is_empty()).take(MAX_WORDS)
 }

@@ -1,7 +1,7 @@
-//! Reviews stored profiles: returns all diagnostics as warnings of the API server.
+//! Reviews profiles when they are stored, and returns all diagnostics as warnings.
 //!
-//! A profile that does not compile is stored all the same, and its last accepted revision stays active. A denial would
-//! block restoring a backup, or applying a child before its parent.
+//! A profile that does not compile is still stored, and its last accepted revision stays active. A denial would prevent
+//! restoring a backup, or applying a child before its parent.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -23,16 +23,16 @@ const MAX_WARNINGS: usize = 8;
 
 /// The maximum length of a warning in characters. Kubernetes recommends 120, and truncates at 256.
 const MAX_WARNING: usize = 240;
-/// Above this length, the help is a warning of its own.
+/// The maximum length of a warning that includes its help. Above it, the help is a warning of its own.
 const LINE: usize = 120;
 
-/// A review of a profile that is stored.
+/// A review of one profile.
 #[derive(Debug)]
 pub struct ProfileReview {
     uid: String,
     api_version: String,
     name: ProfileName,
-    /// Whether the profile is new, so that no revision of it was accepted.
+    /// Whether the profile is new, so that it has no accepted revision.
     is_new: bool,
     spec: Result<ProfileSpec, String>,
 }
@@ -67,8 +67,8 @@ struct Request<'b> {
     object: Option<Object<'b>>,
 }
 
-/// An unparsed object. Its size is checked before its spec is parsed, because parsed text can take forty times as much
-/// memory.
+/// An unparsed object. Its size is checked before its spec is parsed, because parsing can take forty times the memory
+/// of the text.
 #[derive(Default, Deserialize)]
 struct Object<'b> {
     #[serde(default)]
@@ -87,7 +87,7 @@ impl ProfileReview {
     /// Parses a body.
     ///
     /// # Errors
-    /// It is not a review of version v1 or v1beta1. The message may be as long as the body.
+    /// The body is not a review of version v1 or v1beta1. The message may be as long as the body.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let Envelope { api_version, request } = serde_json::from_slice(body).map_err(|error| error.to_string())?;
         if !["admission.k8s.io/v1", "admission.k8s.io/v1beta1"].contains(&api_version.as_str()) {
@@ -118,7 +118,7 @@ impl ProfileReview {
         &self.name
     }
 
-    /// The next parent to look up, if there is an unknown one.
+    /// Returns the lookup of the next unknown parent, if there is one.
     #[must_use]
     pub fn wanted(&self, known: &KnownParents) -> Option<Query> {
         let mut next = self.spec.as_ref().ok()?.extends.as_ref();
@@ -138,7 +138,7 @@ impl ProfileReview {
         None
     }
 
-    /// The warnings for the author.
+    /// Returns the warnings for the author.
     #[must_use]
     pub fn warnings(&self, known: &KnownParents) -> Vec<String> {
         let diagnostics = match &self.spec {
@@ -185,7 +185,7 @@ impl ProfileReview {
 }
 
 impl KnownParents {
-    /// The known names, for suggestions.
+    /// Sets the known names, which are used for suggestions.
     #[must_use]
     pub fn with_names(names: impl IntoIterator<Item = String>) -> Self {
         Self { names: names.into_iter().collect(), ..Self::default() }
@@ -225,7 +225,7 @@ impl Parents for KnownParents {
     }
 }
 
-/// Reduces a text to one line of a length that the API server passes on.
+/// Reduces a string to one line of at most [`MAX_WARNING`] characters.
 fn cut(text: &str) -> String {
     let line = text.chars().map(|char| if char.is_control() { ' ' } else { char });
     if text.chars().count() <= MAX_WARNING {

@@ -19,14 +19,14 @@ pub(crate) struct ContainerRule {
     pub(crate) name: Box<str>,
     pub(crate) types: Box<[ContainerType]>,
     pub(crate) names: Box<[Box<str>]>,
-    /// Image patterns, with `*` for any part.
+    /// Image patterns, in which `*` matches any string.
     pub(crate) images: Box<[Box<str>]>,
     pub(crate) condition: Option<Expression>,
     pub(crate) conditions: Box<[Condition]>,
     pub(crate) template: Node,
 }
 
-/// The name by which the expressions of a rule read the container.
+/// The name under which the expressions of a rule read the container.
 const CONTAINER: &str = "container";
 
 /// Compiles the rules. Mistakes go to `diagnostics`.
@@ -87,14 +87,14 @@ impl ContainerRule {
     }
 }
 
-/// Whether a text matches a pattern in which `*` stands for any part.
+/// Whether a string matches a pattern in which `*` matches any string.
 fn glob(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };
     let Some(last) = pattern.contains('*').then(|| parts.next_back().unwrap_or_default()) else {
         return rest.is_empty();
     };
-    // The earliest match is best, because it leaves the longest rest.
+    // The earliest match of each part leaves the longest rest, so no backtracking is needed.
     for part in parts {
         match rest.split_once(part) {
             Some((_, behind)) => rest = behind,

@@ -1,7 +1,7 @@
 //! The target of a profile: resources and operations.
 //!
-//! A profile may target any namespaced resource except those that a cluster needs to run. A mistake in a profile must
-//! not stop nodes from reporting, leaders from being elected, or Pillion from being repaired.
+//! A profile may target any namespaced resource except those that a cluster needs to run. A faulty profile must not
+//! stop nodes from reporting, leader elections, or repairs of Pillion.
 
 use pillion_api::profile::{Operation, ProfileSpec, Target as Text};
 
@@ -10,9 +10,9 @@ use super::{Diagnostic, ProfileName};
 /// The phase of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Mutating: the profiles' templates make a patch.
+    /// Mutating: the templates of profiles create a patch.
     Mutate,
-    /// Validating: the profiles' validations decide whether the object is allowed.
+    /// Validating: the validations of profiles allow or deny the object.
     Validate,
 }
 
@@ -22,13 +22,13 @@ pub(crate) struct Action<'a> {
     pub(crate) phase: Phase,
     pub(crate) group: &'a str,
     pub(crate) version: &'a str,
-    /// The resource in the plural, with the subresource after a slash if there is one.
+    /// The plural resource name, followed by a slash and the subresource if there is one.
     pub(crate) resource: &'a str,
     pub(crate) operation: Operation,
 }
 
 impl Action<'_> {
-    /// The creation of a pod on the mutating path, like most requests.
+    /// The creation of a pod on the mutating path, which most requests are.
     pub(crate) const CREATE_POD: Self =
         Self { phase: Phase::Mutate, group: "", version: "v1", resource: PODS, operation: Operation::Create };
 
@@ -58,7 +58,7 @@ pub(crate) struct Target {
 
 const PODS: &str = "pods";
 
-/// The subresources of a pod that hold a whole pod.
+/// The subresources whose requests contain a whole pod.
 const POD_PARTS: [&str; 2] = ["ephemeralcontainers", "resize"];
 
 /// API groups that no profile may target.
@@ -83,7 +83,7 @@ const REFUSED: [(&str, &str, &str); 4] = [
 const CLUSTER_SCOPED: [&str; 3] = ["namespaces", "persistentvolumes", "componentstatuses"];
 
 impl Target {
-    /// The default target: pods, when they are created.
+    /// Returns the default target: the creation of pods.
     fn pods() -> Self {
         Self {
             group: Box::default(),
@@ -93,7 +93,7 @@ impl Target {
         }
     }
 
-    /// The target as the API spells it.
+    /// Returns the target as an API object.
     pub(crate) fn to_text(&self) -> Text {
         Text {
             group: self.group.to_string(),
@@ -116,8 +116,8 @@ impl Target {
             && self.resources.iter().any(|resource| **resource == *action.resource)
     }
 
-    /// Whether a template is applied for an action: to whole objects that remain afterwards, and to pods only when they
-    /// are created, because most fields of a pod are immutable.
+    /// Whether a template is applied for an action. It is applied to whole objects that remain afterwards, and to pods
+    /// only on creation, because most fields of a pod are immutable.
     pub(crate) fn lays(&self, action: Action<'_>) -> bool {
         let lasts = match action.operation {
             Operation::Create => true,
@@ -157,7 +157,7 @@ pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, diagnostics: &mut 
     target
 }
 
-/// Whether a template of this target would ever be applied.
+/// Whether a template of this target is ever applied.
 fn can_lay(target: &Target) -> bool {
     target.resources.iter().any(|resource| {
         target.operations.iter().any(|operation| {
@@ -208,7 +208,7 @@ fn wildcard(path: String) -> Diagnostic {
     Diagnostic::new(path, "a target has no wildcards").with_help("name each: what is not known yet cannot be meant")
 }
 
-/// Why no profile may target a resource, and what to do.
+/// Returns why no profile may target a resource, and what to do instead.
 fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
     let (main, part) = resource.split_once('/').map_or((resource, None), |(main, part)| (main, Some(part)));
     if !is_word(main) || main != main.to_lowercase() || part.is_some_and(|part| !is_word(part)) {
@@ -238,7 +238,7 @@ fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
     }
 }
 
-/// Whether a text has only characters that are valid in groups, versions and resources.
+/// Whether a string has only characters that are valid in groups, versions and resources.
 fn is_word(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     (1..=253).contains(&text.len())

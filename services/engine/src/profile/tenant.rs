@@ -1,22 +1,22 @@
-//! Checks what the template of a tenant's profile may contain. Its author may create pods in the namespace, and the
-//! profile acts on the pods of all others there. So it may add to what is there, and grants nothing that the
-//! namespace's pods could not have had.
+//! Checks the template of a tenant's profile. Its author may create pods in the namespace, but the profile also acts on
+//! pods of other authors there. So it may only add to a pod, and grants nothing that the namespace's pods could not
+//! have had.
 
 use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
 
-/// Fields of a pod's spec that a tenant's template may have.
+/// Fields of a pod's spec that a tenant's template may set.
 const SPEC_FIELDS: [&str; 3] = ["containers", "initContainers", "volumes"];
 
 /// Sources of volumes that a tenant's template may use.
 const VOLUME_SOURCES: [&str; 6] =
     ["configMap", "secret", "emptyDir", "downwardAPI", "ephemeral", "persistentVolumeClaim"];
 
-/// Prefixes of labels and annotations that mean something to Kubernetes itself.
+/// Domains of labels and annotations that Kubernetes interprets.
 const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 
-/// Checks a tenant's template, without its directives.
+/// Checks a tenant's template, from which the directives were removed.
 pub(super) fn check_tenant(template: &Json, diagnostics: &mut Vec<Diagnostic>) {
     for (map, key) in ["labels", "annotations"].into_iter().flat_map(|map| {
         let entries = template.pointer(&format!("/metadata/{map}")).and_then(Json::as_object);

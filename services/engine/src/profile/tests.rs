@@ -1,4 +1,4 @@
-//! Profiles that compile, and what is said of those that do not.
+//! Profiles that compile, and the diagnostics of those that do not.
 
 use serde_json::{Value as Json, json};
 

@@ -1,11 +1,10 @@
 //! Checks the types of a template against Kubernetes' schema.
 //!
 //! The API server drops unknown fields, and rejects every pod whose patch has a value of the wrong type, even with
-//! `failurePolicy: Ignore`. Both must be found before a profile takes effect.
+//! `failurePolicy: Ignore`. Both mistakes must be found before a profile takes effect.
 //!
-//! A template is not an object yet. A string that is one `${...}` has the type of its expression, so it is checked only
-//! if it is a parameter, whose type is declared. Directives beside fields are skipped, and `$value` is checked as the
-//! value.
+//! The type of a string that is one `${...}` is that of its expression. It is checked only if the expression is a
+//! parameter, whose type is declared. Directives are skipped, and `$value` is checked as the value.
 
 use pillion_api::parameter::{Parameter, ParameterType};
 use serde_json::{Map, Value as Json};
@@ -18,23 +17,23 @@ use crate::expression::{Quantity, Source, Text, closest};
 /// Fields of a pod's spec that cannot be set when a pod is created.
 const NOT_ON_CREATE: [&str; 1] = ["ephemeralContainers"];
 
-/// Directives that stand beside a map's fields.
+/// The names of all directives.
 pub(super) const DIRECTIVES: [&str; 10] =
     ["$value", "$when", "$forEach", "$as", "$conflict", "$join", "$position", "$each", "$prune", "$sidecar"];
 
-/// How many fields are listed where none is like the one that was written.
+/// The maximum number of fields to list when no field resembles the unknown one.
 const LISTED_FIELDS: usize = 12;
 
-/// What a template is a part of.
+/// The type of object that a template is a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Root {
-    /// A pod: it has metadata and spec.
+    /// A pod: the template has metadata and spec.
     Pod,
-    /// A container that is already there, in `spec.containers[i].template`.
+    /// An existing container, in `spec.containers[i].template`.
     Container,
 }
 
-/// Checks the fields and the types of a template that stands at a path. The template is not nested without bounds.
+/// Checks the fields and types of a template at a path. The caller has checked the template's depth.
 pub(super) fn check_types(
     path: &str,
     template: &Json,
@@ -56,7 +55,7 @@ pub(super) fn check_types(
     }
 }
 
-/// What is said of a directive that there is not.
+/// Returns the diagnostic for an unknown directive.
 pub(super) fn unknown_directive(path: &str, name: &str) -> Diagnostic {
     let help = match closest(name, DIRECTIVES) {
         Some(meant) => format!("did you mean {meant}?"),
@@ -65,7 +64,7 @@ pub(super) fn unknown_directive(path: &str, name: &str) -> Diagnostic {
     Diagnostic::new(path, format!("there is no directive {name}")).with_help(help).of_name()
 }
 
-/// What a value is called.
+/// Describes the type of a value for messages.
 pub(super) const fn called(value: &Json) -> &'static str {
     match value {
         Json::Null => "null",
@@ -80,9 +79,9 @@ pub(super) const fn called(value: &Json) -> &'static str {
 struct Walk<'s, 'f> {
     schema: &'s PodSchema,
     path: String,
-    /// The objects around the place, with their paths, the outermost first.
+    /// The types and paths of the objects around the current path, the outermost first.
     above: Vec<(&'static str, String)>,
-    /// What the profile may be given.
+    /// The parameters of the profile, for their types.
     parameters: &'f [Parameter],
     diagnostics: &'f mut Vec<Diagnostic>,
 }
@@ -90,7 +89,7 @@ struct Walk<'s, 'f> {
 impl Walk<'_, '_> {
     fn value(&mut self, value: &Json, kind: Kind) {
         match value {
-            // A template has no null: it is told elsewhere.
+            // `check_values` reports nulls.
             Json::Null => {}
             Json::String(text) => self.text(text, kind),
             Json::Object(fields) => self.object(fields, kind),
@@ -109,7 +108,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// An element of a list. A list in a list is spliced, also as `$value`.
+    /// Checks an element of a list. A nested list is spliced, also as `$value`.
     fn element(&mut self, item: &Json, kind: Kind) {
         match item {
             Json::Array(items) => self.items(items, kind),
@@ -119,7 +118,7 @@ impl Walk<'_, '_> {
                     self.below(&format!(".$value[{index}]"), |walk| walk.element(item, kind));
                 }
             }
-            // Entries are taken out of the list, whatever they are.
+            // An element with directives only removes elements (`$prune`).
             Json::Object(fields) if fields.keys().all(|field| field.starts_with('$') && field != "$value") => {}
             item => self.value(item, kind),
         }
@@ -160,7 +159,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Checks fields that have to fit one another.
+    /// Checks combinations of fields.
     fn check_combinations(&mut self, of: &str, fields: &Map<String, Json>) {
         let is_certain = |name: &&str| fields.get(*name).is_some_and(|value| value.get("$when").is_none());
         if let Some(known) = handlers(of) {
@@ -197,7 +196,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// What was probably meant by a field that there is not.
+    /// Returns help for an unknown field: the field that was probably meant.
     fn meant(&self, of: &'static str, name: &str) -> String {
         let fields = || self.schema.fields(of).map(|(field, _)| field);
         if let Some(same) = fields().find(|field| field.eq_ignore_ascii_case(name)) {
@@ -230,14 +229,14 @@ impl Walk<'_, '_> {
 
     fn text(&mut self, written: &str, kind: Kind) {
         let literal = match Text::parse(written) {
-            // What is wrong with an expression is told where it is compiled.
+            // The template compiler reports invalid expressions.
             Err(_) => return,
             Ok(Text::Whole(source)) => return self.computed(&source, kind),
             Ok(Text::Mixed(_)) => None,
             Ok(Text::Literal(text)) => Some(text),
         };
         match (kind, literal) {
-            // What is wrong with a name is told where its list is checked.
+            // `check_template` reports invalid names.
             (Kind::Text | Kind::Label | Kind::IntOrString | Kind::Any, _)
             | (Kind::EnvName | Kind::Image | Kind::Quantity | Kind::Word(_), None) => {}
             (Kind::EnvName | Kind::Image, Some(text)) => {
@@ -268,7 +267,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// An expression that is nothing but a parameter has the parameter's type. Of others it is seen with a pod.
+    /// Checks an expression that consists of a parameter only. Other expressions are checked when they are evaluated.
     fn computed(&mut self, source: &Source, kind: Kind) {
         let Some(name) = source.text.trim().strip_prefix("params.") else { return };
         let parameter = self.parameters.iter().find(|parameter| parameter.name == name);
@@ -343,7 +342,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// An object, by what is in it.
+/// Describes an object for messages.
 fn described(fields: &Map<String, Json>) -> &'static str {
     if !fields.is_empty() && fields.keys().all(|field| field.starts_with('$')) {
         "an object of directives without $value"
@@ -352,7 +351,7 @@ fn described(fields: &Map<String, Json>) -> &'static str {
     }
 }
 
-/// A type's name with its article.
+/// Returns a type's name with its indefinite article.
 fn article(of: &str) -> String {
     let vowel = of.starts_with(['A', 'E', 'I', 'O', 'U']) || of.starts_with("HTTP");
     format!("{} {of}", if vowel { "an" } else { "a" })

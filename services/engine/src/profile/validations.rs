@@ -1,4 +1,4 @@
-//! Compiles the validations of a profile: conditions on the final object, and the messages for objects that fail them.
+//! Compiles the validations of a profile: conditions on the final object, and messages for objects that violate them.
 
 use pillion_api::profile::{ProfileSpec, Validation as Text, ValidationAction};
 
@@ -6,10 +6,10 @@ use super::Diagnostic;
 use super::template::{Choice, Compiler, LocalNames};
 use crate::expression::{Expression, Scope};
 
-/// The default status code of a denial, as in Kubernetes' own policies.
+/// The default status code of a denial, the same as in Kubernetes' admission policies.
 const DEFAULT_CODE: u16 = 422;
 
-/// The status reasons of Kubernetes by status code.
+/// Kubernetes' status reasons by status code.
 const STATUS_REASONS: [(u16, &str); 6] = [
     (DEFAULT_CODE, "Invalid"),
     (403, "Forbidden"),
@@ -26,19 +26,19 @@ const MAX_MESSAGE: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Validation {
     pub(crate) expression: Expression,
-    /// The message; without one, the expression is shown.
+    /// The message; the expression is shown if there is none.
     pub(crate) message: Option<Choice<Box<str>>>,
-    /// The status reason; empty if none is set and the status code has none.
+    /// The status reason; empty if it is not set and the status code implies none.
     pub(crate) reason: Box<str>,
     /// The HTTP status code of the denial.
     pub(crate) code: u16,
-    /// The invalid field, without a leading dot.
+    /// The path of the invalid field, without a leading dot.
     pub(crate) field_path: Option<Box<str>>,
     pub(crate) action: ValidationAction,
 }
 
 impl Validation {
-    /// Visits all its expressions.
+    /// Visits all expressions of the validation.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         see(&self.expression);
         if let Some(message) = &self.message {
@@ -99,8 +99,7 @@ fn compile_one(
     })
 }
 
-/// Compiles a message: `Some(None)` if there is none, `None` if it is invalid. `local` are the local names that are
-/// bound there.
+/// Compiles a message: `Some(None)` if there is none, `None` if it is invalid. `local` are the local names in scope.
 #[expect(clippy::option_option, reason = "nothing said and something wrong said are two things")]
 pub(super) fn compile_message(
     path: &str,
@@ -118,7 +117,7 @@ pub(super) fn compile_message(
     Compiler::new(scope, local, locals, diagnostics).words(path, text).map(Some)
 }
 
-/// Kubernetes writes the field of a cause without the leading dot of its policies.
+/// Compiles a field path. Admission policies write it with a leading dot, the causes of a status without.
 fn compile_field_path(path: &str, text: Option<&str>, diagnostics: &mut Vec<Diagnostic>) -> Option<Box<str>> {
     let text = text?;
     let field = text.strip_prefix('.').filter(|field| {

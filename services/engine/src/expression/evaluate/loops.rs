@@ -96,8 +96,8 @@ impl<'v> Evaluation<'_, 'v> {
         result
     }
 
-    /// Looks for an item for which the condition gives the decisive answer. One that is found counts also beside items
-    /// for which the condition fails.
+    /// Searches for an item for which the condition gives the decisive result. It also decides if the condition fails
+    /// for other items.
     fn search(&mut self, items: &[Value<'v>], condition: &'v Node, decisive: bool) -> Evaluated<'v> {
         let mut failed = None;
         for item in items {

@@ -16,7 +16,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("type", 1, 1, "type(value)", |call| Ok(Value::Type(call.value(0).type_name()))),
 ];
 
-/// A text that is short enough to be read as a number; else an empty one, which is none.
+/// Returns a string that is short enough to be parsed as a number; otherwise an empty one, which is not a number.
 fn number_text(text: &str) -> &str {
     const LONGEST: usize = 1024;
     if text.len() <= LONGEST { text } else { "" }
@@ -72,7 +72,7 @@ fn double<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     }))
 }
 
-/// The text of a value that has one.
+/// Converts a value to a string; `None` if it has no string form.
 pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
     Some(match value {
         Value::Duration(nanoseconds) => duration::to_text(*nanoseconds),
@@ -85,7 +85,7 @@ pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
     })
 }
 
-/// Steps for writing a number.
+/// Steps for formatting a number.
 const NUMBER: usize = 8;
 
 fn string<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {

@@ -1,4 +1,4 @@
-//! Spans of time, written as Go writes them: `1h30m`, `6s`, `250ms`.
+//! Durations in Go's notation: `1h30m`, `6s`, `250ms`.
 
 use super::{Call, Evaluated, Function, global, member, shown};
 use crate::expression::error::EvaluationError;
@@ -18,7 +18,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("getMilliseconds", 0, 0, "duration.getMilliseconds()", |call| units(call, 1_000_000)),
 ];
 
-/// Bytes that a duration may have: each unit once, with all its digits, has fewer.
+/// The maximum length of a duration in bytes. A duration with each unit once and all digits is shorter.
 const LONGEST: usize = 256;
 
 const UNITS: [(&str, i64); 8] = [
@@ -78,7 +78,7 @@ fn parse(text: &str) -> Option<i64> {
     i64::try_from(if negative { -total } else { total }).ok()
 }
 
-/// In seconds, as CEL writes it: `5400s`, `0.25s`.
+/// Formats a duration in seconds, as CEL does: `5400s`, `0.25s`.
 pub(in crate::expression) fn to_text(nanoseconds: i64) -> String {
     let sign = if nanoseconds < 0 { "-" } else { "" };
     let (seconds, rest) = (nanoseconds.unsigned_abs() / 1_000_000_000, nanoseconds.unsigned_abs() % 1_000_000_000);

@@ -1,4 +1,4 @@
-//! Functions that write values as text and read them from it.
+//! Functions that encode values as strings and decode them.
 
 use std::fmt::Write as _;
 
@@ -49,7 +49,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     }),
     global("parseYaml", 1, 1, "parseYaml(text)", |call| {
         let text = readable(call)?;
-        // It is read much more slowly than JSON, and an alias may repeat as much as the parser's limits allow.
+        // YAML is parsed much more slowly than JSON, and aliases may repeat values up to the parser's limits.
         call.meter.charge(text.len().saturating_mul(8))?;
         call.meter.charge_memory(crate::yaml::MAXIMUM_NODES.min(text.len().saturating_mul(64)) * VALUE)?;
         let value = crate::yaml::parse(text).map_err(|message| call.error(message))?;
@@ -67,24 +67,24 @@ fn bytes_of<'a>(call: &mut Call<'a, '_>) -> Result<&'a [u8], EvaluationError> {
     Ok(bytes)
 }
 
-/// A text that is short enough to be read.
+/// Returns the string to decode, if it is short enough.
 fn readable<'a>(call: &mut Call<'a, '_>) -> Result<&'a str, EvaluationError> {
     let text = call.text(0)?;
     if text.len() > MAXIMUM_RESULT {
         return Err(call.error(format!("a text of {} bytes is too long to be read", text.len())));
     }
     call.meter.charge(text.len() / 4)?;
-    // A comma, a colon and an opening bracket are followed by a value each.
+    // A value can follow each comma, colon and opening bracket.
     let values = 1 + text.bytes().filter(|byte| b",:[{".contains(byte)).count();
     call.meter.charge(values)?;
     call.meter.charge_memory(text.len() + values.saturating_mul(VALUE))?;
     Ok(text)
 }
 
-/// Bytes of memory of a value that was read, with its place in a list or map.
+/// Bytes of memory of a decoded value, including its entry in a list or map.
 const VALUE: usize = 96;
 
-/// Counts the bytes that are written to it.
+/// A writer that only counts bytes.
 struct Length(usize);
 
 impl std::io::Write for Length {
@@ -101,7 +101,7 @@ impl std::io::Write for Length {
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
-        // Writing to a string does not fail.
+        // Writing to a string never fails.
         let _ = write!(text, "{byte:02x}");
     }
     text

@@ -93,7 +93,7 @@ fn distinct<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     Value::list(unique, call.meter)
 }
 
-/// Sorts by keys, which have to be of one kind that has an order. What is equal stays in its order.
+/// Sorts by keys, which must be of one ordered type. Equal items keep their order.
 pub(in crate::expression) fn sort<'v, T>(
     items: &mut [T],
     key: impl Fn(&T) -> &Value<'v>,
@@ -104,7 +104,7 @@ pub(in crate::expression) fn sort<'v, T>(
     if let Some(first) = items.first().map(&key) {
         for item in items.iter() {
             let item = key(item);
-            // Values of one kind that all compare with one of them compare with one another.
+            // Values of one type that compare with the first one also compare with one another.
             if item.type_name() != first.type_name() || granted_order(first, item).is_none() {
                 return Err(EvaluationError::new(format!(
                     "a list is sorted by values of one kind; there are {} and {}",
@@ -146,7 +146,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
     Ok(best.clone())
 }
 
-/// `list.indexOf(value)` and `list.lastIndexOf(value)`.
+/// Implements `list.indexOf(value)` and `list.lastIndexOf(value)`.
 pub(super) fn index_of<'v>(call: &mut Call<'_, 'v>, last: bool) -> Evaluated<'v> {
     if call.given(2) {
         return Err(call.error("a list is searched as a whole: it takes one argument"));

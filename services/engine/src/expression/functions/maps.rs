@@ -1,4 +1,4 @@
-//! Functions on maps. The order of a map's entries is kept: the first map's first, then what others add.
+//! Functions on maps. Entries keep their order: those of the first map first, then those that the others add.
 
 use super::{Call, Evaluated, Function, global, part, part_of, range_in, shown};
 use crate::expression::value::{Key, MapBuilder, Text, TextBuilder, Value};

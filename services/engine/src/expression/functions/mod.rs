@@ -1,4 +1,4 @@
-//! The table of functions, and how they are called.
+//! The table of functions, and the calling convention.
 
 pub(super) mod duration;
 mod conversions;
@@ -19,22 +19,22 @@ use super::meter::Meter;
 use super::pattern::Pattern;
 use super::value::{Items, Key, Text, TextBuilder, Value};
 
-/// A function that expressions may call.
+/// A function of the language.
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) name: &'static str,
     pub(super) style: Style,
-    /// How many arguments it takes, with what it is called on.
+    /// The number of arguments, including the receiver.
     minimum: usize,
     maximum: usize,
-    /// How it is called, for people.
+    /// The notation of a call, for messages and documents.
     pub(super) signature: &'static str,
     pub(super) run: Run,
-    /// Which argument is a regular expression.
+    /// The index of the argument that is a regular expression.
     pub(super) pattern: Option<usize>,
 }
 
-/// How a function is called.
+/// The syntax of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     /// `f(x)`.
@@ -47,11 +47,11 @@ type Run = for<'a, 'v> fn(&mut Call<'a, 'v>) -> Evaluated<'v>;
 
 type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
 
-/// A call of a function: its arguments, and what else it may use.
+/// A call of a function: its arguments and its context.
 pub(super) struct Call<'a, 'v> {
     pub(super) function: &'static Function,
     pub(super) arguments: &'a [Value<'v>],
-    /// The regular expression, if it stood there as a literal.
+    /// The compiled regular expression, if it is a literal.
     pub(super) pattern: Option<&'a Pattern>,
     pub(super) seed: &'a str,
     pub(super) meter: &'a mut Meter,
@@ -75,22 +75,22 @@ const GROUPS: [&[Function]; 13] = [
 
 static ALL: [&[Function]; 13] = GROUPS;
 
-/// All functions.
+/// Returns all functions.
 pub(super) fn all() -> impl Iterator<Item = &'static Function> {
     ALL.iter().flat_map(|group| group.iter())
 }
 
-/// The functions of a name.
+/// Returns the functions with this name.
 pub(super) fn named(name: &str) -> impl Iterator<Item = &'static Function> {
     all().filter(move |function| function.name == name)
 }
 
-/// Whether functions have names that begin with this one and a dot.
+/// Whether a function's name begins with this name and a dot.
 pub(super) fn is_library(name: &str) -> bool {
     all().any(|function| function.name.split_once('.').is_some_and(|(library, _)| library == name))
 }
 
-/// How every function is called, for documents and completion: `text.split(separator)`.
+/// Returns the signatures of all functions, for documents and completion: `text.split(separator)`.
 pub fn signatures() -> impl Iterator<Item = &'static str> {
     all().map(|function| function.signature)
 }
@@ -106,12 +106,12 @@ impl Function {
     }
 }
 
-/// A function `f(x)` that takes from `minimum` to `maximum` arguments.
+/// Defines a function `f(x)` that takes from `minimum` to `maximum` arguments.
 const fn global(name: &'static str, minimum: usize, maximum: usize, signature: &'static str, run: Run) -> Function {
     Function { name, style: Style::Global, minimum, maximum, signature, run, pattern: None }
 }
 
-/// A function `x.f()` that takes from `minimum` to `maximum` arguments besides `x`.
+/// Defines a function `x.f()` that takes from `minimum` to `maximum` arguments besides `x`.
 const fn member(name: &'static str, minimum: usize, maximum: usize, signature: &'static str, run: Run) -> Function {
     Function { name, style: Style::Member, minimum: minimum + 1, maximum: maximum + 1, signature, run, pattern: None }
 }
@@ -122,14 +122,14 @@ impl<'a, 'v> Call<'a, 'v> {
     }
 
     fn value(&self, place: usize) -> &'a Value<'v> {
-        // The compiler has counted the arguments.
+        // The compiler has checked the number of arguments.
         self.arguments.get(place).unwrap_or(&Value::Null)
     }
 
     fn text(&mut self, place: usize) -> Result<&'a Text<'v>, EvaluationError> {
         match self.value(place) {
             Value::String(text) => {
-                // Whatever is done with it, it is read.
+                // The caller reads all of the string.
                 self.meter.charge(text.len() / 64)?;
                 Ok(text)
             }
@@ -145,7 +145,7 @@ impl<'a, 'v> Call<'a, 'v> {
         }
     }
 
-    /// A number of items or characters.
+    /// Returns an argument as a number of items or characters.
     fn size(&self, place: usize) -> Result<usize, EvaluationError> {
         let number = self.int(place)?;
         usize::try_from(number).map_err(|_| self.error(format!("{number} is negative")))
@@ -161,7 +161,7 @@ impl<'a, 'v> Call<'a, 'v> {
         entries.ok_or_else(|| self.wrong(place, "a map"))
     }
 
-    /// A list of texts.
+    /// Returns an argument as a list of strings.
     fn texts(&mut self, place: usize) -> Result<Vec<Text<'v>>, EvaluationError> {
         let items = self.list(place)?;
         self.meter.charge_items(items.len())?;
@@ -174,7 +174,7 @@ impl<'a, 'v> Call<'a, 'v> {
             .collect()
     }
 
-    /// The error of an argument that is not of the kind that is wanted.
+    /// Creates the error for an argument of the wrong type.
     #[cold]
     fn wrong(&self, place: usize, wanted: &str) -> EvaluationError {
         let value = self.value(place);
@@ -197,30 +197,30 @@ impl<'a, 'v> Call<'a, 'v> {
         EvaluationError::new(format!("`{}`: {message}", self.function.name))
     }
 
-    /// A text that is no longer than this number of bytes, which are granted before it is written.
+    /// Creates a string of at most this number of bytes. The meter is charged before the string is written.
     fn written(&mut self, bytes: usize, write: impl FnOnce(&mut TextBuilder) -> std::fmt::Result) -> Evaluated<'v> {
         let mut text = TextBuilder::with_capacity(bytes, self.meter)?;
         write(&mut text).map_err(|_| self.error("the text is longer than it was said to be"))?;
         text.finish(self.meter)
     }
 
-    /// A copy of a short text, such as a number's.
+    /// Copies a short string, such as a formatted number.
     fn short(&mut self, text: &str) -> Evaluated<'v> {
         Value::owned(text, self.meter)
     }
 }
 
 impl EvaluationError {
-    /// Shows how the function is called, unless there is better help.
+    /// Adds the signature of the function as help, unless the error has help.
     fn with_signature(self, signature: &str) -> Self {
         if self.help().is_some() { self } else { self.with_help(format!("it is {signature}")) }
     }
 }
 
-/// A part of a text, which borrows what the text borrows.
+/// Returns a part of a string, which borrows from the same source.
 ///
 /// # Errors
-/// The meter does not grant the copy of a part of a text that was computed.
+/// The meter does not grant the copy of a part of a computed string.
 fn part<'v>(text: &Text<'v>, range: std::ops::Range<usize>, meter: &mut Meter) -> Result<Text<'v>, EvaluationError> {
     match text {
         Text::Borrowed(text) => Ok(Text::Borrowed(text.get(range).unwrap_or_default())),
@@ -228,26 +228,26 @@ fn part<'v>(text: &Text<'v>, range: std::ops::Range<usize>, meter: &mut Meter) -
     }
 }
 
-/// The range of a part in the text that it was taken from.
+/// Returns the range of a substring in the string that it was taken from.
 fn range_in(text: &str, inner: &str) -> std::ops::Range<usize> {
     let start = (inner.as_ptr() as usize).saturating_sub(text.as_ptr() as usize);
     start..start + inner.len()
 }
 
-/// A part of a text as a value.
+/// Returns a part of a string as a value.
 ///
 /// # Errors
-/// As [`part`].
+/// The same as those of [`part`].
 fn part_of<'v>(text: &Text<'v>, inner: &str, meter: &mut Meter) -> Evaluated<'v> {
     Ok(Value::String(part(text, range_in(text, inner), meter)?))
 }
 
-/// The beginning of a text, short enough for a message.
+/// Truncates a string for messages.
 pub(super) fn shown(text: &str) -> &str {
     text.char_indices().nth(60).map_or(text, |(end, _)| text.get(..end).unwrap_or_default())
 }
 
-/// A number of things as a value.
+/// Converts a count to a value.
 fn count<'v>(number: usize) -> Value<'v> {
     Value::Int(i64::try_from(number).unwrap_or(i64::MAX))
 }

@@ -28,17 +28,17 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("jitter", 2, 2, "jitter(minimum, maximum)", jitter),
 ];
 
-/// How much a text is lengthened by a hash: a dash and eight digits.
+/// The length of a hash suffix: a dash and eight digits.
 const HASH: usize = 9;
 
-/// Characters that a label of DNS has at most.
+/// The maximum length of a DNS label in characters.
 const LABEL: usize = 63;
 
-/// The parts of an image's name; those that it does not have are empty.
+/// Splits an image reference into its parts. Missing parts are empty.
 fn image<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let text = call.text(0)?;
     let (rest, digest) = text.split_once('@').unwrap_or((text, ""));
-    // A colon before a slash is that of a registry's port.
+    // A colon before a slash precedes a registry's port.
     let (rest, tag) = match rest.rsplit_once(':') {
         Some((name, tag)) if !tag.contains('/') => (name, tag),
         _ => (rest, ""),
@@ -56,7 +56,8 @@ fn image<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     image.finish(call.meter)
 }
 
-/// A text cut to so many characters; one that is longer ends in a hash of all of it, so that two do not become one.
+/// Truncates a string to this number of characters. A truncated string ends in a hash of all of it, so that it stays
+/// unique.
 fn short(text: &str, length: usize) -> String {
     if text.chars().count() <= length {
         return text.to_owned();
@@ -72,7 +73,7 @@ fn dns_label(text: &str) -> String {
     short(text.trim_matches('-'), LABEL)
 }
 
-/// A number that is spread evenly over requests, and always the same for one.
+/// Returns a number that is distributed evenly over requests, and constant for one request.
 fn jitter<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (minimum, maximum) = (call.int(0)?, call.int(1)?);
     let span = i128::from(maximum) - i128::from(minimum) + 1;

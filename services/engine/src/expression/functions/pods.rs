@@ -39,7 +39,7 @@ pub(super) const FUNCTIONS: &[Function] =
         global("numberedPorts", 2, 2, "numberedPorts(probe, container)", numbered_ports),
     ];
 
-/// A list that a container has; an empty one if it has none.
+/// Returns a list of a container; an empty one if it is absent.
 fn listed<'v>(call: &mut Call<'_, 'v>, field: &str) -> Result<Items<'v>, EvaluationError> {
     items_of(call, 0, field)
 }
@@ -54,7 +54,8 @@ fn items_of<'v>(call: &mut Call<'_, 'v>, place: usize, field: &str) -> Result<It
     Ok(items.unwrap_or(Items::Own(Vec::new())))
 }
 
-/// The last entry whose field is the text of an argument: of two environment variables with one name, it counts.
+/// Returns the last entry whose field equals an argument. Of several environment variables with one name, the last
+/// takes effect.
 fn named<'e, 'v>(
     call: &mut Call<'_, 'v>,
     entries: &'e [Value<'v>],
@@ -75,7 +76,7 @@ fn is(entry: &Value<'_>, field: &str, text: &str, meter: &mut Meter) -> Result<b
     Ok(entry.member(field, meter)?.is_some_and(|value| value.as_str() == Some(text)))
 }
 
-/// The number of a port that is given by number or by name.
+/// Returns the number of a port that is given by number or by name.
 fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Result<Option<i64>, EvaluationError> {
     Ok(match port {
         Value::Int(number) => Some(*number),
@@ -96,7 +97,7 @@ fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Res
     })
 }
 
-/// A probe or handler whose ports are all numbers. A name that the container does not have stays.
+/// Replaces the ports of a probe or handler by numbers. Names that the container does not have are kept.
 fn numbered_ports<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let mut probe = MapBuilder::new();
     for (key, value) in call.map(0)? {
@@ -107,7 +108,7 @@ fn numbered_ports<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     probe.finish(call.meter)
 }
 
-/// A handler whose port is a number, if the container has a port of that name.
+/// Replaces the port of a handler by its number, if the container has a port with that name.
 fn numbered_handler<'v>(call: &mut Call<'_, 'v>, handler: Value<'v>) -> Evaluated<'v> {
     let Some(port) = handler.member("port", call.meter)? else { return Ok(handler) };
     let (Some(number), Some(entries)) = (number_of(call, 1, &port)?, handler.entries(call.meter)?) else {

@@ -1,4 +1,4 @@
-//! The functions of quantities.
+//! Functions on quantities.
 
 use super::{Call, Evaluated, Function, global, member, shown};
 use crate::expression::error::EvaluationError;

@@ -1,4 +1,4 @@
-//! The functions that search texts by regular expressions.
+//! Functions that search strings by regular expressions.
 
 use regex::{Captures, Regex};
 
@@ -17,11 +17,11 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("regex.replace", 3, 3, "regex.replace(text, pattern, replacement)", replace).with_pattern(1),
 ];
 
-/// Steps for compiling a pattern that is not a literal, and the bytes of its memory for which there is one more. A
-/// literal is compiled with its expression. [`COMPUTED_SIZE`] bounds what is known only afterwards.
+/// Steps for compiling a computed pattern, and the bytes of its memory that cost one more step. Literals are compiled
+/// with their expression. [`COMPUTED_SIZE`] bounds the memory, which is known only after compiling.
 const COMPILING: (usize, usize) = (10_000, 32);
 
-/// The pattern of a call: the literal, or the text that was computed.
+/// Returns the pattern of a call: the literal, or a computed one.
 fn pattern_of(call: &mut Call<'_, '_>) -> Result<Pattern, EvaluationError> {
     if let Some(pattern) = call.pattern {
         return Ok(pattern.clone());
@@ -39,7 +39,7 @@ fn pattern_of(call: &mut Call<'_, '_>) -> Result<Pattern, EvaluationError> {
     Ok(pattern)
 }
 
-/// The text and the pattern of a call.
+/// Returns the string and the pattern of a call.
 fn operands<'a, 'v>(call: &mut Call<'a, 'v>) -> Result<(&'a Text<'v>, Pattern), EvaluationError> {
     let text = call.text(0)?;
     Ok((text, pattern_of(call)?))
@@ -69,7 +69,7 @@ fn find_all<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     found.finish(call.meter)
 }
 
-/// Steps for going on with a search behind a match.
+/// Steps for continuing a search after a match.
 const SEARCH: usize = 8;
 
 fn extract<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
@@ -110,7 +110,7 @@ fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 /// A piece of a replacement.
 enum Piece<'t> {
     Literal(&'t str),
-    /// `$1`, `${1}`, `${name}`: the group of this number.
+    /// The capture group with this number: `$1`, `${1}`, `${name}`.
     Group(usize),
 }
 
@@ -123,14 +123,14 @@ impl<'t> Piece<'t> {
     }
 }
 
-/// The pieces of a replacement: `$$` is a dollar sign, and so is one that no name follows. A group that the pattern
-/// does not have is empty.
+/// Parses a replacement. `$$` is a dollar sign, and so is a `$` without a name. A group that the pattern does not have
+/// is empty.
 fn pieces<'t>(replacement: &'t str, regex: &Regex, meter: &mut Meter) -> Result<Vec<Piece<'t>>, EvaluationError> {
     meter.charge_bytes(replacement.len())?;
     let mut pieces = Vec::new();
     let (mut rest, mut has_braces) = (replacement, true);
     while !rest.is_empty() {
-        // Names are compared with those of the groups.
+        // The name is compared with those of the groups.
         meter.charge(4 + regex.captures_len() / 4)?;
         meter.take_memory(2 * size_of::<Piece<'_>>())?;
         let Some(behind) = rest.strip_prefix('$') else {
@@ -140,7 +140,7 @@ fn pieces<'t>(replacement: &'t str, regex: &Regex, meter: &mut Meter) -> Result<
             continue;
         };
         let braced = behind.strip_prefix('{').filter(|_| has_braces).map(|behind| behind.split_once('}'));
-        // Looked for once: where no brace closes, none does further on.
+        // If no brace closes here, none closes later either, so the search is not repeated.
         has_braces &= braced != Some(None);
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
         let length = behind.find(|letter| !is_name(letter)).unwrap_or(behind.len());

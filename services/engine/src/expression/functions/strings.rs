@@ -1,4 +1,4 @@
-//! Functions on texts. Places in a text are counted in characters, as everywhere in CEL.
+//! Functions on strings. Positions are counted in characters, as everywhere in CEL.
 
 use std::fmt::Write as _;
 
@@ -41,7 +41,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("format", 1, 1, "text.format(list)", format),
     global("strings.quote", 1, 1, "strings.quote(text)", |call| {
         let text = call.text(0)?;
-        // An escape is six bytes long.
+        // An escape takes up to six bytes.
         call.meter.charge_memory(6 * text.len())?;
         let quoted = serde_json::to_string(&**text).unwrap_or_default();
         call.written(quoted.len(), |out| out.write_str(&quoted))
@@ -49,7 +49,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
 ];
 
 impl Call<'_, '_> {
-    /// Grants a search of one text in another.
+    /// Charges for a search of one string in another.
     fn searches(&mut self) -> Result<(), EvaluationError> {
         let length = self.value(0).length() + self.value(1).length();
         self.meter.charge(length / 8)
@@ -67,9 +67,9 @@ fn size<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     }))
 }
 
-/// The byte at which a character is; the end for the place behind the last one.
+/// Returns the byte offset of a character; the length of the string for the position after the last one.
 fn byte_of(call: &mut Call<'_, '_>, text: &str, place: usize) -> Result<usize, EvaluationError> {
-    // The characters are counted one by one.
+    // Finding the offset counts characters one by one.
     call.meter.charge(text.len() / 8)?;
     let found = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).nth(place);
     found.ok_or_else(|| call.error(format!("place {place} is outside of the text")))
@@ -82,7 +82,7 @@ fn char_at<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     Ok(Value::String(part(text, start..start + length, call.meter)?))
 }
 
-/// The place of a byte, counted in characters; -1 for none.
+/// Returns the character position of a byte offset; -1 for none.
 fn place_of<'v>(text: &str, byte: Option<usize>) -> Value<'v> {
     byte.and_then(|byte| text.get(..byte)).map_or(Value::Int(-1), |before| count(before.chars().count()))
 }
@@ -119,7 +119,7 @@ fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, old, new) = (call.text(0)?, call.text(1)?, call.text(2)?);
     let limit = if call.given(3) { usize::try_from(call.int(3)?).unwrap_or(usize::MAX) } else { usize::MAX };
     call.searches()?;
-    // The length of the result is known before it is written.
+    // The length of the result is computed before it is written.
     let found = text.matches(&**old).take(limit).count();
     let length = (text.len() + found.saturating_mul(new.len())).saturating_sub(found * old.len());
     call.written(length, |out| {
@@ -139,7 +139,7 @@ fn split<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     call.searches()?;
     let mut parts = ListBuilder::new();
     if separator.is_empty() {
-        // One part for each character; the last one is all that is left.
+        // Each character is one part, and the last part is the remainder.
         let starts = text.char_indices().map(|(byte, _)| byte).take(limit);
         let ends = text.char_indices().map(|(byte, _)| byte).skip(1).chain([text.len()]);
         for (place, (start, end)) in starts.zip(ends).enumerate() {
@@ -208,7 +208,7 @@ fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             continue;
         }
         let item = items.next().ok_or_else(|| call.error("there are more directives than values"))?;
-        // A byte is at most two digits of a hexadecimal number.
+        // A byte has at most two hexadecimal digits.
         call.meter.charge_text(2 * item.length())?;
         made.push(&formatted(call, kind, digits, item)?, call.meter)?;
     }
@@ -216,7 +216,7 @@ fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     made.finish(call.meter)
 }
 
-/// The digits, the kind, and what stands behind a directive.
+/// Splits a directive into its number of digits, its kind, and the text after it.
 fn directive_of(text: &str) -> Option<(usize, char, &str)> {
     let (digits, rest) = match text.strip_prefix('.') {
         Some(rest) => {
@@ -229,7 +229,7 @@ fn directive_of(text: &str) -> Option<(usize, char, &str)> {
     Some((digits, kind, rest.get(kind.len_utf8()..)?))
 }
 
-/// Steps for one directive of a format: a number with a hundred digits behind the point takes longest.
+/// Steps for one directive of a format. A number with a hundred decimals takes longest.
 const FORMAT: usize = 20;
 
 fn formatted(call: &Call<'_, '_>, kind: char, digits: usize, item: &Value<'_>) -> Result<String, EvaluationError> {
@@ -258,7 +258,7 @@ fn fraction(kind: char, digits: usize, number: f64) -> String {
     if kind == 'f' { format!("{number:.digits$}") } else { exponent(&format!("{number:.digits$e}")) }
 }
 
-/// `1.5e3` as `1.5e+03`, as elsewhere.
+/// Pads an exponent to two digits with a sign: `1.5e3` becomes `1.5e+03`.
 fn exponent(text: &str) -> String {
     let Some((number, power)) = text.split_once('e') else { return text.to_owned() };
     let (sign, power) = power.strip_prefix('-').map_or(('+', power), |power| ('-', power));

@@ -22,30 +22,30 @@ pub struct MapBuilder<'v> {
     depth: u8,
 }
 
-/// Builds a text. What is written beyond what the meter granted is an error of [`fmt::Write`].
+/// Builds a string. Writing more than the meter granted is a [`fmt::Error`].
 #[derive(Debug)]
 pub struct TextBuilder {
     text: String,
     granted: usize,
 }
 
-/// Steps for one entry of a map: its key is hashed.
+/// Steps for one entry of a map, whose key is hashed.
 const ENTRY: usize = 3;
 
-/// Bytes for one entry of a map, besides its key and value: the hash, and its place in the table.
+/// Bytes of memory of one entry of a map, in addition to its key and value.
 const ENTRY_BYTES: usize = 16;
 
 impl<'v> ListBuilder<'v> {
-    /// An empty list.
+    /// Creates an empty list.
     #[must_use]
     pub const fn new() -> Self {
         Self { items: Vec::new(), depth: 0 }
     }
 
-    /// An empty list with memory for this number of items.
+    /// Creates an empty list with memory for this number of items.
     ///
     /// # Errors
-    /// The meter does not grant them.
+    /// The meter does not grant the memory.
     pub fn with_capacity(count: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_items(count)?;
         Ok(Self { items: Vec::with_capacity(count), depth: 0 })
@@ -54,10 +54,10 @@ impl<'v> ListBuilder<'v> {
     /// Adds an item.
     ///
     /// # Errors
-    /// The meter does not grant it, or the item nests too deep.
+    /// The meter does not grant it, or the item nests too deeply.
     pub fn push(&mut self, item: Value<'v>, meter: &mut Meter) -> Result<(), EvaluationError> {
         if self.items.len() == self.items.capacity() {
-            // As the vector grows: to four, and then to twice as many.
+            // The vector grows to four items first, and then doubles.
             meter.charge_items(self.items.len().max(4))?;
         }
         self.depth = self.depth.max(item.depth());
@@ -65,10 +65,10 @@ impl<'v> ListBuilder<'v> {
         Ok(())
     }
 
-    /// The list.
+    /// Returns the list.
     ///
     /// # Errors
-    /// It nests too deep.
+    /// It nests too deeply.
     pub fn finish(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let depth = meter.charge_depth(self.depth)?;
         Ok(Value::List(Arc::new(List { items: self.items, depth })))
@@ -76,13 +76,13 @@ impl<'v> ListBuilder<'v> {
 }
 
 impl<'v> MapBuilder<'v> {
-    /// An empty map.
+    /// Creates an empty map.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets an entry; returns the value that it had.
+    /// Sets an entry, and returns the previous value.
     ///
     /// # Errors
     /// The meter does not grant it.
@@ -96,7 +96,7 @@ impl<'v> MapBuilder<'v> {
         Ok(self.entries.insert(key, value))
     }
 
-    /// Sets an entry, unless the map has one with this key.
+    /// Sets an entry, unless the map already has the key.
     ///
     /// # Errors
     /// The meter does not grant it.
@@ -122,10 +122,10 @@ impl<'v> MapBuilder<'v> {
         Ok(())
     }
 
-    /// The map.
+    /// Returns the map.
     ///
     /// # Errors
-    /// It nests too deep.
+    /// It nests too deeply.
     pub fn finish(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let depth = meter.charge_depth(self.depth)?;
         Ok(Value::Map(Arc::new(Mapping { entries: self.entries, depth })))
@@ -133,23 +133,23 @@ impl<'v> MapBuilder<'v> {
 }
 
 impl TextBuilder {
-    /// An empty text that may become this number of bytes long without asking again.
+    /// Creates an empty string with memory for this number of bytes.
     ///
     /// # Errors
-    /// The meter does not grant them.
+    /// The meter does not grant the memory.
     pub fn with_capacity(bytes: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_text(bytes)?;
         Ok(Self { text: String::with_capacity(bytes), granted: bytes })
     }
 
-    /// Adds a text, which the meter has to grant.
+    /// Appends a string.
     ///
     /// # Errors
-    /// It does not.
+    /// The meter does not grant it.
     pub fn push(&mut self, text: &str, meter: &mut Meter) -> Result<(), EvaluationError> {
         let length = self.text.len() + text.len();
         if length > self.granted {
-            // As the string grows, to twice as much.
+            // The string doubles when it grows.
             let granted = length.max(self.granted.saturating_mul(2)).min(length.max(crate::expression::MAXIMUM_RESULT));
             meter.charge_text(granted)?;
             self.granted = granted;
@@ -158,16 +158,16 @@ impl TextBuilder {
         Ok(())
     }
 
-    /// The text so far.
+    /// Returns the string so far.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// The text as a value.
+    /// Returns the string as a value.
     ///
     /// # Errors
-    /// The meter does not grant the copy that is shared.
+    /// The meter does not grant the shared copy.
     pub fn finish<'v>(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         meter.charge_memory(self.text.len())?;
         Ok(Value::String(Text::Shared(SharedText(self.text.into()))))
@@ -185,7 +185,7 @@ impl fmt::Write for TextBuilder {
 }
 
 impl<'v> Value<'v> {
-    /// Text that was computed; it is copied.
+    /// Creates a computed string as a copy.
     ///
     /// # Errors
     /// The meter does not grant it.
@@ -193,7 +193,7 @@ impl<'v> Value<'v> {
         Ok(Self::String(Text::owned(text, meter)?))
     }
 
-    /// Bytes that were computed.
+    /// Creates computed bytes as a copy.
     ///
     /// # Errors
     /// The meter does not grant them.
@@ -202,10 +202,10 @@ impl<'v> Value<'v> {
         Ok(Self::Bytes(SharedBytes(Arc::from(bytes))))
     }
 
-    /// A list.
+    /// Creates a list.
     ///
     /// # Errors
-    /// The meter does not grant it, or it nests too deep.
+    /// The meter does not grant it, or it nests too deeply.
     pub fn list(items: impl IntoIterator<Item = Self>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         let mut list = ListBuilder::new();
         for item in items {
@@ -214,10 +214,10 @@ impl<'v> Value<'v> {
         list.finish(meter)
     }
 
-    /// A map.
+    /// Creates a map.
     ///
     /// # Errors
-    /// The meter does not grant it, or it nests too deep.
+    /// The meter does not grant it, or it nests too deeply.
     pub fn map(entries: impl IntoIterator<Item = (Key<'v>, Self)>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         let mut map = MapBuilder::new();
         for (key, value) in entries {
@@ -226,28 +226,28 @@ impl<'v> Value<'v> {
         map.finish(meter)
     }
 
-    /// An optional that holds a value.
+    /// Creates an optional with a value.
     ///
     /// # Errors
-    /// The meter does not grant it, or it nests too deep.
+    /// The meter does not grant it, or it nests too deeply.
     pub fn some(value: Self, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_items(1)?;
         let depth = meter.charge_depth(value.depth())?;
         Ok(Self::Optional(Some(Arc::new(Present { value, depth }))))
     }
 
-    /// An optional: an empty one for `None`.
+    /// Creates an optional, which is empty for `None`.
     ///
     /// # Errors
-    /// As [`Value::some`].
+    /// The same as those of [`Value::some`].
     pub fn optional(value: Option<Self>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         value.map_or(Ok(Self::none()), |value| Self::some(value, meter))
     }
 
-    /// An object with members laid over it; a member of the object that has the same name is hidden.
+    /// Creates an object with added members, which hide members of the object with the same name.
     ///
     /// # Errors
-    /// The meter does not grant it, or it nests too deep.
+    /// The meter does not grant it, or it nests too deeply.
     pub fn extended(
         base: Self,
         members: [Option<(&'static str, Self)>; 2],
@@ -261,7 +261,7 @@ impl<'v> Value<'v> {
 }
 
 impl Text<'_> {
-    /// Text that was computed; it is copied.
+    /// Creates a computed string as a copy.
     ///
     /// # Errors
     /// The meter does not grant it.

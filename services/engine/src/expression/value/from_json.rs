@@ -1,4 +1,4 @@
-//! Reads JSON as values: from a tape, and from `serde_json`. Numbers that are whole and fit are ints.
+//! Converts JSON to values, from a tape and from `serde_json`. Integers that fit become ints.
 
 use std::borrow::Cow;
 
@@ -8,10 +8,10 @@ use crate::expression::meter::Meter;
 use crate::json;
 
 impl<'v> Value<'v> {
-    /// Reads a value of a tape. Objects, lists and texts without escapes are borrowed.
+    /// Converts a value of a tape. Objects, lists and strings without escapes are borrowed.
     ///
     /// # Errors
-    /// The meter does not grant the copy of a text with escapes, or the reading of a long number.
+    /// The meter does not grant the copy of a string with escapes, or the parsing of a long number.
     pub(crate) fn read(value: json::Value<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         Ok(match value.kind() {
             json::Kind::Null => Self::Null,
@@ -26,10 +26,10 @@ impl<'v> Value<'v> {
         })
     }
 
-    /// Makes values of JSON that was read from a text.
+    /// Converts parsed JSON.
     ///
     /// # Errors
-    /// The meter does not grant them, or they nest too deep.
+    /// The meter does not grant it, or it nests too deeply.
     pub(crate) fn from_json(value: serde_json::Value, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge(1)?;
         Ok(match value {
@@ -57,10 +57,10 @@ impl<'v> Value<'v> {
 }
 
 impl<'v> Text<'v> {
-    /// Reads a string of a tape; any other value is an empty text.
+    /// Converts a string of a tape; any other value becomes an empty string.
     ///
     /// # Errors
-    /// The meter does not grant the copy of a text with escapes.
+    /// The meter does not grant the copy of a string with escapes.
     pub(crate) fn read(value: json::Value<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         if value.kind() == json::Kind::EscapedString {
             meter.charge_memory(2 * value.raw().len())?;
@@ -68,7 +68,7 @@ impl<'v> Text<'v> {
         Ok(Self::of(value.as_str().unwrap_or_default()))
     }
 
-    /// Reads the key of a tape's object.
+    /// Converts the key of a tape's object.
     ///
     /// # Errors
     /// The meter does not grant the copy of a key with escapes.
@@ -99,7 +99,7 @@ impl<'v> From<&'v serde_json::Value> for Value<'v> {
     }
 }
 
-/// A number of JSON: an int if it is one and fits, as for Kubernetes.
+/// Converts a JSON number: to an int if it is an integer that fits, as in Kubernetes.
 fn number<'v>(text: &str) -> Value<'v> {
     match text.parse() {
         Ok(number) => Value::Int(number),

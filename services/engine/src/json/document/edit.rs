@@ -3,7 +3,7 @@
 use super::{Content, Document, Key, Slot, SlotId, State};
 
 impl<'a> Document<'a> {
-    /// Adds a member that is not there, behind the others. The object has to be open.
+    /// Adds a member to an open object without that key: at the end, or in the slot of a removed member with that key.
     pub(crate) fn add_member(&mut self, id: SlotId, key: Key<'a>, content: Content<'a>) -> SlotId {
         let all = self.has_removed.then(|| self.all_children(id));
         let removed = all.into_iter().flatten().find(|child| {
@@ -18,14 +18,13 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Adds an item to a list, behind the others. The list has to be open.
+    /// Adds an item at the end of an open list.
     pub(crate) fn push_item(&mut self, id: SlotId, content: Content<'a>) -> SlotId {
         self.upheavals += 1;
         self.append(id, None, content, State::Added)
     }
 
-    /// Adds an item to a list before the one that is number `index`, not counting removed ones; behind all if there are
-    /// not so many. The list has to be open.
+    /// Adds an item to an open list at an index, not counting removed items; at the end if the list is shorter.
     pub(crate) fn insert_item(&mut self, id: SlotId, index: usize, content: Content<'a>) -> SlotId {
         let before = self.children(id).nth(index);
         self.upheavals += u32::from(before.is_some());
@@ -46,8 +45,8 @@ impl<'a> Document<'a> {
         added
     }
 
-    /// Moves an item of a list before another one; behind all if there is none. One that was there from the beginning
-    /// is removed at its place and added at the other. Gives the slot that it is in then.
+    /// Moves an item of a list before another one; to the end if there is none. An initial item is removed and added
+    /// again. Returns its new slot.
     pub(crate) fn move_item(&mut self, list: SlotId, item: SlotId, before: Option<SlotId>) -> SlotId {
         if before == Some(item) {
             return item;
@@ -66,7 +65,7 @@ impl<'a> Document<'a> {
         moved
     }
 
-    /// Gives a slot another value.
+    /// Replaces the content of a slot.
     pub(crate) fn replace(&mut self, id: SlotId, content: Content<'a>) {
         self.upheavals += 1;
         if let (State::Original, Content::Value(original)) = (self.state(id), self.content(id)) {
@@ -80,7 +79,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Gives a slot back what it held from the beginning.
+    /// Restores the initial content of a slot.
     pub(crate) fn restore(&mut self, id: SlotId, original: Content<'a>) {
         self.replace(id, original);
         if let Some(slot) = self.slot_mut(id) {
@@ -88,7 +87,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Takes a slot away. One that was added is as if it had never been there.
+    /// Removes a slot. An added slot leaves no trace.
     pub(crate) fn remove(&mut self, id: SlotId, parent: SlotId) {
         self.upheavals += 1;
         if self.state(id) == State::Added {

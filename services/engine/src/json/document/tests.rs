@@ -1,4 +1,4 @@
-//! Documents: what is read, edited, written, and gone back to.
+//! Documents: reading, editing, writing, and returning to a mark.
 
 use super::super::OwnedTape;
 use super::*;

@@ -1,4 +1,4 @@
-//! Limits on rendered results, by tables of pods before and after.
+//! Limits on results, tested with tables of pods before and after a profile.
 
 mod pod_security;
 mod reviews;
@@ -30,7 +30,7 @@ fn hardened(name: &str) -> Json {
     }})
 }
 
-/// Sets what is at a path, whose maps are made as needed; numbers are places in lists. Null takes it away.
+/// Sets the value at a path, and creates missing maps. Numbers are indices of lists. Null removes the value.
 fn set(object: &mut Json, path: &str, value: Json) {
     let mut place = object;
     for token in path.split('/').skip(1) {
@@ -60,7 +60,7 @@ fn with(mut object: Json, changes: &[(&str, Json)]) -> Json {
     object
 }
 
-/// What the limits say of two pods.
+/// The inputs of the limits besides the two pods.
 #[derive(Default)]
 struct Case {
     namespace: Namespace,
@@ -84,7 +84,7 @@ impl Case {
         check(before.root(), after.root(), &self.protected, &self.namespace, &self.guardrails)
     }
 
-    /// The limit that is exceeded, and where.
+    /// Returns the limit that is exceeded, and the path.
     fn exceeded(&self, before: &Json, after: &Json) -> Option<(Limit, String)> {
         self.check(before, after).err().map(|excess| (excess.limit, excess.place))
     }

@@ -1,4 +1,4 @@
-//! One row and more for each control of the Pod Security Standards.
+//! At least one row for each control of the Pod Security Standards.
 
 use std::collections::HashSet;
 
@@ -7,10 +7,10 @@ use super::*;
 const SIDE: &str = "/spec/containers/1";
 const APP: &str = "/spec/containers/0";
 
-/// A control, a field of the pod, a value of it that is allowed and one that is not.
+/// A control, a field of the pod, a permitted value, and a violating value.
 type Row = (Control, &'static str, Json, Json);
 
-/// Rows about any container; the field is below it.
+/// Returns rows for any container. Fields are relative to it.
 fn container_rows() -> Vec<Row> {
     let null = || Json::Null;
     vec![
@@ -99,7 +99,7 @@ fn container_rows() -> Vec<Row> {
     ]
 }
 
-/// Rows about the pod as a whole.
+/// Returns rows for the pod as a whole.
 fn pod_rows() -> Vec<Row> {
     let volume = |source: Json| json!([{"name": "data", "emptyDir": {}}, with(json!({"name": "v"}), &[("", source)])]);
     let apparmor = "/metadata/annotations/container.apparmor.security.beta.kubernetes.io~1app";
@@ -157,7 +157,7 @@ fn pod_rows() -> Vec<Row> {
     ]
 }
 
-/// What Pod Security alone says: many of these fields are none that a namespaced profile changes anyway.
+/// Returns the violated control without the other limits, which reject many of these fields anyway.
 fn violated(before: &Json, after: &Json, level: PodSecurityLevel) -> Option<Control> {
     let tape = |pod: &Json| OwnedTape::parse(pod.to_string()).unwrap();
     let (before, after) = (tape(before), tape(after));
@@ -206,7 +206,7 @@ fn every_control_has_a_row_that_passes_and_one_that_does_not() {
     );
 }
 
-/// The baseline's list is looked at alone, as the restricted level allows fewer.
+/// Tests the baseline's list of capabilities separately, because the restricted level permits fewer.
 fn capabilities_of_the_baseline() -> Control {
     let place = format!("{SIDE}/securityContext/capabilities/add");
     let side = with(pod(), &[(SIDE, hardened("side"))]);
@@ -338,7 +338,7 @@ fn what_did_not_fulfil_the_higher_level_may_go_on_not_to() {
     assert_eq!(Case::default().exceeded(&weak, &weaker), None);
     let exceeded = Case::at("restricted").exceeded(&weak, &weaker).map(|(limit, _)| limit);
     assert_eq!(exceeded, Some(Limit::PodSecurity(Control::CapabilitiesRestricted)));
-    // A capability of the baseline on a container that had dropped all is one step down.
+    // A capability of the baseline lowers the level of a container that had dropped all.
     let lowered = with(pod(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["CHOWN"]))]);
     let told = Case::default().check(&pod(), &lowered).unwrap_err().to_string();
     assert!(told.contains("that was fulfilled before"), "{told}");

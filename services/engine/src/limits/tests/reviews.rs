@@ -1,4 +1,4 @@
-//! Limits through whole reviews.
+//! Limits in the decisions of whole reviews.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::profile::{CompiledProfile, ProfileName, compile};
 use crate::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use crate::snapshot::{ProfileSet, Snapshot};
 
-/// A tenant's profile whose values stand in its text.
+/// Creates a tenant's profile with literal values.
 fn tenants(name: &str, spec: &Json) -> Arc<CompiledProfile> {
     let spec = serde_json::from_value(spec.clone()).unwrap();
     Arc::new(compile(&ProfileName::namespaced("team-a", name), &spec).unwrap())
 }
 
-/// A tenant's profile whose text says nothing of what it does.
+/// Creates a tenant's profile as if its values came from expressions.
 fn tenants_unseen(name: &str, spec: &Json) -> Arc<CompiledProfile> {
     let spec = serde_json::from_value(spec.clone()).unwrap();
     Arc::new(compile(&ProfileName::cluster(name), &spec).unwrap().into_namespaced("team-a"))
@@ -31,7 +31,7 @@ fn always(template: &Json) -> Json {
     json!({"activation": "Always", "template": template})
 }
 
-/// What is decided about a pod, and what becomes of it.
+/// Returns the decision about a pod, and the resulting pod.
 fn decide(object: &Json, snapshot: &Snapshot, level: Option<&str>) -> (Decided, Json) {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -77,7 +77,7 @@ fn a_capability_on_the_authors_container_is_not_appended() {
     let expected =
         "/spec/containers/app/securityContext/capabilities/add: \"SYS_ADMIN\" violates the Pod Security control";
     assert!(detail.starts_with(expected), "{detail}");
-    // The platform may, and what it did is no reason to refuse the tenant's next profile.
+    // The platform is permitted, and its changes do not count against the tenant's next profile.
     let label = always(&json!({"metadata": {"labels": {"team.example.com/z": "1"}}}));
     let (decided, object) = decide(&author, &snapshot([platforms("more", &append), tenants("label", &label)]), None);
     assert_eq!(decided.decision.outcome, Outcome::Injected);
@@ -122,7 +122,7 @@ fn the_namespaces_level_counts_and_other_profiles_are_applied() {
     for (level, expected) in [(None, vec!["app", "plain", "hard"]), (Some("restricted"), vec!["app", "hard"])] {
         let (decided, object) = decide(&pod(), &snapshot, level);
         assert_eq!(names(&object), expected, "{level:?}");
-        // Nothing of a profile that was not applied is in the record, and a second pass decides alike.
+        // The record contains nothing of a profile that was not applied, and a second pass decides the same.
         let record = object["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap();
         assert_eq!(record.contains("a-plain"), level.is_none(), "{record}");
         assert_eq!(decided.decision.outcome, Outcome::Injected);
@@ -183,7 +183,7 @@ fn what_a_cluster_profile_added_or_set_is_not_changed() {
             decided.decision.profiles[1].detail
         );
         assert_eq!(object["spec"]["containers"][1], json!({"name": "proxy", "image": "proxy:1"}), "{template}");
-        // The same where the platform's profile was applied in an earlier pass.
+        // The result is the same if the platform's profile was applied in an earlier pass.
         let only_platform = Snapshot::new(ProfileSet::new([platforms("mesh", &platform)]));
         let (_, first) = decide(&author, &only_platform, None);
         let (decided, _) = decide(&first, &snapshot, None);

@@ -1,4 +1,4 @@
-//! What may be touched at all, and how much.
+//! Which fields may change, and how much may be added.
 
 use std::time::{Duration, Instant};
 
@@ -91,9 +91,9 @@ fn what_is_there_stays() {
         ("/spec/initContainers", json!([])),
         ("/spec/initContainers", Json::Null),
         ("/spec/volumes", json!([])),
-        // Renamed, which is one taken away and one added.
+        // A renamed container is one removed and one added.
         ("/spec/containers/1/name", json!("another")),
-        // An ordinary container that was made an init container.
+        // An ordinary container was changed to an init container.
         (
             "/spec",
             with(
@@ -151,7 +151,7 @@ fn images_come_from_registries_that_are_allowed() {
         }
         let init = with(pod(), &[("/spec/initContainers", json!([{"name": "i", "image": image}]))]);
         assert_eq!(limit(&case, &pod(), &init), expected, "{image}");
-        // What the author chose is the author's.
+        // The author's own images are not limited.
         let before = with(pod(), &[("/spec/containers/0/image", image.clone())]);
         let after = with(before.clone(), &[("/spec/containers/0/env", json!([{"name": "A"}]))]);
         assert_eq!(limit(&case, &before, &after), None, "{image}");
@@ -201,7 +201,7 @@ fn volumes_are_of_kinds_that_are_allowed() {
         let before = with(pod(), &[("/spec/volumes/1", json!({"name": "v", "image": {"reference": "a"}}))]);
         let changed = with(before.clone(), &[("/spec/volumes/1", volume)]);
         assert_eq!(limit(case, &before, &changed), expected, "{source}");
-        // A pod that has one already may be added to.
+        // A pod that already has one may still be changed.
         let beside = with(added.clone(), &[("/metadata/annotations/x", json!("y"))]);
         assert_eq!(limit(case, &added, &beside), None, "{source}");
     }
@@ -220,7 +220,7 @@ fn only_volumes_that_could_be_added_may_be_mounted() {
                 "/spec/containers/0/volumeMounts",
                 json!([{"name": "host", "mountPath": "/h", "readOnly": true}, {"name": "data", "mountPath": "/d"}]),
             ),
-            // As the API server adds it to every container before it asks anybody.
+            // The API server adds this mount to every container before it calls the webhook.
             (
                 "/spec/initContainers",
                 json!([{"name": "i", "image": "a", "volumeMounts": [
@@ -383,7 +383,7 @@ fn no_more_is_added_than_is_allowed() {
     ] {
         assert_eq!(limit(&case, &pod(), &fits), None, "{expected:?}");
         assert_eq!(limit(&case, &pod(), &exceeds), Some(expected), "{expected:?}");
-        // What was there already does not count.
+        // Existing elements do not count.
         assert_eq!(limit(&case, &exceeds, &exceeds), None, "{expected:?}");
     }
 }
@@ -407,7 +407,7 @@ fn the_work_grows_with_the_pod_and_no_faster() {
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
-/// Any JSON, with the names that the limits look for.
+/// Generates any JSON, with the names that the limits check.
 fn anything() -> impl Strategy<Value = Json> {
     let names = [
         "metadata",
@@ -456,7 +456,7 @@ fn anything() -> impl Strategy<Value = Json> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Whatever two objects are, there is an answer; and what does not change exceeds nothing.
+    /// The check returns a result for any two objects, and an unchanged object exceeds no limit.
     #[test]
     fn anything_is_answered_and_no_change_is_no_excess(left in anything(), right in anything()) {
         let case = Case::guarded(json!({"registries": ["ghcr.io"], "maxContainers": 1}));
@@ -464,7 +464,7 @@ proptest! {
             let pods = [before, after].map(|spec| json!({"metadata": spec["metadata"], "spec": spec}));
             let answer = case.check(&pods[0], &pods[1]);
             prop_assert!(answer.is_ok() || pods[0] != pods[1]);
-            // The first excess has a place and a message.
+            // Each violation has a path and a message.
             if let Err(excess) = answer {
                 prop_assert!(excess.place.starts_with('/') && !excess.message.is_empty(), "{}", excess);
             }

@@ -1,8 +1,8 @@
-//! Merges a child's text into its parent's: lists of named parts by name, templates by the keys of server-side apply.
+//! Merges a child profile into its parent: lists of named parts by name, templates by the keys of server-side apply.
 //!
 //! The child's value replaces the parent's, unless both are maps or lists of keyed elements, which merge part by part.
-//! An element without a key (text such as `${params.env}`, or elements that a directive creates) never equals another
-//! one. The parent's elements come first, then the child's.
+//! An element without a key never equals another element. Examples are a string such as `${params.env}`, and elements
+//! that a directive creates. The parent's elements come first, then the child's.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,18 +11,17 @@ use serde_json::{Map, Value as Json};
 use super::origin::Origin;
 use crate::schema::{ANY, CONTAINER, Field, KeyedList, POD, Type};
 
-/// How deep texts are merged. A template that is nested more deeply does not compile.
+/// The maximum depth of a merge. A template that is nested more deeply does not compile.
 const MAX_DEPTH: usize = 64;
 
-/// Directives that make an element stand for others than the one that its key names.
+/// Directives whose elements cannot be matched by key, because they stand for other elements.
 const GROUPS: [&str; 4] = ["$value", "$forEach", "$each", "$prune"];
 
-/// Fields that are each profile's own: what is said of a parent is not said of its children, and a parent that is only
-/// there to be extended (`activation: Never`) has children that are applied, whose revisions are rolled out by
-/// themselves.
+/// Fields that are not inherited. A parent with `activation: Never` exists only to be extended, but its children are
+/// applied. Their revisions have rollouts of their own.
 const OWN_FIELDS: [&str; 4] = ["extends", "description", "activation", "rollout"];
 
-/// Fields of a parameter that say from where it is read, and how.
+/// Fields of a parameter that define the keys it is read from, and how.
 const KEY_FIELDS: [&str; 4] = ["annotation", "label", "annotationPrefix", "empty"];
 
 /// A value, and where it was written.
@@ -32,14 +31,14 @@ pub(super) struct Part {
     pub(super) origin: Origin,
 }
 
-/// What a value is to merging.
+/// The schema that decides how a value merges.
 #[derive(Clone, Copy)]
 enum Shape {
     Object(&'static Type),
     Keyed(&'static KeyedList),
 }
 
-/// Lays the `spec` of a child over that of its parent.
+/// Merges the `spec` of a child into that of its parent.
 pub(super) fn lay_spec(parent: Part, child: Part) -> Part {
     let is_pod = [&child, &parent].into_iter().find_map(|part| part.json.get("target")).is_none_or(is_pods);
     let template = if is_pod { &POD } else { &ANY };
@@ -56,8 +55,8 @@ pub(super) fn lay_spec(parent: Part, child: Part) -> Part {
     })
 }
 
-/// A parameter of a child has the fields of its parent's that it does not say itself, so that a new value keeps its
-/// type and its bounds. One of another type begins anew. `sources: []` takes the keys away with the sources.
+/// Merges a parameter field by field, so that a new default keeps its type and bounds. A child with another type
+/// replaces the parent's parameter. `sources: []` also removes the keys.
 fn lay_parameter(parent: Part, child: Part) -> Part {
     let type_of = |part: &Part| part.json.get("type").cloned();
     if type_of(&child).is_some_and(|type_| type_of(&parent) != Some(type_)) {
@@ -71,7 +70,7 @@ fn lay_parameter(parent: Part, child: Part) -> Part {
     merge_fields(parent, child, |_, _, child| child)
 }
 
-/// A rule for containers: what it is for is replaced, its conditions and its template are merged.
+/// Merges the conditions and the template of a container rule, and replaces its matchers.
 fn lay_rule(parent: Part, child: Part) -> Part {
     merge_fields(parent, child, |name, parent, child| match name {
         "matchConditions" => keyed(parent, child, name_of, |_, child| child),
@@ -80,7 +79,7 @@ fn lay_rule(parent: Part, child: Part) -> Part {
     })
 }
 
-/// Lays a part of a child's template over its parent's.
+/// Merges a part of a child's template into its parent's.
 fn lay(parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
     if depth > MAX_DEPTH {
         return child;
@@ -91,7 +90,7 @@ fn lay(parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
             let element = |parent, child| lay(parent, child, Shape::Object(list.element), depth + 1);
             keyed(parent, child, |element| key_of(element, list), element)
         }
-        // A value and a map that only has directives: the value is what the directives are about.
+        // One side is a plain value, the other a map of directives only. The directives apply to the value.
         (Json::Object(fields), _, shape) if is_directives(fields) => lay_map(parent, as_value(child), shape, depth),
         (_, Json::Object(fields), shape) if is_directives(fields) => lay_map(as_value(parent), child, shape, depth),
         _ => child,
@@ -107,7 +106,7 @@ fn lay_map(mut parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
     if let (Json::Object(fields), Json::Object(others)) = (&mut parent.json, &child.json)
         && others.keys().any(|name| is_choice(name))
     {
-        // Of a choice the child's is the one, and what the parent says of another one goes with it.
+        // The child's member of a union replaces the parent's, including its nested fields.
         fields.retain(|name, _| !is_choice(name) || others.contains_key(name));
     }
     merge_fields(parent, child, |name, parent, child| match (name, object.field(name)) {
@@ -119,7 +118,7 @@ fn lay_map(mut parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
     })
 }
 
-/// The fields of both; those that both have are merged.
+/// Merges two maps. `merge` decides about fields that both have.
 fn merge_fields(parent: Part, child: Part, merge: impl Fn(&str, Part, Part) -> Part) -> Part {
     let (mut fields, mut others) = match (parent.json, child.json) {
         (Json::Object(fields), Json::Object(others)) => (fields, others),
@@ -146,13 +145,13 @@ fn merge_fields(parent: Part, child: Part, merge: impl Fn(&str, Part, Part) -> P
     Part { json: Json::Object(merged), origin: child.origin.with_fields(origins) }
 }
 
-/// The elements of both; a child's stands in the place of the parent's with its key, new ones stand behind.
+/// Merges two lists by key. A child's element takes the position of the parent's with that key; new elements follow.
 ///
-/// A parent may have several elements of one key, of which at most one is there at a time (`$when`): a child's is laid over
-/// each of them. Where the child has several itself, they replace all of the parent's.
+/// A parent may have several conditional elements with one key (`$when`). A single child's element is merged into each
+/// of them. Several elements of the child replace all of the parent's.
 fn keyed(parent: Part, child: Part, key: impl Fn(&Json) -> Option<String>, merge: impl Fn(Part, Part) -> Part) -> Part {
     let (Json::Array(items), Json::Array(others)) = (parent.json, child.json) else {
-        // Only a template can have something else here, and `lay` has looked before.
+        // Only templates can have other types here, and `lay` has checked those.
         return Part { json: Json::Array(Vec::new()), origin: child.origin };
     };
     let own: Vec<_> =
@@ -186,12 +185,12 @@ fn keyed(parent: Part, child: Part, key: impl Fn(&Json) -> Option<String>, merge
     Part { json: Json::Array(json), origin: child.origin.with_items(origins) }
 }
 
-/// The key of a part of a profile that has a name.
+/// Returns the name of a named part, which is its key.
 fn name_of(element: &Json) -> Option<String> {
     element.get("name").and_then(Json::as_str).map(str::to_owned)
 }
 
-/// The key of an element of a template's list. One that is an expression is the same as another one of the same text.
+/// Returns the key of an element of a template's list. Expressions are compared as written.
 fn key_of(element: &Json, list: &KeyedList) -> Option<String> {
     let fields = element.as_object()?;
     if GROUPS.iter().any(|directive| fields.contains_key(*directive)) {
@@ -209,7 +208,7 @@ fn is_directives(fields: &Map<String, Json>) -> bool {
     !fields.is_empty() && fields.keys().all(|name| name.starts_with('$'))
 }
 
-/// A value in the form that has room for directives.
+/// Wraps a value into `$value`, so that directives can be added to it.
 fn as_value(part: Part) -> Part {
     let Part { json, origin } = part;
     let value = "$value".to_owned();
@@ -219,7 +218,7 @@ fn as_value(part: Part) -> Part {
     }
 }
 
-/// Whether a target is pods and their subresources.
+/// Whether a target consists of pods and their subresources.
 fn is_pods(target: &Json) -> bool {
     let is_core = target.get("group").and_then(Json::as_str).is_none_or(str::is_empty);
     let mut resources = target.get("resources").and_then(Json::as_array).into_iter().flatten();

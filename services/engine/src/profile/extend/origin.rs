@@ -1,42 +1,42 @@
-//! Tracks where the parts of a merged text were written, so that mistakes are reported for the right profile.
+//! Tracks where the parts of a merged profile were written, so that mistakes are reported for the right profile.
 
 use std::collections::BTreeMap;
 
-/// Where a part was written, and where what is below it was.
+/// Where a part and its nested parts were written.
 #[derive(Clone, Debug)]
 pub(super) struct Origin {
-    /// Which text of the chain: 0 is the one that extends nothing.
+    /// The index in the chain: 0 is the profile that extends nothing.
     text: usize,
-    /// The field's path in that text.
+    /// The field's path in that profile.
     path: String,
     below: Below,
 }
 
 #[derive(Clone, Debug)]
 enum Below {
-    /// All of it stands below the same path in the same text.
+    /// All nested parts are at the same path in the same profile.
     Same,
     Fields(BTreeMap<String, Origin>),
     Items(Vec<Origin>),
 }
 
 impl Origin {
-    /// A part that was written whole in one text.
+    /// Creates the origin of a part that was written entirely in one profile.
     pub(super) fn of(text: usize, path: impl Into<String>) -> Self {
         Self { text, path: path.into(), below: Below::Same }
     }
 
-    /// The same place, with fields that were written elsewhere.
+    /// Returns the same origin with fields that were written elsewhere.
     pub(super) fn with_fields(&self, fields: BTreeMap<String, Self>) -> Self {
         Self { text: self.text, path: self.path.clone(), below: Below::Fields(fields) }
     }
 
-    /// The same place, with items that were written elsewhere.
+    /// Returns the same origin with items that were written elsewhere.
     pub(super) fn with_items(&self, items: Vec<Self>) -> Self {
         Self { text: self.text, path: self.path.clone(), below: Below::Items(items) }
     }
 
-    /// Of a field of this part.
+    /// Returns the origin of a field of this part.
     pub(super) fn field(&self, name: &str) -> Self {
         match &self.below {
             Below::Fields(fields) if fields.contains_key(name) => fields.get(name).cloned(),
@@ -45,7 +45,7 @@ impl Origin {
         .unwrap_or_else(|| Self::of(self.text, format!("{}.{name}", self.path)))
     }
 
-    /// Of an item of this part.
+    /// Returns the origin of an item of this part.
     pub(super) fn item(&self, index: usize) -> Self {
         match &self.below {
             Below::Items(items) => items.get(index).cloned(),
@@ -54,11 +54,11 @@ impl Origin {
         .unwrap_or_else(|| Self::of(self.text, format!("{}[{index}]", self.path)))
     }
 
-    /// The text in which a path below this part was written, and the path in it. Of what nobody wrote, it is the
-    /// nearest part above that somebody did, with the rest of the path.
+    /// Returns the profile in which a path below this part was written, and the path there. For a path that was not
+    /// written, it is the nearest written part above, with the rest of the path.
     pub(super) fn locate(&self, path: &str) -> (usize, String) {
         let (mut here, mut rest) = (self, path);
-        // Every step goes one level down in a tree that is not deeper than the text.
+        // Every step goes one level down, and the tree is no deeper than the profile.
         loop {
             let next = match &here.below {
                 Below::Same => None,
@@ -73,7 +73,8 @@ impl Origin {
     }
 }
 
-/// A key may hold dots itself, so the longest one that fits is meant. Some paths leave out `$value`.
+/// Finds the field that a path begins with. Keys may contain dots, so the longest match is taken. Some paths omit
+/// `$value`.
 fn step_into_field<'o, 'p>(fields: &'o BTreeMap<String, Origin>, rest: &'p str) -> Option<(&'o Origin, &'p str)> {
     let ends = |remaining: &str| remaining.is_empty() || remaining.starts_with(['.', '[']);
     let fitting = fields.iter().filter_map(|(key, origin)| {

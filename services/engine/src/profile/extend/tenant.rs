@@ -1,8 +1,8 @@
 //! Checks what a namespaced profile changes of the cluster profile that it extends.
 //!
-//! The platform decides who may set which parameter, which pods get the profile, and who can drop it. The namespaced
-//! profile may set parameters whose `sources` have `Namespace`, within their range, and narrow which pods get the
-//! profile.
+//! The platform decides which parameters a namespace may set, which pods get the profile, and whether it can be
+//! dropped. The namespaced profile may set parameters whose `sources` include `Namespace`, within their range, and
+//! narrow which pods get the profile.
 
 use pillion_api::parameter::{Parameter, Source};
 use pillion_api::profile::{OptOut, ProfileSpec};
@@ -13,10 +13,10 @@ use super::Diagnostic;
 use super::merge::Part;
 use crate::expression::closest;
 
-/// Whether a namespace's profile only asks for the one that it extends and sets what that one lets it set. Such a
-/// profile is bounded by its parent; with anything more it is one of the namespace's own.
+/// Whether a namespaced profile only extends another one and sets permitted values. Such a profile is bounded by its
+/// parent. Any other field makes it subject to the limits for tenants.
 pub(super) const fn only_extends(spec: &ProfileSpec) -> bool {
-    // Every field is named, so that a new one has to be thought of here.
+    // All fields are listed, so that adding a field to the spec fails to compile here.
     let ProfileSpec {
         description: _,
         extends: _,
@@ -48,14 +48,14 @@ pub(super) const fn only_extends(spec: &ProfileSpec) -> bool {
         && validations.is_empty()
 }
 
-/// Checks a namespace's profile against what it inherits.
+/// Checks a namespaced profile against its inherited spec.
 pub(super) fn check(own: &ProfileSpec, inherited: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let only_extends = only_extends(own);
     for (index, parameter) in own.parameters.iter().enumerate() {
         let path = format!("spec.parameters[{index}]");
         match inherited.parameters.iter().find(|other| other.name == parameter.name) {
             Some(other) => check_parameter(&path, parameter, other, diagnostics),
-            // A parameter of its own is for a template of its own.
+            // New parameters are useful only with a template of its own.
             None if only_extends => diagnostics.push(unknown_parameter(&path, &parameter.name, inherited)),
             None => {}
         }
@@ -87,7 +87,7 @@ pub(super) fn check(own: &ProfileSpec, inherited: &ProfileSpec, diagnostics: &mu
     }
 }
 
-/// The value is the namespace's, what may be a value is the platform's.
+/// Checks that a namespaced profile sets only the value of an inherited parameter, and only if the platform permits it.
 fn check_parameter(path: &str, own: &Parameter, inherited: &Parameter, diagnostics: &mut Vec<Diagnostic>) {
     let Parameter { name, type_, default, sources, .. } = own;
     let said = serde_json::to_value(own).unwrap_or_default();
@@ -134,7 +134,7 @@ fn unknown_parameter(path: &str, name: &str, inherited: &ProfileSpec) -> Diagnos
     }
 }
 
-/// Whether text of a value would be read as an expression.
+/// Whether a value contains an expression.
 fn has_expression(value: &Json) -> bool {
     match value {
         Json::String(text) => text.contains("${"),
@@ -144,7 +144,7 @@ fn has_expression(value: &Json) -> bool {
     }
 }
 
-/// Who gets a namespace's profile: whom its parent is for, and of those, whom it is for itself.
+/// Restricts a namespaced profile to objects that its own selectors and its parent's both match.
 pub(super) fn narrow(merged: &mut Part, inherited: &ProfileSpec, own: &ProfileSpec) {
     let Some(fields) = merged.json.as_object_mut() else { return };
     let selectors = [
@@ -159,10 +159,10 @@ pub(super) fn narrow(merged: &mut Part, inherited: &ProfileSpec, own: &ProfileSp
     }
 }
 
-/// The selector of what both select. The namespace's requirements stand first, where it wrote them.
+/// Returns a selector that matches what both match. The namespace's requirements come first, as written.
 fn both(inherited: &LabelSelector, own: &LabelSelector) -> LabelSelector {
     let LabelSelector { match_labels, mut match_expressions } = own.clone();
-    // Two values for one label select nothing, which a map cannot say.
+    // Expressions are used because two values for one label, which match nothing, do not fit into a map.
     match_expressions.extend(match_labels.into_iter().map(|(key, value)| Requirement {
         key,
         operator: Operator::In,

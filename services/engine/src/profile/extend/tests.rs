@@ -1,4 +1,4 @@
-//! What a child makes of its parent's text, part by part, and what is said of a chain that cannot be followed.
+//! How each part of a child merges into its parent, and the errors of invalid chains.
 
 #![expect(clippy::needless_pass_by_value, reason = "the cases are written where they are used")]
 
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::*;
 use crate::profile::compile_with;
 
-/// Cluster profiles by their names. One whose text is null is broken.
+/// Cluster profiles by name. Null marks an invalid profile.
 pub(crate) struct Library(BTreeMap<String, Option<ProfileSpec>>);
 
 impl Library {
@@ -39,7 +39,7 @@ pub(super) fn spec(text: Json) -> ProfileSpec {
     serde_json::from_value(text).unwrap()
 }
 
-/// The text of a cluster profile that extends `parent` of the library, with what it inherits.
+/// Returns a cluster profile that extends `parent` of the library, merged with it.
 fn merged_in(library: &Library, mut child: Json) -> Json {
     if child.get("extends").is_none() {
         child["extends"] = json!({"name": "parent"});
@@ -52,7 +52,7 @@ fn merged(parent: Json, child: Json) -> Json {
     merged_in(&Library::new([("parent", parent)]), child)
 }
 
-/// What a child's template makes of its parent's.
+/// Returns the merged template of a parent and a child.
 fn template(parent: Json, child: Json) -> Json {
     merged(json!({"template": parent}), json!({"template": child}))["template"].take()
 }

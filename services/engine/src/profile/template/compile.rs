@@ -11,10 +11,10 @@ use crate::json::{OwnedTape, write_escaped};
 use crate::profile::Diagnostic;
 use crate::profile::pod_schema::{Expected, Kind as FieldKind, PodSchema};
 
-/// The names that variables need and that are there only in some places: of each variable, `container` or `item`.
+/// The local names, `container` or `item`, that each variable reads. They exist only in some parts of a profile.
 pub(crate) type LocalNames = BTreeMap<Box<str>, Vec<&'static str>>;
 
-/// Where a part of a template stands, which decides about its directives.
+/// The position of a part of a template, which decides which directives are valid.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// The value of a field.
@@ -25,22 +25,21 @@ pub(super) enum Place {
     InitContainer,
 }
 
-/// Compiles templates. What is wrong goes to `diagnostics`.
+/// Compiles templates. Mistakes go to `diagnostics`.
 pub(crate) struct Compiler<'s> {
     pub(super) diagnostics: &'s mut Vec<Diagnostic>,
     pub(super) scope: Scope,
-    /// Names that are known here and not everywhere.
+    /// The local names in scope.
     pub(super) locals: Vec<String>,
     needs: &'s LocalNames,
     pub(super) path: String,
     schema: PodSchema,
-    /// What stands at the path.
+    /// The schema's kind of the value at the path.
     expected: FieldKind,
 }
 
 impl<'s> Compiler<'s> {
-    /// A compiler of templates whose expressions may use the scope, and of the names that are not known everywhere
-    /// these.
+    /// Creates a compiler. Expressions may use the names of `scope`, and of the local names only `locals`.
     pub(crate) fn new(
         scope: &Scope,
         locals: &[&str],
@@ -53,7 +52,7 @@ impl<'s> Compiler<'s> {
         Self { diagnostics, scope, locals, needs, path, schema, expected: FieldKind::Any }
     }
 
-    /// Compiles a template of this kind that stands at a field path; `None` if something in it is wrong.
+    /// Compiles a template of this kind at a field path; `None` if it has a mistake.
     pub(crate) fn template(&mut self, path: &str, template: &Json, kind: FieldKind) -> Option<Node> {
         let before = self.diagnostics.len();
         path.clone_into(&mut self.path);
@@ -67,13 +66,13 @@ impl<'s> Compiler<'s> {
         if self.diagnostics.len() == before { node } else { None }
     }
 
-    /// Compiles an expression that stands at a field path.
+    /// Compiles an expression at a field path.
     pub(crate) fn condition(&mut self, path: &str, source: &str) -> Option<Expression> {
         path.clone_into(&mut self.path);
         self.expression(source)
     }
 
-    /// Compiles a text that stands at a field path and may hold expressions.
+    /// Compiles a string at a field path that may contain expressions.
     pub(crate) fn words(&mut self, path: &str, text: &str) -> Option<Choice<Box<str>>> {
         path.clone_into(&mut self.path);
         match expression::Text::parse(text) {
@@ -114,7 +113,7 @@ impl<'s> Compiler<'s> {
     fn map(&mut self, fields: &Map<String, Json>, place: Place) -> Option<Node> {
         let around = self.scope.clone();
         let locals = self.locals.len();
-        // The list of `$forEach` is computed outside of it.
+        // The directives come first, because the list of `$forEach` is computed outside of its scope.
         let rules = self.rules(fields, place);
         let mut nodes = Vec::new();
         let mut complete = true;
@@ -147,7 +146,7 @@ impl<'s> Compiler<'s> {
                 let value = value?;
                 if nodes.is_empty() {
                     let uses_existing = uses_existing || value.uses_existing;
-                    // Directives of the value itself would stand beside these.
+                    // One map cannot hold both sets of directives.
                     if value.rules.is_some() && rules.is_some() {
                         let help = "write all of them into one of the two";
                         self.report("directives stand both beside $value and in it", help);
@@ -180,7 +179,7 @@ impl<'s> Compiler<'s> {
         Some(Node { kind: Kind::Text(text, expected), rules: None, uses_existing, acts_again: false })
     }
 
-    /// A string that holds at least one expression.
+    /// Compiles a string that contains at least one expression.
     pub(super) fn text(&mut self, whole: &str, parsed: expression::Text) -> Option<Text> {
         match parsed {
             expression::Text::Literal(literal) => Some(Text::Mixed([Piece::Literal(literal.into())].into())),
@@ -198,7 +197,7 @@ impl<'s> Compiler<'s> {
         }
     }
 
-    /// An expression that stands in a string.
+    /// Compiles an expression within a string.
     fn part(&mut self, whole: &str, source: &expression::Source) -> Option<Expression> {
         match Expression::compile(&source.text, &self.scope) {
             Ok(expression) => self.known(expression),
@@ -209,7 +208,7 @@ impl<'s> Compiler<'s> {
         }
     }
 
-    /// A text that is an expression.
+    /// Compiles a string that is an expression as a whole.
     pub(super) fn expression(&mut self, source: &str) -> Option<Expression> {
         match Expression::compile(source, &self.scope) {
             Ok(expression) => self.known(expression),
@@ -220,7 +219,7 @@ impl<'s> Compiler<'s> {
         }
     }
 
-    /// An expression, if the variables that it reads have here what they need.
+    /// Returns an expression if the local names that its variables read are in scope.
     fn known(&mut self, expression: Expression) -> Option<Expression> {
         let missing = expression.members("variables").find_map(|variable| {
             let needed = self.needs.get(variable)?.iter();
@@ -273,8 +272,8 @@ impl<'s> Compiler<'s> {
     }
 }
 
-/// A template without its directives, each `$value` in the place of the map that it stands in, with the fields beside
-/// it in it if it is a map.
+/// Returns a template without its directives. Each `$value` replaces the map around it, and the map's other fields are
+/// added to it if it is a map.
 pub(crate) fn without_directives(template: &Json) -> Json {
     match template {
         Json::Object(fields) => {
@@ -290,7 +289,7 @@ pub(crate) fn without_directives(template: &Json) -> Json {
             }
         }
         Json::Array(items) => {
-            // A list in a list is a group of elements.
+            // A nested list is spliced.
             let items = items.iter().map(without_directives).flat_map(|item| match item {
                 Json::Array(items) => items,
                 other => vec![other],
@@ -301,7 +300,7 @@ pub(crate) fn without_directives(template: &Json) -> Json {
     }
 }
 
-/// Whether there is no directive and no expression in a value.
+/// Whether a value contains neither directives nor expressions.
 fn is_plain(value: &Json) -> bool {
     match value {
         Json::Array(items) => items.iter().all(is_plain),

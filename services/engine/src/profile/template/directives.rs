@@ -1,4 +1,4 @@
-//! Compiles the directives of a template: the keys that begin with `$` beside the fields of a map.
+//! Compiles the directives of a template: the keys of a map that begin with `$`.
 
 use serde_json::{Map, Value as Json};
 
@@ -8,14 +8,14 @@ use crate::context::EXISTING;
 use crate::expression::{self, Expression};
 use crate::profile::typed::unknown_directive;
 
-/// The name of an item, unless `$as` says another.
+/// The default name of an item, which `$as` overrides.
 const ITEM: &str = "item";
 
-/// Names that are known beside an item.
+/// Names that come into scope together with an item.
 const BESIDE_ITEM: [&str; 2] = ["index", "key"];
 
 impl Compiler<'_> {
-    /// The directives of a map, `None` if one is wrong. The names that they bring are in scope from then on.
+    /// Compiles the directives of a map; `None` if one is invalid. The names that they bind are in scope afterwards.
     pub(super) fn rules(&mut self, fields: &Map<String, Json>, place: Place) -> Option<Rules> {
         let before = self.diagnostics.len();
         let mut rules = Rules::default();
@@ -92,14 +92,14 @@ impl Compiler<'_> {
         list.map(|list| ForEach { list, item: item.into() })
     }
 
-    /// Whether a word stands for something that every expression may use: that would be meant, and not the item.
+    /// Whether a name already has a meaning in expressions, so that it cannot name an item.
     fn is_taken(&self, name: &str) -> bool {
         let is_namespace = matches!(name, "params" | "variables" | "lookups" | "cluster" | EXISTING);
         let is_local = self.locals.iter().any(|local| local == name);
         is_namespace || (!is_local && Expression::compile(name, &self.scope).is_ok())
     }
 
-    /// An expression about several elements, which are at no one place.
+    /// Returns an expression that does not read `existing`. It is evaluated for several elements, not at one path.
     fn without_existing(&mut self, expression: Expression) -> Option<Expression> {
         if expression.uses(EXISTING) {
             self.report("`existing` is not known here", "`item` is the element at hand, `object` the object as it was");
@@ -108,7 +108,7 @@ impl Compiler<'_> {
         Some(expression)
     }
 
-    /// Brings the name of an item into scope, and those beside it.
+    /// Adds the name of an item, and the names in [`BESIDE_ITEM`], to the scope.
     fn bring(&mut self, item: &str) {
         for name in BESIDE_ITEM.into_iter().chain([item]) {
             self.scope = std::mem::take(&mut self.scope).with(name);
@@ -116,7 +116,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// A directive whose text is an expression.
+    /// Compiles a directive whose value is an expression.
     fn source(&mut self, value: &Json) -> Option<Expression> {
         match value {
             Json::String(source) if !source.contains("${") => self.expression(source),
@@ -203,7 +203,7 @@ impl Compiler<'_> {
 }
 
 impl Rules {
-    /// Whether one of its expressions asks for what the object has at its place.
+    /// Whether one of its expressions reads `existing`, the object's value at this path.
     pub(super) fn use_existing(&self) -> bool {
         let found = |text: &super::Text| text.uses(EXISTING);
         let in_conflict = matches!(&self.conflict, Some(Choice::Found(text)) if found(text));
@@ -224,7 +224,7 @@ impl Rules {
             || expressions.into_iter().flatten().any(|expression| expression.uses(EXISTING))
     }
 
-    /// Whether it says something about what an earlier pass has added.
+    /// Whether it changes or removes what an earlier pass added.
     pub(super) const fn acts_again(&self) -> bool {
         let replaces = match &self.conflict {
             Some(Choice::Known(rule)) => matches!(rule, ConflictRule::Replace),

@@ -16,11 +16,11 @@ pub(crate) use compile::{Compiler, LocalNames, without_directives};
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) kind: Kind,
-    /// The directives beside its fields, if there are any.
+    /// The directives in the same map, if there are any.
     pub(crate) rules: Option<Box<Rules>>,
-    /// Whether an expression of this part itself, not of one below, reads `existing`.
+    /// Whether an expression of this part itself, not of a nested one, reads `existing`.
     pub(crate) uses_existing: bool,
-    /// Whether it acts again on what an earlier pass added: a `$join` or an explicit `Replace`, here or below.
+    /// Whether it changes again what an earlier pass added: a `$join` or an explicit `Replace`, here or below.
     pub(crate) acts_again: bool,
 }
 
@@ -29,30 +29,30 @@ pub(crate) struct Node {
 pub(crate) enum Kind {
     /// Plain JSON, without expressions and directives below.
     Plain(OwnedTape),
-    /// A string with expressions, and the type that it must have.
+    /// A string with expressions, and the type that the result must have.
     Text(Text, Expected),
-    /// An object. Keys are escaped for JSON.
+    /// An object. Its keys are escaped for JSON.
     Map(Box<[(Box<str>, Node)]>),
     /// A list.
     List(Box<[Node]>),
-    /// `$value` with fields beside it: a changed value.
+    /// `$value` with other fields in the same map: a changed value.
     Changed(Box<Changed>),
 }
 
-/// A value, and the changes of it.
+/// A value, and the changes to it.
 #[derive(Debug)]
 pub(crate) struct Changed {
     pub(crate) value: Node,
-    /// The fields beside `$value`, as an object.
+    /// The fields next to `$value`, as an object.
     pub(crate) changes: Node,
 }
 
-/// A string with expressions in it.
+/// A string with expressions.
 #[derive(Debug)]
 pub(crate) enum Text {
-    /// One expression, whose value keeps its type.
+    /// A single expression, whose result keeps its type.
     Whole(Expression),
-    /// Text and expressions.
+    /// Text mixed with expressions.
     Mixed(Box<[Piece]>),
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Rules {
     pub(crate) sidecar: Option<Expression>,
 }
 
-/// `$forEach`, and the name of the item.
+/// `$forEach` with the name of its item.
 #[derive(Debug)]
 pub(crate) struct ForEach {
     pub(crate) list: Expression,
@@ -105,13 +105,13 @@ pub(crate) enum ConflictRule {
     Fail,
 }
 
-/// The position of a new element, as written.
+/// The position of a new element, as written in the template.
 #[derive(Debug)]
 pub(crate) enum Position {
     End(Choice<End>),
-    /// Before the element with this name; last if there is none.
+    /// Before the element with this name; at the end if there is none.
     Before(Choice<Box<str>>),
-    /// After the element with this name; last if there is none.
+    /// After the element with this name; at the end if there is none.
     After(Choice<Box<str>>),
 }
 
@@ -122,14 +122,14 @@ pub(crate) enum End {
     Last,
 }
 
-/// The pieces that are joined to the object's value.
+/// The directive that joins pieces to the object's value.
 #[derive(Debug, Default)]
 pub(crate) struct Join {
     /// The separator between pieces.
     pub(crate) separator: Box<str>,
-    /// The key separator: a piece with the same part before it exists already.
+    /// The key separator: a piece is skipped if an existing one has the same part before it.
     pub(crate) key: Option<Box<str>>,
-    /// Text that goes before the object's value.
+    /// The text to put before the object's value.
     pub(crate) prepend: Option<Choice<Box<str>>>,
     pub(crate) format: JoinFormat,
     pub(crate) value_from: JoinReference,
@@ -141,24 +141,24 @@ pub(crate) enum JoinFormat {
     /// Text, split at the separator.
     #[default]
     Text,
-    /// JSON: objects and arrays are united.
+    /// JSON: objects and arrays are merged.
     Json,
     /// JSON if the existing value is JSON, else text.
     Auto,
 }
 
-/// The rule for an environment variable with `valueFrom`, which has no text.
+/// The rule for environment variables with `valueFrom`, which have no value to join.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum JoinReference {
-    /// It stays as it is, with a warning for the author.
+    /// The variable is unchanged, and the author gets a warning.
     #[default]
     Skip,
-    /// It is renamed, and the joined variable refers to it.
+    /// The variable is renamed, and the joined variable refers to it.
     Compose,
 }
 
 impl Node {
-    /// Visits all its expressions.
+    /// Visits all expressions of the node.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         match &self.kind {
             Kind::Plain(_) => {}
@@ -187,7 +187,7 @@ impl Text {
         }
     }
 
-    /// Evaluates the text.
+    /// Evaluates the string.
     pub(crate) fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -208,7 +208,7 @@ impl Text {
         }
     }
 
-    /// Whether one of its expressions reads a name.
+    /// Whether one of its expressions reads this name.
     pub(crate) fn uses(&self, name: &str) -> bool {
         let mut found = false;
         self.each_expression(&mut |expression| found |= expression.uses(name));
@@ -217,7 +217,7 @@ impl Text {
 }
 
 impl<T> Choice<T> {
-    /// Visits all its expressions.
+    /// Visits all expressions of the string.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         match self {
             Self::Known(_) => {}

@@ -1,4 +1,4 @@
-//! What Kubernetes takes, with expressions and directives in it, and what it would refuse or drop.
+//! Valid templates with expressions and directives, and templates that Kubernetes would reject or prune.
 
 use serde_json::json;
 

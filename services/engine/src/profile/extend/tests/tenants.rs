@@ -1,4 +1,4 @@
-//! What a namespace's profile may make of the platform's profile that it extends.
+//! What a namespaced profile may change of the cluster profile that it extends.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ fn own() -> ProfileName {
     ProfileName::namespaced("team-a", "own")
 }
 
-/// A profile of the platform that no namespace could write itself.
+/// Returns a cluster profile that exceeds the limits for tenants.
 fn platform() -> Json {
     json!({
         "request": {"annotation": "example.com/agent"},
@@ -162,7 +162,7 @@ fn one_that_says_more_is_bounded_as_the_namespaces_own() {
         let limited = compile_with(&own(), &spec(text), &library).unwrap();
         assert_eq!((limited.limits(), limited.is_limited()), (Limits::Tenant, true), "{more}");
     }
-    // What the platform may look up or act on is not lent to expressions of a namespace.
+    // Expressions of a namespaced profile must not use the platform's lookups or target.
     let parent = json!({
         "lookups": [{"name": "l", "version": "v1", "resource": "configmaps"}],
         "target": {"group": "example.com", "version": "v1", "resources": ["things"]},
@@ -183,7 +183,7 @@ fn a_child_injects_its_parents_sidecar_by_its_own_value() {
         let snapshot = Snapshot::new(profiles).with_namespace("team-a", Some(namespace));
         injected(&snapshot)
     };
-    // The condition asks for a level above two, and the platform's default is one.
+    // The condition requires a level above two, and the platform's default is one.
     assert_eq!(inject(child(json!({})), "prod"), None);
     let raised = child(json!({"parameters": [{"name": "level", "default": 3}]}));
     assert_eq!(inject(raised.clone(), "prod").as_deref(), Some("agent:1"));
@@ -212,12 +212,12 @@ fn a_value_of_the_namespaces_is_united_with_those_of_its_pods() {
     assert!(!matches("Replace"), "the pod's value hides the namespace's");
 }
 
-/// The image of the sidecar that a pod of `team-a` gets.
+/// Returns the image of the sidecar in a pod of `team-a`.
 fn injected(snapshot: &Snapshot) -> Option<String> {
     patched(snapshot)["spec"]["containers"][1]["image"].as_str().map(str::to_owned)
 }
 
-/// What a pod of `team-a` becomes.
+/// Returns a patched pod of `team-a`.
 fn patched(snapshot: &Snapshot) -> Json {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
