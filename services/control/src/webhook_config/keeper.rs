@@ -91,8 +91,7 @@ struct Keeping {
     seen: [bool; 3],
     pacing: Pacing,
     making: Making,
-    /// Versions that last matched the target. If they are still there, the target has changed and no other writer is to
-    /// blame.
+    /// Versions that last matched the target. If they are still there, the target has changed, not the objects.
     good: Option<Versions>,
     /// Start of the current drift.
     since: Option<Instant>,
@@ -351,8 +350,7 @@ impl Keeping {
         if self.live.mutating.as_ref().is_some_and(entries) {
             return write(client, release, &self.live, target).await.map(Some);
         }
-        // No webhook is called yet. Claim first, so that outdated leaders get a conflict; only then confirm this
-        // leader.
+        // Claim before confirming, so that outdated leaders get a conflict. No webhook is called yet.
         let is_ours = self.live.mutating.as_ref().is_some_and(|there| epoch(&there.metadata) == target.epoch);
         if !is_ours {
             self.live = claim(client, release, &self.live, target.epoch).await?;

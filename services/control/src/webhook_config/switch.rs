@@ -40,9 +40,9 @@ const SHOWN: usize = 64;
 /// Writes `webhooks: disarmed` before a release is uninstalled, and creates the `ConfigMap` if it is missing. Other
 /// keys stay.
 ///
-/// A later installation should be called again. So the controller's service account becomes the owner of the
-/// `ConfigMap`. Kubernetes deletes both together, once no controller is left to restore the configurations. Returns
-/// false if there is no such account.
+/// The controller's service account becomes the owner, so Kubernetes deletes the `ConfigMap` with it: a later
+/// installation starts enabled, and no controller is left to restore the configurations. Returns false without such an
+/// account.
 ///
 /// # Errors
 /// The API server rejected the request.

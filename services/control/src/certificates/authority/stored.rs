@@ -122,10 +122,10 @@ impl AuthoritySecret {
         }
     }
 
-    /// What is to be written for this record: see [`Known::with`].
+    /// What to write for this record: see [`Known::with`].
     ///
     /// # Errors
-    /// As [`Known::with`].
+    /// See [`Known::with`].
     pub fn with(&self, record: Record, fresh: Option<AuthorityMaterial>) -> Result<Known, MissingAuthority> {
         let known = self.stored.get();
         let authorities = known.into_iter().flat_map(Known::authorities).cloned();

@@ -40,9 +40,8 @@ impl Default for Settings {
 
 /// The next step.
 ///
-/// The leader must read the record before and after the other two objects, and start again if it changed. It may write
-/// an object only if that is still what it read. Endpoints and API servers must be probed after the bundle and the
-/// serving certificate were last changed.
+/// The leader must read the record before and after the other objects, and start again if it changed. Writes must be
+/// guarded by the version read. Probes must be later than the last change of the bundle and the serving certificate.
 #[must_use]
 pub fn next(settings: &Settings, seen: &Observed) -> Step {
     let seen = &*seen.believed();
@@ -341,9 +340,8 @@ impl Plan<'_> {
         next.is_some_and(|next| !self.record.has_switched() || leaf != Some(next.generation))
     }
 
-    /// Handles a next CA that cannot sign. Until a replica can serve a certificate of it, another CA replaces it.
-    /// Later, an unseen replica may serve one. Then an operator must delete the record, which keeps both trusted while
-    /// a third is added.
+    /// Another CA replaces a next CA that cannot sign, unless replicas may already serve its certificates. Then an
+    /// operator must delete the record, which keeps both trusted while a third CA is added.
     fn replace_next(&self) -> Step {
         let active = self.record.active.map(|active| active.generation);
         let serving = self.seen.serving.get();
