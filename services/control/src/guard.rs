@@ -11,27 +11,27 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pillion_engine::profile::{Diagnostic, Part};
 use tracing::error;
 
-/// Bytes of what a panic says that are logged.
+/// Maximum bytes of a panic message in the log.
 const SAID: usize = 1_000;
 
-/// Where people report it.
+/// Where users report bugs.
 const ISSUES: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/issues");
 
-/// Something panicked. What it said is in the log, and only there: it may be about others.
+/// The work panicked. The message is only in the log, since it may contain other tenants' data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("Pillion itself failed at this, which is a fault of Pillion's: report it at {}, with the log", ISSUES)]
 pub struct Panicked;
 
-/// Does this, which is about `what`. A panic is logged, and is an error.
+/// Runs `work`, which concerns `what`. A panic is logged and becomes an error.
 ///
 /// # Errors
-/// It panicked.
+/// The work panicked.
 pub fn guarded<T>(what: &dyn Display, work: impl FnOnce() -> T) -> Result<T, Panicked> {
     let work = || {
         strike(what);
         work()
     };
-    // Unwind-safe: callers keep what they knew before, and the engine changes nothing that it is given.
+    // Unwind-safe: callers keep their earlier state, and the engine does not change its inputs.
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let said = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         let said = said.unwrap_or("no message");
@@ -41,10 +41,10 @@ pub fn guarded<T>(what: &dyn Display, work: impl FnOnce() -> T) -> Result<T, Pan
     })
 }
 
-/// [`guarded`], for what finds out what is wrong with a profile: that it panics is one thing more.
+/// Runs [`guarded`] for work that returns a profile's errors; a panic becomes another one.
 ///
 /// # Errors
-/// What is wrong with the profile, or that Pillion is.
+/// The profile is invalid, or the work panicked.
 pub fn compiled<T>(
     what: &dyn Display,
     work: impl FnOnce() -> Result<T, Vec<Diagnostic>>,
@@ -53,7 +53,7 @@ pub fn compiled<T>(
 }
 
 impl Panicked {
-    /// What the author of a profile is told.
+    /// The error for the profile's author.
     #[must_use]
     pub fn diagnostic(self) -> Diagnostic {
         Diagnostic {
@@ -70,11 +70,11 @@ impl Panicked {
 
 #[cfg(test)]
 use faults::strike;
-/// Nobody asks for a panic but tests.
+/// Only tests cause panics.
 #[cfg(not(test))]
 const fn strike(_: &dyn Display) {}
 
-/// Panics that tests ask for, in place of mistakes of the engine that nobody knows.
+/// Lets tests cause panics, in place of unknown bugs of the engine.
 #[cfg(test)]
 pub(crate) mod faults {
     use std::cell::RefCell;
@@ -84,11 +84,11 @@ pub(crate) mod faults {
         static AT: RefCell<Option<String>> = const { RefCell::new(None) };
     }
 
-    /// Until this is dropped, what is guarded on this thread and is about this panics.
+    /// Until this is dropped, guarded work on this thread that concerns this object panics.
     #[must_use]
     pub(crate) struct Fault;
 
-    /// Has what is about this panic.
+    /// Makes work that concerns `what` panic.
     pub(crate) fn at(what: &str) -> Fault {
         AT.set(Some(what.to_owned()));
         Fault

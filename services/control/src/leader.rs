@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::release::Release;
 
-/// Who manages fields that the controller writes by server-side apply.
+/// The field manager of the controller's server-side apply.
 pub const FIELD_MANAGER: &str = "pillion-controller";
 
 /// The context of a task that only the leader runs, for one term.

@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// 128 random bits as 32 hexadecimal digits: nobody guesses them, and no two processes have the same.
+/// 128 random bits as 32 hexadecimal digits: unguessable and unique.
 pub(crate) fn token() -> String {
     let mut bytes = [0_u8; 16];
     if rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes).is_err() {
-        // The operating system gives none: the standard library's own source, which does not fail, has 64 bits a key.
+        // Without the operating system's randomness, use the standard library's: it cannot fail, with 64 bits a key.
         let (first, second) = (RandomState::new().hash_one(0_u8), RandomState::new().hash_one(1_u8));
         bytes = ((u128::from(first) << 64) | u128::from(second)).to_ne_bytes();
     }
@@ -18,7 +18,7 @@ pub(crate) fn token() -> String {
     })
 }
 
-/// A duration from nothing up to this one.
+/// A random duration from zero up to this limit.
 pub(crate) fn up_to(limit: Duration) -> Duration {
     let nanoseconds = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).max(1);
     Duration::from_nanos(RandomState::new().hash_one(0_u8) % nanoseconds)

@@ -5,13 +5,13 @@
 
 use pillion_api::names::{is_dns_label, is_dns_name};
 
-/// The domain of cluster-internal names, unless the cluster was set up with another.
+/// The default domain of cluster-internal names.
 pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.local";
 
-/// Bytes that the longest suffix of an object's name takes, `-controller`; so that every name is a DNS label.
+/// Bytes of the longest suffix of an object name, `-controller`, so that every name is a DNS label.
 const SUFFIX_BYTES: usize = 11;
 
-/// A release: its name and where it is.
+/// A release: its name and its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
     name: String,
@@ -19,34 +19,34 @@ pub struct Release {
     cluster_domain: String,
 }
 
-/// It is no release's name, namespace or domain.
+/// The name, namespace or domain is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseError {
-    /// The name or the namespace is no DNS label, or too long.
+    /// The name or the namespace is not a DNS label, or too long.
     #[error(
         "the {what} {value:?} of the release is no DNS label of at most {limit} bytes: lower-case letters, digits and -"
     )]
     NotALabel {
         /// `name` or `namespace`.
         what: &'static str,
-        /// What was given.
+        /// The invalid value.
         value: String,
-        /// Bytes that it may have.
+        /// Maximum number of bytes.
         limit: usize,
     },
-    /// The domain is no DNS name.
+    /// The domain is not a DNS name.
     #[error("the cluster's domain {0:?} is no DNS name, such as {DEFAULT_CLUSTER_DOMAIN}")]
     NotADomain(String),
 }
 
 impl Release {
-    /// Bytes that a release's name may have.
+    /// Maximum bytes of a release's name.
     pub const MAX_NAME: usize = 63 - SUFFIX_BYTES;
 
-    /// A release of this name in this namespace.
+    /// A release with this name, in this namespace.
     ///
     /// # Errors
-    /// They are no names that Kubernetes would take.
+    /// Kubernetes would reject the names.
     pub fn new(
         name: impl Into<String>,
         namespace: impl Into<String>,
@@ -70,7 +70,7 @@ impl Release {
         &self.name
     }
 
-    /// The namespace that all of its namespaced objects are in.
+    /// The namespace of all its namespaced objects.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -82,25 +82,25 @@ impl Release {
         &self.name
     }
 
-    /// The Service in front of the controller's canary.
+    /// The Service of the controller's trust probe.
     #[must_use]
     pub fn canary_service(&self) -> String {
         format!("{}-canary", self.name)
     }
 
-    /// The Secret with the authorities, their keys and the record of the rotation. Replicas cannot read it.
+    /// The Secret with the CAs, their keys and the record of the rotation. Replicas cannot read it.
     #[must_use]
     pub fn authority_secret(&self) -> String {
         format!("{}-authority", self.name)
     }
 
-    /// The Secret with the leaf that replicas serve.
+    /// The Secret with the serving certificate of the replicas.
     #[must_use]
     pub fn serving_secret(&self) -> String {
         format!("{}-serving", self.name)
     }
 
-    /// The Lease by which the controllers agree on a leader.
+    /// The Lease of the controllers' leader election.
     #[must_use]
     pub fn lease(&self) -> String {
         format!("{}-controller", self.name)
@@ -112,7 +112,7 @@ impl Release {
         format!("{}-controller", self.name)
     }
 
-    /// The `MutatingWebhookConfiguration`, and the `ValidatingWebhookConfiguration` beside it.
+    /// The `MutatingWebhookConfiguration` and the `ValidatingWebhookConfiguration`.
     #[must_use]
     pub fn configuration(&self) -> &str {
         &self.name
@@ -124,14 +124,13 @@ impl Release {
         &self.name
     }
 
-    /// The names that the API server, and anybody else in the cluster, expects in a replica's certificate; the API server's
-    /// own first.
+    /// The names in a replica's certificate: first the API server's, then the one for other clients in the cluster.
     #[must_use]
     pub fn server_names(&self) -> [String; 2] {
         self.names_of(self.service())
     }
 
-    /// The same for the canary's certificate.
+    /// The names in the trust probe's certificate.
     #[must_use]
     pub fn canary_names(&self) -> [String; 2] {
         self.names_of(&self.canary_service())

@@ -7,32 +7,32 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many in any one second.
+/// Limits events per second.
 #[derive(Debug)]
 pub(crate) struct Rate {
     limit: usize,
-    /// When the last ones were, `limit` at most, the oldest first.
+    /// Times of the last events, at most `limit`, oldest first.
     last: Mutex<VecDeque<Instant>>,
 }
 
-/// So many in any one second for each client address.
+/// Limits events per second for each client address.
 #[derive(Debug)]
 pub(crate) struct ClientRates {
     limit: u32,
     windows: Mutex<HashMap<IpAddr, Window>>,
 }
 
-/// What a client has asked for since a moment that is a second ago at most.
+/// A client's events in the current second.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     since: Instant,
     count: u32,
 }
 
-/// Addresses that are kept before those are forgotten that have asked for nothing for a second.
+/// Addresses that are kept before inactive ones are removed.
 const CLIENTS: usize = 1024;
 
-/// Says whether the log is to tell of something that may come very often.
+/// Limits log lines about frequent events.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     quiet_for: Duration,
@@ -50,7 +50,7 @@ impl Rate {
         Self { limit, last: Mutex::new(VecDeque::new()) }
     }
 
-    /// Whether it may be once more, now.
+    /// Returns whether one more event is allowed now.
     pub(crate) fn take(&self) -> bool {
         let now = Instant::now();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,8 +70,8 @@ impl ClientRates {
         Self { limit, windows: Mutex::default() }
     }
 
-    /// Whether this client may once more, now. Where more clients than can be kept ask within a second, the others share one
-    /// limit.
+    /// Returns whether this client may cause one more event now. If more clients than can be kept are active within a
+    /// second, the others share one limit.
     pub(crate) fn take(&self, client: IpAddr) -> bool {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,7 +95,7 @@ impl Throttle {
         Self { quiet_for, state: Mutex::default() }
     }
 
-    /// If it is to be told now: how many times it was not since it was told last.
+    /// If a line is due now: the number of lines suppressed since the last one.
     pub(crate) fn tell(&self) -> Option<u64> {
         let now = Instant::now();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,29 +1,29 @@
-//! When a field was set, by `managedFields`: the time at which its manager last changed one of its fields.
+//! Reads from `managedFields` when a field was set: the time at which its manager last changed one of its fields.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
 use pillion_api::opt_in::OptIn;
 use serde_json::Value;
 
-/// What is known of a namespace's past, in seconds since 1970.
+/// Times of changes of a namespace, in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceAge {
-    /// When the label that opts it in was set, or somewhat earlier.
+    /// When the opt-in label was set, or somewhat earlier.
     pub opted_in: Option<i64>,
-    /// When any other label or annotation changed.
+    /// When another label or annotation last changed.
     pub changed: Option<i64>,
 }
 
-/// What is known of a profile's past, in seconds since 1970.
+/// Times of changes of a profile, in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProfileAge {
     /// When it was created.
     pub created: Option<i64>,
-    /// When its text was changed.
+    /// When its text last changed.
     pub changed: Option<i64>,
 }
 
 impl NamespaceAge {
-    /// From the metadata of a namespace, where namespaces opt in by these labels.
+    /// Reads the metadata of a namespace; `opt_in` has the labels by which namespaces opt in.
     #[must_use]
     pub fn of(metadata: &ObjectMeta, opt_in: &OptIn) -> Self {
         let is_opt_in_label =
@@ -46,7 +46,7 @@ impl NamespaceAge {
 }
 
 impl ProfileAge {
-    /// From the metadata of a profile.
+    /// Reads the metadata of a profile.
     #[must_use]
     pub fn of(metadata: &ObjectMeta) -> Self {
         let created = metadata.creation_timestamp.as_ref().map(seconds);
@@ -58,7 +58,7 @@ impl ProfileAge {
     }
 }
 
-/// The seconds since 1970.
+/// Converts to seconds since 1970.
 pub(super) fn seconds(time: &Time) -> i64 {
     time.0.as_second()
 }

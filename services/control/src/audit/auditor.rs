@@ -1,4 +1,4 @@
-//! The state of the audit: what is kept of every pod, what must be judged, and which whole pods must be read. Pure.
+//! The state of the audit: the data of every pod, the pods to judge, and the whole pods to read. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -17,10 +17,10 @@ use super::report::{Report, Reporter};
 use crate::guard::guarded;
 use crate::informer::change::Change;
 
-/// So many pods of a namespace are read one by one. If there are more, all of the namespace are listed.
+/// Maximum number of a namespace's pods that are read individually. If there are more, the namespace is listed.
 const ONE_BY_ONE: usize = 8;
 
-/// A read of whole pods that is due. The caller answers it by [`Auditor::whole`] for each pod, then [`Auditor::done`].
+/// A read of whole pods that is due. The caller calls [`Auditor::whole`] for each pod, then [`Auditor::done`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodFetch {
     /// Read one pod.
@@ -34,7 +34,7 @@ pub enum PodFetch {
     List {
         /// The namespace.
         namespace: Box<str>,
-        /// Where the page begins; `None`: at the beginning.
+        /// The continue token of the page; `None` for the first one.
         from: Option<String>,
     },
 }
@@ -46,25 +46,25 @@ impl PodFetch {
     }
 }
 
-/// What is known of the pods of all opted-in namespaces.
+/// The audit's state of the pods of all opted-in namespaces.
 #[derive(Debug)]
 pub struct Auditor {
     snapshot: Arc<Snapshot>,
     namespaces: BTreeMap<Box<str>, NamespaceState>,
-    /// Namespaces that nobody calls the webhook for, whatever their labels say.
+    /// Namespaces for which the webhook is never called, whatever their labels.
     excluded: BTreeSet<Box<str>>,
-    /// Number of the list that is being read, or was last.
+    /// Number of the current or last list.
     epoch: u32,
     is_listed: bool,
-    /// Namespaces whose pods are to be judged again; with `true`, whatever was found by whole pods does not hold.
+    /// Namespaces whose pods must be judged again; with `true`, results from whole pods are discarded.
     unjudged: BTreeMap<Box<str>, bool>,
     due: BTreeMap<Box<str>, Due>,
-    /// Lists that are being read, by namespace.
+    /// Running lists, by namespace.
     listings: BTreeMap<Box<str>, Listing>,
-    /// The namespaces with a request under way, one for each. With the pods that the watch has reported since it began: the
-    /// answer is older than that.
+    /// Namespaces with a running request, one for each, with the pods that the watch has reported since. The response
+    /// is older than these reports.
     in_flight: BTreeMap<Box<str>, HashSet<Box<str>>>,
-    /// The namespace of the last fetch. The next one is another namespace's, so no namespace waits for all of another's pods.
+    /// Namespace of the last fetch. The next fetch is for another one, so no namespace waits for all pods of another.
     last: Box<str>,
     pools: InternPools,
 }
@@ -73,12 +73,12 @@ pub struct Auditor {
 #[derive(Debug)]
 struct NamespaceState {
     namespace: Arc<Namespace>,
-    /// When it was first seen to be opted in.
+    /// When it was first seen as opted in.
     since: i64,
     pods: HashMap<Box<str>, Kept>,
 }
 
-/// Pods that are to be read whole.
+/// Pods to read whole.
 #[derive(Debug)]
 enum Due {
     All,
@@ -89,7 +89,7 @@ enum Due {
 #[derive(Debug, Default)]
 struct Listing {
     next: Option<String>,
-    /// Pods that went while it was being read. A later page may still show them.
+    /// Pods deleted during the list. A later page may still contain them.
     gone: HashSet<Box<str>>,
 }
 
@@ -102,7 +102,7 @@ struct InternPools {
 }
 
 impl Auditor {
-    /// For the pods of these namespaces, which are all to come by [`Auditor::update`].
+    /// Creates the state for these namespaces; all their pods follow through [`Auditor::update`].
     #[must_use]
     pub fn new(snapshot: Arc<Snapshot>, now: i64) -> Self {
         let mut auditor = Self {
@@ -119,30 +119,30 @@ impl Auditor {
             pools: InternPools::default(),
         };
         auditor.set_snapshot(snapshot, now);
-        // The first list has them.
+        // The first list delivers them.
         auditor.due.clear();
         auditor
     }
 
-    /// How many pods are kept.
+    /// Number of tracked pods.
     #[must_use]
     pub fn pods(&self) -> usize {
         self.namespaces.values().map(|state| state.pods.len()).sum()
     }
 
-    /// The profiles and namespaces that it goes by.
+    /// The current profiles and namespaces.
     #[must_use]
     pub const fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
     }
 
-    /// The namespaces that are left alone.
+    /// The excluded namespaces.
     #[must_use]
     pub const fn excluded(&self) -> &BTreeSet<Box<str>> {
         &self.excluded
     }
 
-    /// Takes other profiles and namespaces. What that changes is found by [`Auditor::judge`]; whether there is anything.
+    /// Replaces profiles and namespaces. Returns whether pods must be judged again, by [`Auditor::judge`].
     pub fn set_snapshot(&mut self, snapshot: Arc<Snapshot>, now: i64) -> bool {
         let other_profiles = !std::ptr::eq(self.snapshot.profiles(), snapshot.profiles());
         let mut seen = BTreeSet::new();
@@ -171,7 +171,7 @@ impl Auditor {
         !self.unjudged.is_empty()
     }
 
-    /// Takes other namespaces that are left alone. Returns what [`Auditor::set_snapshot`] does.
+    /// Replaces the excluded namespaces. Returns the same as [`Auditor::set_snapshot`].
     pub fn set_excluded(&mut self, excluded: BTreeSet<Box<str>>, now: i64) -> bool {
         if self.excluded == excluded {
             return !self.unjudged.is_empty();
@@ -180,7 +180,7 @@ impl Auditor {
         self.set_snapshot(Arc::clone(&self.snapshot), now)
     }
 
-    /// Takes what the watch says.
+    /// Applies a change from the watch.
     pub fn update(&mut self, change: PodChange) {
         match change {
             Change::Restarted => self.epoch = self.epoch.wrapping_add(1),
@@ -254,14 +254,14 @@ impl Auditor {
         state.pods.insert(name, kept);
     }
 
-    /// Judges pods again, of so many about; whether there are more.
+    /// Judges about `most` pods again. Returns whether more are left.
     pub fn judge(&mut self, most: usize) -> bool {
         let mut judged = 0;
         while judged < most {
             let Some((name, forgets)) = self.unjudged.pop_first() else { break };
             let Some(state) = self.namespaces.get_mut(&name) else { continue };
             judged += state.pods.len().max(1);
-            // Pods that are alike are judged once. What the keys point to is kept with them.
+            // Equal pods are judged once. The pods keep the pointers in the keys valid.
             let mut alike = HashMap::new();
             for (pod_name, pod) in &mut state.pods {
                 let key = (Arc::as_ptr(&pod.metadata), Arc::as_ptr(&pod.has), Arc::as_ptr(&pod.verdict));
@@ -278,8 +278,8 @@ impl Auditor {
         !self.unjudged.is_empty()
     }
 
-    /// The next request that is due: one namespace after the other, a request each. [`Self::done`] or [`Self::failed`] has to
-    /// be called for each request that this returns.
+    /// Returns the next request: one for each namespace in turn. The caller must call [`Self::done`] or
+    /// [`Self::failed`] for each.
     pub fn next_errand(&mut self) -> Option<PodFetch> {
         let namespace = self.next_namespace()?;
         self.last.clone_from(&namespace);
@@ -307,7 +307,7 @@ impl Auditor {
         Some(PodFetch::List { namespace, from: None })
     }
 
-    /// Whose turn it is: the first after the last in the alphabet, and then from its beginning.
+    /// The next namespace in alphabetical order after the last one, then from the beginning.
     fn next_namespace(&self) -> Option<Box<str>> {
         fn after<'m, V>(map: &'m BTreeMap<Box<str>, V>, from: Bound<&str>) -> impl Iterator<Item = &'m str> {
             map.range::<str, _>((from, Bound::Unbounded)).map(|(name, _)| &**name)
@@ -320,7 +320,7 @@ impl Auditor {
         first(Bound::Excluded(&*self.last)).or_else(|| first(Bound::Unbounded))
     }
 
-    /// Notes that a fetch is done. Of a page: where the next one begins. Of a pod: whether it is there.
+    /// Records that a fetch is done: for a page, with the next continue token; for a pod, whether it exists.
     pub fn done(&mut self, pod_fetch: &PodFetch, next: Option<String>, is_there: bool) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {
@@ -335,7 +335,7 @@ impl Auditor {
         }
     }
 
-    /// Notes that a fetch failed: it is due again.
+    /// Records that a fetch failed: it is due again.
     pub fn failed(&mut self, pod_fetch: PodFetch) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {
@@ -352,7 +352,7 @@ impl Auditor {
         }
     }
 
-    /// Has the pods read again for which something could not be looked up; how many there are.
+    /// Schedules another read of the pods with failed lookups. Returns their number.
     pub fn ask_again(&mut self) -> usize {
         let is_it = |judged: &Judged| judged.standing == Standing::NotLookedUp;
         let mut count = 0;
@@ -370,7 +370,7 @@ impl Auditor {
         count
     }
 
-    /// What has to be looked up before this whole pod can be judged.
+    /// The lookups that this whole pod needs before it is judged.
     #[must_use]
     pub fn needs(&self, pod: Value<'_>) -> Wanted {
         let name = pod.at(&["metadata", "namespace"]).and_then(Value::as_str).unwrap_or_default();
@@ -383,14 +383,14 @@ impl Auditor {
         guarded(&format_args!("what a pod of {name} needs"), needs).unwrap_or_default()
     }
 
-    /// Takes a whole pod, which decides what metadata leaves open.
+    /// Judges a whole pod, which decides what its metadata leaves open.
     pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
         let Ok(Some(seen)) = guarded(&"a pod of the audit", || read(pod)) else { return };
         if self.listings.get(&seen.namespace).is_some_and(|listing| listing.gone.contains(&seen.name)) {
             return;
         }
         if self.in_flight.get(&seen.namespace).is_some_and(|newer| newer.contains(&seen.name)) {
-            // Read again, if it still waits for that.
+            // Read it again, if its result is still open.
             let state = self.namespaces.get(&seen.namespace);
             if state.and_then(|state| state.pods.get(&seen.name)).is_some_and(|pod| is_open(&pod.verdict)) {
                 add_due(&mut self.due, &seen.namespace, &seen.name);
@@ -410,20 +410,20 @@ impl Auditor {
             if judged.standing != Standing::Open {
                 return judged;
             }
-            // It would be the same again: nobody waits for it.
+            // A retry would give the same result.
             let Ok(found) = &found else { return Judged { standing: Standing::Undecided, by_whole: true, ..judged } };
             let of_whole = found.iter().find(|expected| expected.profile.display_name() == &**judged.profile.as_ref());
-            // Who is not asked for by all that the pod has is not for it.
+            // A profile that the whole pod does not request is not wanted.
             let standing = match of_whole {
                 None => Standing::NotWanted,
-                // The one that it pins was not to be had.
+                // The pinned revision was unavailable.
                 Some(expected) if expected.revision() != &**judged.revision.as_ref() => Standing::NotLookedUp,
                 Some(expected) => expected.standing,
             };
             Judged { standing, by_whole: true, ..judged }
         });
         kept.verdict = self.pools.verdicts.share(answered.collect());
-        // What becomes of others by it: those of one exclusive group.
+        // It may affect other profiles of the same exclusive group.
         kept.verdict = judge(&self.snapshot, (&namespace, &state.namespace), kept, false, &mut self.pools);
         if let Some(Due::Some(names)) = self.due.get_mut(&namespace) {
             names.remove(&name);
@@ -433,25 +433,25 @@ impl Auditor {
         }
     }
 
-    /// Whether a pod waits for its whole to be read.
+    /// Whether a pod waits to be read whole.
     #[must_use]
     pub fn waits(&self, namespace: &str, name: &str) -> bool {
         let pod = self.namespaces.get(namespace).map(|state| state.pods.get(name));
         pod.is_some_and(|pod| pod.is_none_or(|pod| is_open(&pod.verdict)))
     }
 
-    /// A namespace as it is now, if it is opted in.
+    /// The current state of an opted-in namespace.
     #[must_use]
     pub fn namespace(&self, name: &str) -> Option<&Arc<Namespace>> {
         self.namespaces.get(name).map(|state| &state.namespace)
     }
 
-    /// What is found, with so many findings at most.
+    /// Creates a report with at most this many findings.
     #[must_use]
     pub fn report(&self, facts: &ClusterFacts, most: usize) -> Report {
         let mut reporter = Reporter::new(&self.snapshot, facts, most);
         for (name, state) in &self.namespaces {
-            // Sorted where it is shown: a table that is the same in every run.
+            // Sorted, so that every run gives the same table.
             let mut pods: Vec<_> = state.pods.iter().collect();
             pods.sort_unstable_by_key(|(name, _)| *name);
             for (pod_name, pod) in pods {
@@ -463,7 +463,7 @@ impl Auditor {
         reporter.finish(self.is_listed, is_idle)
     }
 
-    /// Everything was given by [`Auditor::whole`].
+    /// Marks the list as complete: [`Auditor::whole`] has received all pods.
     pub(super) const fn set_listed(&mut self) {
         self.is_listed = true;
     }
@@ -478,7 +478,7 @@ fn add_due(due: &mut BTreeMap<Box<str>, Due>, namespace: &str, name: &str) {
         Due::All => {}
         Due::Some(names) => {
             names.insert(name.into());
-            // They are listed all together then.
+            // There are too many to read individually.
             if names.len() > 4 * ONE_BY_ONE {
                 due.insert(namespace.into(), Due::All);
             }
@@ -486,7 +486,7 @@ fn add_due(due: &mut BTreeMap<Box<str>, Due>, namespace: &str, name: &str) {
     }
 }
 
-/// What is to be said of a pod by its metadata, its record, and what whole pods have said before.
+/// Judges a pod by its metadata, its record, and earlier results from the whole pod.
 fn judge(
     snapshot: &Snapshot,
     (name, namespace): (&str, &Arc<Namespace>),
@@ -501,7 +501,7 @@ fn judge(
         pod.verdict.iter().find(is_it).filter(|_| !forgets)
     };
     let known = |profile: &CompiledProfile, revision: &str| {
-        // Who has it in the record was decided about when it was created.
+        // The webhook decided about recorded profiles when the pod was created.
         let has = pod.has.revision(profile.display_name()).map(|_| true);
         has.or_else(|| before(profile.display_name(), revision).map(|judged| judged.standing == Standing::Wanted))
     };
@@ -510,7 +510,7 @@ fn judge(
         Some(audit::of_metadata(snapshot, name, namespace, tape.root(), known))
     });
     let Ok(found) = found else {
-        // Nobody knows what it ought to have: so nothing that it has is surplus.
+        // The expected profiles are unknown, so no recorded one is orphaned.
         let undecided = |(profile, revision): &(Box<str>, Box<str>)| Judged {
             profile: pools.texts.share(profile.clone()),
             revision: pools.texts.share(revision.clone()),

@@ -1,79 +1,79 @@
-//! Why a pod differs from its profiles, as far as it can be known afterwards: a pure function with a table of cases.
+//! Finds the likely cause of a difference between a pod and its profiles: a pure function with tabular test cases.
 
 use std::fmt;
 
-/// What is wrong with a pod, in view of one profile. A closed set: each is a label value of a metric.
+/// A difference between a pod and a profile. A closed set: each is a label value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
-    /// The profile is for the pod, and the pod's record does not list it.
+    /// The profile matches the pod, and the pod's record does not list it.
     Missing,
-    /// The record lists it at another revision than the one that is at work.
+    /// The record lists another revision than the active one.
     Outdated,
-    /// The record lists a profile that is gone, or is not for the pod any more.
+    /// The record lists a profile that is gone or does not match any more.
     Surplus,
 }
 
-/// Why. A closed set: each is a label value of a metric.
+/// The cause of a difference. A closed set: each is a label value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Cause {
-    /// The namespace was opted in after the pod was created, or so shortly before that nobody had seen it.
+    /// The namespace was opted in after the pod was created, or so shortly before that it had no effect yet.
     BeforeOptIn,
-    /// The profile is younger than the pod.
+    /// The profile was created after the pod.
     ProfileCreated,
-    /// The switch was set to `injection: disabled`.
+    /// The kill switch was set to `injection: disabled`.
     SwitchedOff,
-    /// The webhook was away: no configuration was registered, or no replica was ready.
+    /// The webhook was unavailable: no configuration was registered, or no replica was ready.
     WebhookAway,
     /// The labels or annotations of the namespace have changed since.
     NamespaceChanged,
     /// The profile has changed since.
     ProfileChanged,
-    /// The profile is gone.
+    /// The profile was deleted.
     ProfileDeleted,
-    /// The webhook has seen the pod and left the profile out: a name was taken, a limit reached, or nothing was to add.
+    /// The webhook did not apply the profile: a name conflict, a limit, or nothing to add.
     LeftOut,
-    /// Nothing that can be known afterwards explains it; most likely the webhook did not answer in time.
+    /// No known event explains it; most likely the webhook timed out.
     Unknown,
 }
 
-/// What is known of a pod, its namespace and a profile. Times in seconds since 1970; `None`: not known.
+/// Facts about a pod, its namespace and a profile. Times in seconds since 1970; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
     /// When the pod was created.
     pub created: i64,
-    /// Whether it has a record of Pillion's.
+    /// Whether it has an injection record.
     pub is_recorded: bool,
-    /// When the label of the namespace was set.
+    /// When the opt-in label was set.
     pub opted_in: Option<i64>,
-    /// When anything else of its labels and annotations changed.
+    /// When another label or annotation of the namespace last changed.
     pub namespace_changed: Option<i64>,
-    /// There is no such profile any more.
+    /// The profile does not exist any more.
     pub profile_gone: bool,
     /// When the profile was created.
     pub profile_created: Option<i64>,
-    /// When its text was changed.
+    /// When its text last changed.
     pub profile_changed: Option<i64>,
-    /// Why nobody may have answered for the webhook then.
+    /// Why the webhook may not have injected at that time.
     pub silence: Option<Silence>,
 }
 
-/// Why nobody answers for the webhook, or answers without doing anything.
+/// Why the webhook does not inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
-    /// It is switched off.
+    /// Injection is disabled.
     SwitchedOff,
-    /// It is away.
+    /// The webhook is unavailable.
     Away,
 }
 
-/// How long API servers and replicas may take to see a change, in seconds.
+/// Time for a change to reach API servers and replicas, in seconds.
 const SEEN_WITHIN: i64 = 2;
 
 impl State {
     /// All states.
     pub const ALL: [Self; 3] = [Self::Missing, Self::Outdated, Self::Surplus];
 
-    /// The state as it stands in metrics and tables.
+    /// The state in metrics and tables.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -98,7 +98,7 @@ impl Cause {
         Self::Unknown,
     ];
 
-    /// The cause as it stands in metrics.
+    /// The cause as a metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -114,7 +114,7 @@ impl Cause {
         }
     }
 
-    /// The cause in words.
+    /// The cause as a sentence.
     #[must_use]
     pub const fn sentence(self) -> &'static str {
         match self {
@@ -143,11 +143,11 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Why a pod is in a state. What explains it for certain comes first; that something has changed since is a hint only.
+/// Finds the cause of a state. Certain causes come first; later changes are only hints.
 #[must_use]
 pub fn cause(state: State, circumstances: &Circumstances) -> Cause {
     let Circumstances { created, is_recorded, silence, .. } = *circumstances;
-    // A pod whose age is not known was created before nothing.
+    // A pod of unknown age precedes no change.
     let precedes = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time + SEEN_WITHIN);
     let after = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time);
     match state {

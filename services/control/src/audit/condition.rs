@@ -1,7 +1,7 @@
 //! Writes the audit's findings of each profile as the condition `Injected` of its status.
 //!
 //! The condition has a field manager of its own, so that it and the rest of the status never remove each other. An
-//! unchanged condition is not written: the first report of a term is compared with the stored condition. Nothing is
+//! unchanged condition is not written: a new leader compares its first report with the stored condition. Nothing is
 //! written before that report is complete, since half of the pods prove nothing.
 //!
 //! Every write reaches all watchers of profiles. So only a changed status or reason is written at once; changed numbers
@@ -26,22 +26,22 @@ use crate::client::chain;
 use crate::leader::LeaderContext;
 use crate::revisions::profile_status;
 
-/// The condition's type: `True` while every pod that a profile is for has it as it is at work.
+/// The condition's type: `True` while every matching pod has the profile's active revision.
 pub const INJECTED: &str = "Injected";
 
-/// Who manages the condition.
+/// The field manager of the condition.
 const MANAGER: &str = "pillion-controller-audit";
-/// At most so often is anything written.
+/// Minimum time between two rounds of writes.
 const AT_MOST_EVERY: Duration = Duration::from_secs(5);
-/// How often it is looked for what was not written, or is due by now, while nothing else happens.
+/// Maximum time until unwritten and due conditions are checked again.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(30);
-/// How often a condition is written of which nothing but the counts is another.
+/// Minimum time between two writes of a condition in which only the counts changed.
 const COUNTS_EVERY: Duration = Duration::from_mins(5);
-/// In a cluster in which something always waits to be looked at, no report may ever be complete. So long it is waited for
-/// one, once all pods were listed.
+/// In a busy cluster, no report may ever be complete. Conditions are written after this time, once all pods were
+/// listed.
 const COMPLETE_WITHIN: Duration = Duration::from_mins(2);
 
-/// What a condition says.
+/// The content of a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Said {
     status: &'static str,
@@ -49,12 +49,12 @@ struct Said {
     message: String,
 }
 
-/// What was told of a profile last.
+/// The last condition of a profile.
 #[derive(Clone, Debug)]
 struct Told {
     said: Said,
     at: Instant,
-    /// Whether it stands there.
+    /// Whether it was written.
     is_written: bool,
 }
 
@@ -62,16 +62,16 @@ struct Told {
 #[derive(Debug, Default)]
 struct ConditionTracker {
     told: BTreeMap<Box<str>, Told>,
-    /// Since when all pods were listed.
+    /// When all pods were listed.
     listed: Option<Instant>,
     has_begun: bool,
 }
 
-/// Writes conditions while it leads.
+/// Writes conditions while this controller leads.
 pub async fn run(leading: LeaderContext, mut audited: watch::Receiver<Audited>) {
     let writing = async {
         let mut tracker = ConditionTracker::default();
-        // Time is up, or there is something new.
+        // After the timeout, or with a new report.
         while !matches!(timeout(AT_LEAST_EVERY, audited.changed()).await, Ok(Err(_))) {
             let found = audited.borrow_and_update().clone();
             for (profile, said) in tracker.due(&found.report, Instant::now()) {
@@ -89,7 +89,7 @@ pub async fn run(leading: LeaderContext, mut audited: watch::Receiver<Audited>) 
 }
 
 impl ConditionTracker {
-    /// What is to be written. It is due until it [`ConditionTracker::is_written`].
+    /// Returns the conditions to write. Each is due until [`ConditionTracker::is_written`] is called.
     fn due(&mut self, report: &Report, now: Instant) -> Vec<(Box<str>, Said)> {
         let listed = self.listed.or_else(|| report.is_listed.then_some(now));
         self.listed = listed;
@@ -98,7 +98,7 @@ impl ConditionTracker {
         if !self.has_begun {
             return Vec::new();
         }
-        // The last pod of a profile is gone, or the profile itself, which is found when it is written.
+        // The last pod of a profile is gone, or the profile itself; the write then finds nothing.
         let gone = self.told.keys().filter(|name| !report.profiles.contains_key(*name)).cloned();
         let gone: Vec<_> = gone.map(|name| (name, ProfileAudit::default())).collect();
         let found = report.profiles.iter().map(|(name, audit)| (name.clone(), *audit));
@@ -161,13 +161,13 @@ async fn write(client: &Client, profile: &str, said: &Said) -> kube::Result<()> 
     let (guard, status) = (("uid", stored.metadata.uid.as_deref()), json!({"conditions": [condition]}));
     match profile_status::apply(client, &name, MANAGER, guard, status).await {
         Ok(_) => Ok(()),
-        // Deleted, or deleted and made anew, since it was read.
+        // The profile was deleted or recreated since it was read.
         Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// The condition to be written; `None` if it stands there.
+/// The condition to write; `None` if it is already stored.
 fn condition(before: Option<&Condition>, said: &Said, generation: Option<i64>, now: Timestamp) -> Option<Condition> {
     let is_there = |before: &&Condition| {
         before.status == said.status && before.reason == said.reason && before.message == said.message

@@ -1,5 +1,5 @@
-//! What the audit knows beside pods and profiles: when namespaces and profiles last changed, and when the webhook was
-//! unavailable or switched off.
+//! Facts besides pods and profiles: when namespaces and profiles last changed, and when the webhook was unavailable or
+//! switched off.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,52 +10,51 @@ use super::ages::{NamespaceAge, ProfileAge};
 use super::cause::Silence;
 use super::spans::Spans;
 
-/// What explains findings. Ages are asked for when something is to be explained, and forgotten when what they are of has
-/// become another.
+/// Facts that explain findings. Ages are requested when a finding needs them, and removed when their object changes.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterFacts {
-    /// When the webhook was away.
+    /// When the webhook was unavailable.
     pub away: Spans,
-    /// When injection was switched off.
+    /// When injection was disabled.
     pub off: Spans,
-    /// When the webhook configuration was created; before, nobody called the webhook.
+    /// When the webhook configuration was created; no webhook was called before.
     pub registered: Option<i64>,
     namespaces: BTreeMap<Box<str>, (Arc<Namespace>, NamespaceAge)>,
     profiles: BTreeMap<Box<str>, (Box<str>, ProfileAge)>,
 }
 
 impl ClusterFacts {
-    /// Notes the age of a namespace.
+    /// Stores the age of a namespace.
     pub fn set_namespace(&mut self, name: &str, namespace: &Arc<Namespace>, age: NamespaceAge) {
         self.namespaces.insert(name.into(), (Arc::clone(namespace), age));
     }
 
-    /// Notes the age of a profile at a revision.
+    /// Stores the age of a profile at a revision.
     pub fn set_profile(&mut self, name: &str, revision: &str, age: ProfileAge) {
         self.profiles.insert(name.into(), (revision.into(), age));
     }
 
-    /// The age of a namespace as it is; `None` if nobody has asked.
+    /// The age of the namespace in this state; `None` if it was not requested.
     #[must_use]
     pub fn namespace(&self, name: &str, namespace: &Arc<Namespace>) -> Option<NamespaceAge> {
         let (known, age) = self.namespaces.get(name)?;
         (Arc::ptr_eq(known, namespace) || known == namespace).then_some(*age)
     }
 
-    /// The age of a profile at a revision; `None` if nobody has asked.
+    /// The age of a profile at a revision; `None` if it was not requested.
     #[must_use]
     pub fn profile(&self, name: &str, revision: &str) -> Option<ProfileAge> {
         let (known, age) = self.profiles.get(name)?;
         (**known == *revision).then_some(*age)
     }
 
-    /// Forgets the ages of all others.
+    /// Removes all other ages.
     pub(super) fn keep(&mut self, namespaces: impl Fn(&str) -> bool, profiles: impl Fn(&str) -> bool) {
         self.namespaces.retain(|name, _| namespaces(name));
         self.profiles.retain(|name, _| profiles(name));
     }
 
-    /// Why nobody may have answered for the webhook then.
+    /// Why the webhook may not have injected at this time.
     #[must_use]
     pub fn silence(&self, time: i64) -> Option<Silence> {
         let is_away = || self.away.cover(time) || self.registered.is_some_and(|registered| time < registered);

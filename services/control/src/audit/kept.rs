@@ -1,4 +1,4 @@
-//! What the audit keeps of a pod: a hundred bytes of its ten thousand.
+//! The audit's data of a pod: a hundred bytes of its ten thousand.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,46 +13,46 @@ use crate::informer::namespaces::{ANNOTATION_BYTES, ANNOTATIONS_BYTES, LAST_APPL
 
 /// Namespace and name of a pod.
 pub type PodKey = (Box<str>, Box<str>);
-/// What a watch of pods says.
+/// A change from a watch of pods.
 pub type PodChange = Change<PodKey, Seen>;
 
-/// A pod as it was seen, its metadata at least.
+/// A pod, or at least its metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Its namespace.
     pub namespace: Box<str>,
     /// Its name.
     pub name: Box<str>,
-    /// Its uid; 0 if it is not one that can be read.
+    /// Its UID; 0 if it is invalid.
     pub uid: u128,
     /// When it was created, in seconds since 1970.
     pub created: i64,
-    /// What controls it: `ReplicaSet/web-7c9d6f5b8`, its kind as [`kind_with_group`] has it.
+    /// Its controller: `ReplicaSet/web-7c9d6f5b8`, with the kind from [`kind_with_group`].
     pub owner: Option<Box<str>>,
-    /// Labels and annotations as its author wrote them, and who controls it, else its name: an object with `metadata`, as
-    /// JSON.
+    /// The author's original labels and annotations, and the controlling owner or else the name: an object with
+    /// `metadata`, as JSON.
     pub metadata: Box<str>,
-    /// What its record lists.
+    /// Its injection record.
     pub has: Has,
-    /// Nobody injects into it, or it is on its way out.
+    /// Whether the webhook never injects into it, or it is terminating or has ended.
     pub is_exempt: bool,
 }
 
-/// What a record lists.
+/// The profiles in a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Has {
-    /// Whether there is a record that was written by Pillion.
+    /// Whether there is a record written by Pillion.
     pub is_recorded: bool,
-    /// Profiles as they are displayed, with their revisions.
+    /// Display names of profiles, with their revisions.
     pub profiles: Vec<(Box<str>, Box<str>)>,
 }
 
-/// What is kept of a pod.
+/// The stored data of a pod.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) uid: u128,
     pub(super) created: i64,
-    /// The list in which it was seen last.
+    /// The list that last contained it.
     pub(super) epoch: u32,
     pub(super) owner: Option<Arc<Box<str>>>,
     pub(super) metadata: Arc<Box<str>>,
@@ -60,25 +60,25 @@ pub(super) struct Kept {
     pub(super) verdict: Arc<Vec<Judged>>,
 }
 
-/// What was found about one profile that is asked for.
+/// The result for one requested profile.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Judged {
     pub(super) profile: Arc<Box<str>>,
     pub(super) revision: Arc<Box<str>>,
     pub(super) standing: Standing,
-    /// It was found by the whole pod, and holds as long as neither profile nor namespace changes.
+    /// Whether it comes from the whole pod; it holds until the profile or the namespace changes.
     pub(super) by_whole: bool,
 }
 
 impl Has {
-    /// The revision of a profile.
+    /// The recorded revision of a profile.
     #[must_use]
     pub fn revision(&self, profile: &str) -> Option<&str> {
         self.profiles.iter().find(|(name, _)| **name == *profile).map(|(_, revision)| &**revision)
     }
 }
 
-/// Takes a pod, or its metadata, apart. `None` if it has no name.
+/// Reads a pod, or its metadata alone. `None` if it has no name.
 #[must_use]
 pub fn read(pod: Value<'_>) -> Option<Seen> {
     let metadata = pod.get("metadata")?;
@@ -105,7 +105,7 @@ pub fn read(pod: Value<'_>) -> Option<Seen> {
     })
 }
 
-/// A uid as the number that it is.
+/// A UID as a number.
 fn number(uid: &str) -> Option<u128> {
     let digits: String = uid.chars().filter(|c| *c != '-').collect();
     u128::from_str_radix(&digits, 16).ok()
@@ -118,8 +118,8 @@ fn owner(metadata: Value<'_>) -> Option<Box<str>> {
     Some(format!("{}/{}", kind_with_group(&version, &kind), owner.get("name")?.as_str()?).into())
 }
 
-/// A kind as it is called where many stand side by side: `ReplicaSet`, and of a group that is not one of Kubernetes' own
-/// workloads with that, `StatefulSet.apps.kruise.io`.
+/// The display name of a kind: `ReplicaSet`, with the group unless it is one of Kubernetes' own workload groups:
+/// `StatefulSet.apps.kruise.io`.
 #[must_use]
 pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
     match api_version.split_once('/') {
@@ -128,8 +128,8 @@ pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
     }
 }
 
-/// Labels and annotations, without annotations that are larger than anything that asks for a profile, and whose pod it is:
-/// a rollout is by workload.
+/// Labels and annotations, without annotations that are too large to request a profile, and the owner, since rollouts
+/// go by workload.
 fn authors_metadata(pod: Value<'_>) -> Box<str> {
     let mut out = String::from(r#"{"metadata":{"labels":{"#);
     write(&mut out, pod.at(&["metadata", "labels"]), |_, _| true);
@@ -156,8 +156,8 @@ fn authors_metadata(pod: Value<'_>) -> Box<str> {
     out.into()
 }
 
-/// The largest annotation that is kept, in bytes of key and value: as many of the smallest as fit, and of those that are
-/// equally large all or none.
+/// Size of the largest annotation that is kept, in bytes of key and value: as many of the smallest as fit. Of equally
+/// large ones, all or none are kept.
 fn largest_kept(annotations: Option<Value<'_>>) -> usize {
     let sizes = annotations.into_iter().flat_map(Value::members).filter_map(|(key, value)| {
         let key = key.text();

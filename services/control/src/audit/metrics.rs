@@ -23,7 +23,7 @@ pub struct AuditMetrics(Arc<Shared>);
 struct Shared {
     report: ArcSwap<Report>,
     max_namespaces: usize,
-    /// Requests for pods, by whether they were answered.
+    /// Requests for pods, by success.
     requests: [AtomicU64; 2],
 }
 
@@ -32,8 +32,8 @@ struct Shared {
 struct Collected(AuditMetrics);
 
 impl AuditMetrics {
-    /// With so many namespaces that have series of their own, those with the most findings; all others are counted
-    /// together, as `_other`. 0: none has.
+    /// Registers the metrics. At most `max_namespaces` namespaces have series of their own: those with the most
+    /// findings. All others count together as `_other`.
     #[must_use]
     pub fn register(registry: &mut Registry, max_namespaces: usize) -> Self {
         let metrics = Self(Arc::new(Shared { max_namespaces, ..Shared::default() }));
@@ -113,7 +113,7 @@ impl Collector for Collected {
     }
 }
 
-/// The namespaces with the most findings, and all others together.
+/// The namespaces with the most findings, and the sum of all others.
 fn largest(report: &Report, most: usize) -> Vec<(&str, u64)> {
     let mut all: Vec<_> = report.namespaces.iter().map(|(name, count)| (&**name, *count)).collect();
     all.sort_by(|(one, first), (other, second)| second.cmp(first).then(one.cmp(other)));

@@ -1,9 +1,9 @@
-//! Finds pods of opted-in namespaces that lack what their profiles say, or carry an older revision, and says why.
+//! Finds pods of opted-in namespaces that lack a matching profile or have an older revision, and explains why.
 //!
 //! The audit compares the injection record of a pod with *selection*, and renders nothing:
 //!
 //! * **Pods are watched as metadata.** The audit keeps each pod's original labels and annotations, once for all pods
-//!   with equal ones, and what its record lists (`kept`). It ignores pods that have ended and pods of other namespaces.
+//!   with equal ones, and the profiles in its record (`kept`). It ignores ended pods and pods of other namespaces.
 //! * **Metadata decides at once** which profiles are requested, dropped, and select the pod
 //!   ([`pillion_engine::audit`]).
 //! * **A profile with conditions**, or with parameters that can reject, needs the whole pod; only the verdict is kept.

@@ -19,25 +19,25 @@ use super::task::{AuditSettings, JUDGED_AT_ONCE, Reads, now, take_whole};
 use crate::informer::watch::Publisher;
 use crate::release::Release;
 
-/// How long profiles and namespaces may take to be listed.
+/// Timeout for listing profiles and namespaces.
 const LISTED_WITHIN: Duration = Duration::from_secs(30);
 
-/// The audit could not be made.
+/// Why the audit failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OnceError {
-    /// Profiles or namespaces were not listed; the log says why.
+    /// Profiles or namespaces could not be listed; the log has the cause.
     #[error("profiles and namespaces could not be listed within {} seconds", LISTED_WITHIN.as_secs())]
     Cluster,
-    /// Pods were not listed.
+    /// Pods could not be listed.
     #[error("the pods of namespace {namespace} could not be listed")]
     Pods {
         /// The namespace.
         namespace: Box<str>,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<kube::Error>,
     },
-    /// The namespace is not there, or not opted in.
+    /// The namespace does not exist or is not opted in.
     #[error(
         "namespace {0} is not opted in: it has no label that opts in, like pillion.dev/injection=enabled, or is not there"
     )]
@@ -47,10 +47,7 @@ pub enum OnceError {
     Excluded(Box<str>),
 }
 
-/// Audits the pods of one namespace, or of all that are opted in.
-///
-/// # Errors
-/// Profiles, namespaces or pods could not be listed, or the namespace is not opted in.
+/// Audits the pods of one namespace, or of all opted-in namespaces.
 pub async fn once(
     client: &Client,
     release: &Release,
@@ -99,7 +96,7 @@ pub async fn once(
         facts.registered = Some(registered.unwrap_or(i64::MAX));
     }
     let mut report = auditor.report(&facts, settings.most_findings);
-    // Each round knows some ages more.
+    // Each round adds ages.
     let asking = Asking { client, opt_in: &opt_in, most: usize::MAX };
     while ask_ages(asking, &auditor, &mut facts, &report).await {
         report = auditor.report(&facts, settings.most_findings);
@@ -107,28 +104,25 @@ pub async fn once(
     Ok(report)
 }
 
-/// What replicas serve at this moment, and whom.
+/// The profiles that replicas serve now, and the namespaces that they serve.
 #[derive(Debug)]
 pub struct Served {
-    /// Profiles and namespaces. Which of those are opted in is by the labels of this release.
+    /// Profiles and namespaces, with this release's opt-in labels.
     pub snapshot: Arc<Snapshot>,
     /// The namespaces for which the webhook is not called.
     pub excluded: BTreeSet<Box<str>>,
-    /// By which labels namespaces opt in.
+    /// The labels by which namespaces opt in.
     opt_in: OptIn,
     looked: Option<Look>,
 }
 
-/// What replicas serve at this moment, by lists: revisions, or profiles as they stand where no controller has published any.
-///
-/// # Errors
-/// Profiles and namespaces could not be listed.
+/// Lists what replicas serve now: published revisions, or the stored profiles if no controller has published any.
 pub async fn served(client: &Client, release: &Release) -> Result<Served, OnceError> {
     serving(client, release, &OptIn::default()).await
 }
 
 async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<Served, OnceError> {
-    // Who may not read it is told less about causes, and of namespaces that are left alone or opt in by another label.
+    // Without permission to read it, the result has fewer causes and assumes no excluded namespaces and default labels.
     let looked = look(client, release).await.ok();
     let opt_in = looked.as_ref().and_then(|look| look.opt_in.as_ref()).unwrap_or(opt_in).clone();
     let mut snapshot = listed(client, true, &opt_in).await?;
@@ -140,7 +134,7 @@ async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<S
     Ok(Served { snapshot, excluded, opt_in, looked })
 }
 
-/// Profiles and namespaces as a replica would know them, at this moment.
+/// The profiles and namespaces of a replica, now.
 async fn listed(client: &Client, of_revisions: bool, opt_in: &OptIn) -> Result<Arc<Snapshot>, OnceError> {
     let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let (watches, mut status) = Publisher::new(Arc::clone(&published));

@@ -14,10 +14,10 @@ use super::*;
 use crate::guard::faults;
 use crate::informer::change::Change;
 
-/// When the audit begins.
+/// Start of the audit.
 const START: i64 = 1_000;
 
-/// Of pods with these names, in namespaces of theirs, for which one profile is.
+/// An audit of pods with these names, each in its own namespace, with one matching profile.
 fn listed(profile: &Value, pods: &[&str]) -> Auditor {
     let name = ProfileName::cluster("proxy");
     let compiled = compile(&name, &serde_json::from_value(profile.clone()).unwrap()).unwrap();
@@ -77,7 +77,7 @@ fn metadata_over_which_the_engine_panics_take_no_other_pod_along() {
         listed(&json!({"activation": "Always", "template": {"metadata": {"labels": {"a": "b"}}}}), &["bad", "good"]);
     assert_eq!((auditor.pods(), standings(&auditor).missing), (2, 1));
 
-    // What it has of an older revision is not told to be too much.
+    // Its older revision is not reported as orphaned.
     let has = Has { is_recorded: true, profiles: vec![("proxy".into(), "old".into())] };
     auditor.update(Change::Applied(Seen { has, ..seen("bad") }));
     drop(fault);

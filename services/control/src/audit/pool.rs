@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// At least so many are kept before it is looked for such as nobody has any more.
+/// Number of values from which unused ones are searched for.
 const LEAST: usize = 256;
 
-/// Shared values. What nobody has any more is forgotten from time to time.
+/// Shared values. Unused values are removed from time to time.
 #[derive(Debug)]
 pub(super) struct Pool<T> {
     known: HashSet<Arc<T>>,
@@ -21,7 +21,7 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T: Hash + Eq> Pool<T> {
-    /// The one that is kept, or this one from now on.
+    /// Returns the shared value that equals this one; shares this one if there is none.
     pub(super) fn share(&mut self, value: T) -> Arc<T> {
         if let Some(known) = self.known.get(&value) {
             return Arc::clone(known);

@@ -1,5 +1,5 @@
-//! The audit's requests to the API server: pods as metadata by a watch, and whole by [`PodFetch`]es; whether the
-//! webhook is available and for whom it is called; and the ages of namespaces and profiles.
+//! The audit's requests to the API server: pods as metadata by a watch, and whole by [`PodFetch`]es; the webhook's
+//! availability and excluded namespaces; and the ages of namespaces and profiles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,45 +32,45 @@ use crate::guard::guarded;
 use crate::informer::change::Change;
 use crate::release::Release;
 
-/// Pods that have ended need nothing any more.
+/// Ended pods are not audited.
 pub const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
-/// Pods of one page of the watch's list: metadata alone.
+/// Pods per page of the watch's list: metadata alone.
 const METADATA_A_PAGE: u32 = 500;
-/// Pods of one page that are read whole. Each may have a million bytes, and be there three times while it is read.
+/// Whole pods per page. Each may have a million bytes, and is in memory three times while it is read.
 const PODS_A_PAGE: u32 = 20;
 
 type PodAsFound = kube::api::DynamicObject;
 
-/// What is looked at now and then.
+/// Facts that are read at intervals.
 #[derive(Debug)]
 pub(super) struct Look {
-    /// When the webhook configuration was created; `None` if there is none with an entry.
+    /// When the webhook configuration was created; `None` without an entry.
     pub(super) registered: Option<i64>,
     /// Whether a replica is ready.
     pub(super) has_endpoint: bool,
-    /// Whether injection is switched off.
+    /// Whether injection is disabled.
     pub(super) is_off: bool,
-    /// The namespaces that the webhook is not called for, by name; `None` if no configuration tells.
+    /// The namespaces excluded by name; `None` without a webhook configuration.
     pub(super) excluded: Option<BTreeSet<Box<str>>>,
-    /// By which labels it is called; `None` if no configuration tells.
+    /// The labels by which namespaces opt in; `None` without a webhook configuration.
     pub(super) opt_in: Option<OptIn>,
 }
 
-/// How ages are asked for.
+/// How to request ages.
 #[derive(Clone, Copy)]
 pub(super) struct Asking<'a> {
     pub(super) client: &'a Client,
     pub(super) opt_in: &'a OptIn,
-    /// So many of each kind.
+    /// Maximum number of requests for each kind.
     pub(super) most: usize,
 }
 
-/// The pods of a fetch, and where the next page begins.
+/// The pods of a fetch, and the continue token of the next page.
 pub(super) type Page = (Vec<OwnedTape>, Option<String>);
 
 /// Reads the pods of a fetch.
 pub(super) async fn fetch(client: &Client, pod_fetch: &PodFetch) -> kube::Result<Page> {
-    // As whatever JSON they are: a field that this build does not know may be read by an expression.
+    // Read as any JSON: an expression may read a field that this build does not know.
     let api = |namespace: &str| Api::<PodAsFound>::namespaced_with(client.clone(), namespace, &pod_resource());
     match pod_fetch {
         PodFetch::Get { namespace, name } => {
@@ -100,20 +100,20 @@ fn seen(pod: &PartialObjectMeta<Pod>) -> Option<Seen> {
     guarded(&called(&pod.metadata), take).ok()?
 }
 
-/// What the log calls a pod.
+/// The name of a pod in log lines.
 fn called(metadata: &ObjectMeta) -> String {
     let part = |text: &Option<String>| text.clone().unwrap_or_default();
     format!("pod {}/{}", part(&metadata.namespace), part(&metadata.name))
 }
 
-/// Metadata only, made small at once. Everybody's: which namespaces are opted in changes, and one watch is less to the API
-/// server than a thousand.
+/// Watches the metadata of all pods, reduced at once. Opted-in namespaces change, and one watch costs the API server
+/// less than a thousand.
 pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChange> + Send + 'static {
     let api = Api::<PartialObjectMeta<Pod>>::all(client.clone());
     let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
     let config = watcher::Config::default().timeout(seconds).page_size(METADATA_A_PAGE).fields(NOT_ENDED);
-    // The event that announces a list is taken out, and told with the first of the list: it comes before each attempt, and
-    // any event resets the pause.
+    // The event that announces a list is removed and reported with the list's first object: it precedes each attempt,
+    // and any event resets the pause.
     let begins = Arc::new(AtomicBool::new(false));
     let announced = Arc::clone(&begins);
     let events = watcher(api, config).try_filter(move |event| {
@@ -143,7 +143,7 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
     })
 }
 
-/// The namespaces that each entry for pods leaves out by name, with the release's own; `None` if there is no such entry.
+/// The namespaces that every entry for pods excludes by name, with the release's own; `None` if there is no such entry.
 fn excluded(configuration: &MutatingWebhookConfiguration, release: &Release) -> Option<BTreeSet<Box<str>>> {
     let entries = configuration.webhooks.iter().flatten().filter(|entry| entry.name != canary::WEBHOOK);
     let by_entry = entries.map(|entry| {
@@ -182,7 +182,7 @@ pub(super) async fn look(client: &Client, release: &Release) -> kube::Result<Loo
     Ok(Look { registered, has_endpoint, is_off, excluded, opt_in })
 }
 
-/// Asks for the ages that would explain something. Whether any is known now.
+/// Requests the ages that findings need. Returns whether any was added.
 pub(super) async fn ask_ages(asking: Asking<'_>, auditor: &Auditor, facts: &mut ClusterFacts, report: &Report) -> bool {
     let Asking { client, opt_in, most } = asking;
     let at_work: BTreeMap<_, _> =

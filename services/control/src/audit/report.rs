@@ -1,5 +1,4 @@
-//! The findings of the audit as data. Metrics, the table of `pillion status` and the condition of each profile are made
-//! from it.
+//! The findings of the audit as data, for the metrics, the table of `pillion status` and the condition of each profile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,107 +11,107 @@ use super::cause::{Cause, Circumstances, State, cause};
 use super::facts::ClusterFacts;
 use super::kept::{Has, Judged, Kept};
 
-/// For how many namespaces, and for how many profiles, one report asks their age.
+/// Maximum number of namespaces, and of profiles, whose age one report requests.
 const ASKED: usize = 64;
 
-/// Pods, by what the audit found. Each is in one of them: the first that fits.
+/// Number of pods by result. Each pod counts once: in the first field that fits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standings {
-    /// Something is missing.
+    /// A profile is missing.
     pub missing: u64,
-    /// Something is at an older revision.
+    /// A profile has an older revision.
     pub outdated: u64,
-    /// Something is there that should not be.
+    /// A profile is orphaned.
     pub surplus: u64,
-    /// The whole pod is still to be looked at.
+    /// The whole pod is not read yet.
     pub pending: u64,
-    /// What a profile reads is not known of a stored pod.
+    /// The stored pod lacks data that a profile reads.
     pub undecided: u64,
-    /// All that the profiles say is there.
+    /// All matching profiles are injected.
     pub injected: u64,
-    /// The author opted out.
+    /// The pod author opted out.
     pub opted_out: u64,
-    /// No profile is for it.
+    /// No profile matches.
     pub not_asked: u64,
 }
 
-/// Pods of one profile.
+/// Number of pods of one profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProfileAudit {
-    /// It is there, at the revision that is at work.
+    /// The active revision is injected.
     pub injected: u64,
-    /// It is for the pod, and is not there.
+    /// The profile matches but is missing.
     pub missing: u64,
-    /// It is there at another revision.
+    /// Another revision is injected.
     pub outdated: u64,
-    /// It is there, and should not be.
+    /// The profile is injected but does not match.
     pub surplus: u64,
-    /// The whole pod is still to be looked at, or does not say.
+    /// The whole pod is not read yet, or does not decide it.
     pub undecided: u64,
 }
 
-/// A pod that is not as a profile says.
+/// A pod that differs from a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Namespace of the pod.
     pub namespace: Box<str>,
     /// Name of the pod.
     pub pod: Box<str>,
-    /// What controls it: `ReplicaSet/web-7c9d6f5b8`.
+    /// Its controller: `ReplicaSet/web-7c9d6f5b8`.
     pub owner: Option<Box<str>>,
-    /// The profile, as it is displayed.
+    /// The profile's display name.
     pub profile: Box<str>,
-    /// What is wrong.
+    /// The kind of difference.
     pub state: State,
-    /// Why.
+    /// The most likely cause.
     pub cause: Cause,
-    /// The revision that should be there.
+    /// The expected revision.
     pub want: Option<Box<str>>,
-    /// The one that is.
+    /// The recorded revision.
     pub has: Option<Box<str>>,
 }
 
-/// What was found.
+/// The result of an audit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// All pods were listed, though some may wait to be looked at.
+    /// All pods were listed; some may not be judged yet.
     pub is_listed: bool,
-    /// All pods were listed, and nothing waits to be looked at.
+    /// All pods were listed and judged.
     pub is_complete: bool,
     /// Pods of opted-in namespaces.
     pub pods: Standings,
-    /// How many findings there are of each state and cause, in the order of their `ALL`.
+    /// Number of findings by state and cause, in the order of their `ALL`.
     pub counts: [[u64; Cause::ALL.len()]; State::ALL.len()],
-    /// Pods with a finding, by namespace.
+    /// Number of pods with a finding, by namespace.
     pub namespaces: BTreeMap<Box<str>, u64>,
-    /// Pods by profile. All that are at work are there.
+    /// Number of pods by profile, for all active profiles.
     pub profiles: BTreeMap<Box<str>, ProfileAudit>,
     /// The first findings, by namespace and pod.
     pub findings: Vec<Finding>,
-    /// Namespaces whose age would explain something.
+    /// Namespaces whose age findings need.
     pub asked_namespaces: BTreeSet<Box<str>>,
-    /// Profiles whose age would.
+    /// Profiles whose age findings need.
     pub asked_profiles: BTreeSet<Box<str>>,
 }
 
 impl Report {
-    /// How many findings there are.
+    /// Number of findings.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.iter().flatten().sum()
     }
 
-    /// How many of this state and cause.
+    /// Number of findings with this state and cause.
     #[must_use]
     pub fn count(&self, state: State, cause: Cause) -> u64 {
         self.counts.get(state as usize).and_then(|counts| counts.get(cause as usize)).copied().unwrap_or_default()
     }
 }
 
-/// A profile, what is wrong with it, and the revisions that should be and are there.
+/// A profile, its difference, and the expected and the recorded revision.
 type Wrong = (Box<str>, State, Option<Box<str>>, Option<Box<str>>);
 
-/// What is found of a pod by its verdict and its record alone.
+/// The comparison of a pod's verdict with its record.
 #[derive(Clone, Debug, Default)]
 struct Comparison {
     wrong: Vec<Wrong>,
@@ -122,11 +121,11 @@ struct Comparison {
     opted_out: bool,
 }
 
-/// Makes a report, pod by pod.
+/// Builds a report, pod by pod.
 pub(super) struct Reporter<'a> {
     facts: &'a ClusterFacts,
     at_work: HashMap<&'a str, &'a Arc<CompiledProfile>>,
-    /// By verdict and record, which many pods share.
+    /// Comparisons by verdict and record, which many pods share.
     compared: HashMap<(*const Vec<Judged>, *const Has), (Comparison, u64)>,
     most: usize,
     report: Report,
@@ -141,7 +140,7 @@ impl<'a> Reporter<'a> {
         Self { facts, at_work, compared: HashMap::new(), most, report }
     }
 
-    /// Adds a pod of a namespace that is known to have been opted in at `since` at the latest.
+    /// Adds a pod of a namespace that was opted in at `since` or earlier.
     pub(super) fn add(&mut self, namespace: (&str, &Arc<Namespace>), since: i64, name: &str, pod: &Kept) {
         let key = (Arc::as_ptr(&pod.verdict), Arc::as_ptr(&pod.has));
         let (comparison, count) =
@@ -273,7 +272,7 @@ fn compare(verdict: &[Judged], has: &Has, at_work: &HashMap<&str, &Arc<CompiledP
         if verdict.iter().any(|judged| is_for(&judged)) {
             continue;
         }
-        // One that is at work as it was is what the webhook found: what a stored pod shows later does not unsay it.
+        // For the active revision, the webhook's decision counts: later changes of the stored pod do not revoke it.
         if at_work.get(&**profile).is_none_or(|at_work| at_work.revision() != &**there) {
             comparison.wrong.push((profile.clone(), State::Surplus, None, Some(there.clone())));
         }

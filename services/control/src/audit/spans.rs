@@ -2,25 +2,25 @@
 
 use std::collections::VecDeque;
 
-/// How many spans are remembered. Nobody asks about pods of a switch that was set a hundred times ago.
+/// Maximum number of spans. Pods older than a hundred changes of the switch are not asked about.
 const KEPT: usize = 64;
 
-/// Seconds before the first look, of which it speaks too: nobody looks while a leader is elected.
+/// Seconds before the first sample that it also covers: no controller samples during an election.
 const BEFORE_FIRST: i64 = 60;
 
-/// When something was so, in seconds since 1970. A span begins when it was last seen not to be so, and ends when it is seen
-/// not to be so any more: what happened in between may have happened while it was.
+/// When a condition held, in seconds since 1970. A span begins and ends at samples in which it did not hold: it may
+/// have held at any time in between.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spans {
     ended: VecDeque<(i64, i64)>,
     began: Option<i64>,
-    /// When it was last seen not to be so.
+    /// Time of the last sample in which it did not hold.
     last_not: Option<i64>,
 }
 
 impl Spans {
-    /// It is so now, or it is not. What is so at the first look has been so while a leader was elected; of what was before,
-    /// nothing is known.
+    /// Adds a sample. If the condition holds in the first one, it also held during the election; earlier times are
+    /// unknown.
     pub fn look(&mut self, now: i64, is_so: bool) {
         if is_so {
             let began = self.last_not.unwrap_or_else(|| now.saturating_sub(BEFORE_FIRST));
@@ -36,7 +36,7 @@ impl Spans {
         self.last_not = Some(now);
     }
 
-    /// Whether it may have been so then.
+    /// Whether the condition may have held at this time.
     #[must_use]
     pub fn cover(&self, time: i64) -> bool {
         self.began.is_some_and(|began| began <= time)

@@ -29,44 +29,42 @@ use crate::informer::lookups::Lookups;
 use crate::leader::LeaderContext;
 use crate::release::Release;
 
-/// How many changes of pods are taken at a time.
+/// Maximum number of pod changes handled at once.
 const BATCH: usize = 256;
-/// Pods that are judged again at a time; watching and serving go on in between.
+/// Number of pods judged without interruption; watching and serving continue in between.
 pub(super) const JUDGED_AT_ONCE: usize = 2_000;
-/// Ages that are asked for at a time.
+/// Number of ages requested at once.
 const AGES_AT_ONCE: usize = 16;
 
-/// However often it was in vain, what could not be looked up is asked for again so often.
+/// Maximum pause between two retries of failed lookups.
 const ASK_AT_LEAST_EVERY: Duration = Duration::from_mins(1);
 
-/// How the audit goes about it.
+/// Settings of the audit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditSettings {
-    /// How often it is looked whether there is anything new to report.
+    /// Time between two checks for a new report.
     pub report_every: Duration,
-    /// How often it is looked whether the webhook is away, or switched off.
+    /// Time between two checks whether the webhook is unavailable or switched off.
     pub look_every: Duration,
-    /// How many requests for whole pods are made at one time, each of twenty at most. A page of pods may take sixty million
-    /// bytes while it is read.
+    /// Concurrent requests for whole pods, each for at most twenty. A page may take sixty million bytes while it is
+    /// read.
     pub requests: usize,
-    /// The least time between the begins of two of them.
+    /// Minimum time between the starts of two requests.
     pub pause: Duration,
-    /// That time after one that failed.
+    /// That time after a failed request.
     pub pause_after_failure: Duration,
-    /// The pause until what could not be looked up for a pod is asked for again. It doubles, up to a minute, as long as
-    /// there is any.
+    /// Pause before failed lookups for a pod are retried. It doubles, up to a minute, while there are any.
     pub ask_again: Duration,
-    /// How long a request may take.
+    /// Timeout of a request.
     pub request_limit: Duration,
-    /// Findings that are kept with all they say; all are counted.
+    /// Maximum number of findings with details; all are counted.
     pub most_findings: usize,
-    /// By which labels namespaces opt in.
+    /// The labels by which namespaces opt in.
     pub opt_in: OptIn,
 }
 
 impl Default for AuditSettings {
-    /// A second, five seconds, two requests, five milliseconds, three seconds, ten seconds, ten seconds, a thousand,
-    /// Pillion's own.
+    /// 1 s, 5 s, 2 requests, 5 ms, 3 s, 10 s, 10 s, 1000 findings, and Pillion's own labels.
     fn default() -> Self {
         Self {
             report_every: Duration::from_secs(1),
@@ -82,10 +80,10 @@ impl Default for AuditSettings {
     }
 }
 
-/// What the audit knows of each profile, for the profiles' conditions, and all findings.
+/// The audit's results of each profile, for its condition, and all findings.
 #[derive(Clone, Debug, Default)]
 pub struct Audited {
-    /// The last report. Its `profiles` are by the name that is displayed: `nginx`, `team-a/logger`.
+    /// The last report. Its `profiles` have display names: `nginx`, `team-a/logger`.
     pub report: Arc<Report>,
 }
 
@@ -103,7 +101,7 @@ impl Audited {
     }
 }
 
-/// What the task runs with.
+/// The state of the task.
 struct Task {
     client: Client,
     release: Arc<Release>,
@@ -112,38 +110,38 @@ struct Task {
     reads: Reads,
     facts: ClusterFacts,
     auditor: Auditor,
-    /// How long to wait until what could not be looked up is asked for again, and until when that is.
+    /// The pause before failed lookups are retried, and its end.
     ask_pause: Duration,
     ask_again: Instant,
-    /// Something has changed since the last report.
+    /// Whether anything has changed since the last report.
     is_stale: bool,
 }
 
-/// What profiles may read beside the pod and its namespace. What is not there leaves profiles that read it undecided.
+/// Sources that profiles may read besides the pod and its namespace. A missing one leaves them undecided.
 #[derive(Clone, Debug, Default)]
 pub struct Reads {
     /// For service accounts, owners and declared objects.
     pub lookups: Option<Lookups>,
-    /// What the platform says of the cluster; `None`: that is not known, and leaves profiles undecided that read it.
+    /// The platform's facts about the cluster; `None` leaves profiles that read them undecided.
     pub cluster: Option<Arc<OwnedTape>>,
 }
 
-/// What the audit is given.
+/// The inputs and outputs of the task.
 #[derive(Debug)]
 pub struct Parts {
     /// Profiles and namespaces, as a [`crate::Publisher`] publishes them.
     pub published: Arc<ArcSwap<Snapshot>>,
     /// The publisher's status: nothing is audited before its first snapshot.
     pub status: watch::Receiver<Status>,
-    /// What profiles may read.
+    /// Further sources that profiles may read.
     pub reads: Reads,
-    /// Where the last report is shown.
+    /// The metrics of the last report.
     pub metrics: AuditMetrics,
-    /// Where it goes for the profiles' conditions. Only what the receiver sees changed is sent.
+    /// The channel to the writer of conditions. Only changed results are sent.
     pub audited: watch::Sender<Audited>,
 }
 
-/// Audits as long as it leads. Nothing is written to the cluster.
+/// Audits while this controller leads. It writes nothing to the cluster.
 pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) {
     let LeaderContext { client, release, stop } = leading;
     let Parts { published, mut status, reads, metrics, audited } = parts;
@@ -158,7 +156,7 @@ pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) 
         let task =
             Task { client, release, settings, metrics, reads, facts, auditor, ask_pause, ask_again, is_stale: true };
         Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
-        // The next leader's are the ones that count.
+        // Metrics are those of the next leader from now on.
         shown.publish(Arc::default());
     }
 }
@@ -174,14 +172,14 @@ impl Task {
         let mut next_errand = Instant::now();
         let mut pod_fetch = None;
         let mut in_flight = FuturesUnordered::new();
-        // Which namespaces are left alone is known before any pod is.
+        // Excluded namespaces must be known before the first pod.
         let mut more_to_judge = self.look().await;
         loop {
             if pod_fetch.is_none() && in_flight.len() < self.settings.requests {
                 pod_fetch = self.auditor.next_errand();
             }
             tokio::select! {
-                // Cancel-safe: what is not in a batch stays in its stream, and a fetch is not started.
+                // Cancel-safe: changes outside a batch stay in their stream, and no fetch is started.
                 batch = pods.next() => {
                     let Some(batch) = batch else { return };
                     for change in batch {
@@ -271,7 +269,7 @@ impl Task {
         }
     }
 
-    /// Has pods read again for which something could not be looked up.
+    /// Schedules another read of pods with failed lookups.
     fn ask_again(&mut self) {
         if Instant::now() < self.ask_again {
             return;
@@ -282,8 +280,8 @@ impl Task {
         self.ask_pause = (pause * if any { 2 } else { 1 }).min(ASK_AT_LEAST_EVERY);
     }
 
-    /// Looks whether the webhook is away, and which namespaces it is not called for. What could not be asked says nothing.
-    /// Whether pods are to be judged again.
+    /// Reads the webhook's availability and the excluded namespaces. A failed request changes nothing. Returns whether
+    /// pods must be judged again.
     async fn look(&mut self) -> bool {
         let looked = timeout(self.settings.request_limit, look(&self.client, &self.release)).await;
         let mut more_to_judge = false;
@@ -315,7 +313,7 @@ async fn go(client: Client, pod_fetch: PodFetch, limit: Duration) -> (PodFetch, 
     (pod_fetch, fetched.unwrap_or_else(late))
 }
 
-/// Judges a whole pod, with what has to be looked up for it.
+/// Judges a whole pod, with the lookups that it needs.
 pub(super) async fn take_whole(auditor: &mut Auditor, reads: &Reads, pod: &OwnedTape) {
     let pod = pod.root();
     let text = |key| pod.at(&["metadata", key]).and_then(pillion_engine::json::Value::as_str).unwrap_or_default();
@@ -330,7 +328,7 @@ pub(super) async fn take_whole(auditor: &mut Auditor, reads: &Reads, pod: &Owned
     auditor.whole(pod, &looked_up);
 }
 
-/// Seconds since 1970, by the clock on the wall: the API server's times are of the same kind.
+/// Seconds since 1970 by the wall clock, comparable with the API server's times.
 pub(super) fn now() -> i64 {
     Timestamp::now().as_second()
 }

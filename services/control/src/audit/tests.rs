@@ -1,4 +1,4 @@
-//! The audit's state: pods, profiles and namespaces come and change, and each finding has its cause.
+//! Tests the audit's state: pods, profiles and namespaces change, and each finding has its cause.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::informer::change::Change;
 
-/// When the audit begins.
+/// Start of the audit.
 const START: i64 = 1_000;
 
 fn profiles(profiles: &[(&str, Value)]) -> ProfileSet {
@@ -30,7 +30,7 @@ fn always() -> Value {
     json!({"activation": "Always"})
 }
 
-/// For pods with one container.
+/// A profile for pods with one container.
 fn conditional() -> Value {
     json!({"activation": "Always",
         "matchConditions": [{"name": "one", "expression": "object.spec.containers.size() == 1"}]})
@@ -88,7 +88,7 @@ impl Pod {
         OwnedTape::parse(self.value.to_string()).unwrap()
     }
 
-    /// As the watch shows it: without its spec.
+    /// The pod as the watch delivers it: without its spec.
     fn seen(&self) -> Seen {
         let mut value = self.value.clone();
         value.as_object_mut().unwrap().remove("spec");
@@ -106,7 +106,7 @@ fn listed(snapshot: Snapshot, pods: &[Pod]) -> Auditor {
     auditor
 }
 
-/// Everything known of the past, as of a cluster that was set up long before the pods.
+/// The facts of a cluster that was set up long before the pods.
 fn known(auditor: &Auditor) -> ClusterFacts {
     let mut facts = ClusterFacts::default();
     facts.away.look(START, false);
@@ -275,15 +275,15 @@ fn whole_pods_are_read_of_those_that_lack_a_profile_with_conditions_and_once_for
     assert_eq!(findings(&auditor, &known(&auditor)), missing);
     assert_eq!(auditor.report(&known(&auditor), 1).pods.not_asked, 1);
 
-    // Its status changes: what was found holds.
+    // Its status changes: the result stays valid.
     auditor.update(Change::Applied(pods[1].seen()));
     assert_eq!(run_errands(&mut auditor, &pods), 0);
-    // So it does when another profile changes.
+    // It also stays valid when another profile changes.
     let other = Arc::new(first.with_profiles(profiles(&[("a", conditional()), ("b", json!({}))])));
     auditor.set_snapshot(other, 2_000);
     auditor.judge(100);
     assert_eq!(run_errands(&mut auditor, &pods), 0);
-    // Another namespace, or another revision, is another question.
+    // A changed namespace or revision needs another read.
     let annotated = Namespace::new([(INJECTION_LABEL, "enabled"), ("team", "red")], []);
     let renamed = Arc::new(first.with_namespace("shop", Some(annotated)));
     auditor.set_snapshot(Arc::clone(&renamed), 2_000);
@@ -311,7 +311,7 @@ fn many_pods_are_read_by_lists_and_a_failure_is_tried_again() {
     auditor.done(&pod_fetch, Some("more".to_owned()), true);
     let pod_fetch = auditor.next_errand().unwrap();
     assert_eq!(pod_fetch, PodFetch::List { namespace: "shop".into(), from: Some("more".to_owned()) });
-    // One goes while the next page, which still shows it, is on its way.
+    // A pod is deleted while the next page, which still contains it, is on its way.
     auditor.update(Change::Deleted(("shop".into(), "p099".into())));
     for pod in &pods[50..] {
         auditor.whole(pod.whole().root(), &LookedUp::default());
@@ -340,7 +340,7 @@ fn nobodys_pods_wait_for_somebody_else() {
     let mut auditor = listed(snapshot, &[&busy[..], &others[..]].concat());
     let mut told = Vec::new();
     for _ in 0..9 {
-        // Of a list that never ends one page, and always one that fails.
+        // One namespace's list never ends, and another's page always fails.
         let pod_fetch = auditor.next_errand().unwrap();
         match &pod_fetch {
             PodFetch::List { namespace, .. } => {
@@ -382,7 +382,7 @@ fn several_namespaces_are_read_at_a_time_and_each_by_one_request() {
     let complete = |auditor: &Auditor| auditor.report(&ClusterFacts::default(), 10).is_complete;
     auditor.failed(pod_fetches[0].clone());
     assert_eq!(auditor.next_errand().unwrap().namespace(), "one");
-    // None is left to begin, and some are not through.
+    // No fetch is left to start, and some are still running.
     assert_eq!((auditor.next_errand(), complete(&auditor)), (None, false));
 }
 
@@ -433,7 +433,7 @@ fn what_a_stored_pod_does_not_tell_is_no_finding() {
     assert!(auditor.next_errand().is_some(), "it has become another");
 }
 
-/// One profile, of which the text `old` is kept beside the one that is at work.
+/// One profile whose text `old` is kept besides the active one.
 fn kept() -> (Snapshot, [String; 2]) {
     let text = |text: &str| {
         let spec =
@@ -460,7 +460,7 @@ fn a_pod_that_pins_a_revision_has_to_have_that_one() {
     assert_eq!(findings(&auditor, &known(&auditor)), one("ww", "a", State::Outdated, Cause::ProfileChanged));
     assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 1, "what the old one says is not known yet");
     assert_eq!(run_errands(&mut auditor, &pods), 1);
-    // Nothing was looked up, and so not the revision either.
+    // No lookup succeeded, so the pinned revision is unknown too.
     assert_eq!(auditor.report(&known(&auditor), 1).pods.undecided, 1);
     assert_eq!(auditor.ask_again(), 1);
     let pod_fetch = auditor.next_errand().unwrap();
@@ -531,7 +531,7 @@ fn profiles_of_one_group_are_told_apart_by_what_whole_pods_say() {
 fn what_the_webhook_found_is_not_unsaid_by_the_pod_but_by_another_text_of_the_profile() {
     let first = shop(profiles(&[("a", always())]));
     let old = revision(&first, "a");
-    // It was given its label after it was created.
+    // It got its label after its creation.
     let out = pod("p").with("a", &old).label("pillion.dev/inject", "false");
     let mut auditor = listed(first.clone(), &[out]);
     assert!(findings(&auditor, &known(&auditor)).is_empty());

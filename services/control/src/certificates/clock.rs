@@ -1,6 +1,6 @@
 //! Checks whether the local clock and the API server's clock agree.
 //!
-//! Certificates are created and judged by the clock, so a clock that is wrong by years must do neither. The API server
+//! Certificates are created and checked by the clock, so a clock that is wrong by years must do neither. The API server
 //! sends its time with every response (`Date`). A response is kept with the *monotonic* time of its arrival, so a step
 //! of the local clock is noticed at once. The median of several responses counts, so one API server of three with a
 //! wrong clock does not stop the others.
@@ -20,19 +20,19 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// How the clocks are compared. All durations scale down for tests.
+/// Settings of the comparison. Tests scale all durations down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Clocks that differ by less agree.
+    /// Clocks agree if they differ by less.
     pub tolerance: Duration,
-    /// How many answers count, the last ones.
+    /// Number of recent responses that count.
     pub answers: usize,
-    /// Answers that are older count no more.
+    /// Older responses do not count.
     pub max_age: Duration,
-    /// How often the API server is asked.
+    /// Time between two requests.
     pub interval: Duration,
-    /// How long an answer may take. What took longer says little of what time it was.
+    /// Timeout of a request. The time in a slower response is too inexact.
     pub timeout: Duration,
 }
 
@@ -48,18 +48,18 @@ impl Default for Settings {
     }
 }
 
-/// The last answers.
+/// Recent responses.
 #[derive(Debug, Default)]
 struct Answers(VecDeque<Answer>);
 
-/// What time it was, and when that was said.
+/// The API server's time, and when it arrived.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     date: Timestamp,
     at: Instant,
 }
 
-/// The comparison of the two clocks. Clones are the same.
+/// Compares the two clocks. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct Clock {
     settings: Arc<Settings>,
@@ -67,14 +67,14 @@ pub struct Clock {
     metrics: ClockMetrics,
 }
 
-/// What a clock says, once.
+/// The time and its check, read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// What time it is, by this clock.
+    /// The local time.
     pub now: Timestamp,
-    /// The latest that it can be by a clock that agrees with this one.
+    /// The latest time on any clock that agrees with this one.
     pub latest: Timestamp,
-    /// Whether the API server's agrees with that very time.
+    /// Whether the API server's clock agrees with `now`.
     pub agrees: bool,
 }
 
@@ -86,7 +86,7 @@ pub struct ClockMetrics {
 }
 
 impl ClockMetrics {
-    /// Makes them and registers them with the prefix `pillion_controller`.
+    /// Creates the metrics and registers them with the prefix `pillion_controller`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion_controller");
@@ -108,7 +108,7 @@ impl Answers {
         }
     }
 
-    /// How far `wall` is ahead of the API server, if it said anything lately.
+    /// How far `wall` is ahead of the API server; `None` without recent responses.
     fn difference(&self, wall: Timestamp, now: Instant, settings: &Settings) -> Option<SignedDuration> {
         let ages = self.0.iter().map(|answer| (answer.date, now.saturating_duration_since(answer.at)));
         let mut all: Vec<_> = ages
@@ -116,27 +116,27 @@ impl Answers {
             .filter_map(|(date, age)| Some(wall.duration_since(date.checked_add(age).ok()?)))
             .collect();
         all.sort_unstable();
-        // Of an even number, the worse one of the two in the middle.
+        // For an even number of responses, the worse of the two in the middle counts.
         let (low, high) = (all.get(all.len().saturating_sub(1) / 2)?, all.get(all.len() / 2)?);
         Some(if low.abs() > high.abs() { *low } else { *high })
     }
 }
 
 impl Clock {
-    /// One that knows nothing yet, and so does not agree.
+    /// Without any response yet, the clocks do not agree.
     #[must_use]
     pub fn new(settings: Settings, metrics: ClockMetrics) -> Self {
         Self { settings: Arc::new(settings), answers: Arc::default(), metrics }
     }
 
-    /// Whether the clocks agree, now. They do not if the API server has not said anything for long.
+    /// Whether the clocks agree now. They do not if the API server has been silent for long.
     #[must_use]
     pub fn agrees(&self) -> bool {
         self.read().agrees
     }
 
-    /// What time it is, with whether it may be gone by. Whoever asked for the two one after the other could be told that they
-    /// agree after the clock was put right, and go by what it said before.
+    /// Reads the time together with the check. With two calls, the clock could be corrected in between: the caller
+    /// would use the wrong time although the clocks agree.
     #[must_use]
     pub fn read(&self) -> Reading {
         let (now, at) = (Timestamp::now(), Instant::now());
@@ -144,14 +144,13 @@ impl Clock {
         Reading { now, latest, agrees: self.at(now, at) }
     }
 
-    /// How far this clock is ahead of the API server's, if that is known.
+    /// How far this clock is ahead of the API server's, if known.
     #[must_use]
     pub fn difference(&self) -> Option<SignedDuration> {
         self.lock().difference(Timestamp::now(), Instant::now(), &self.settings)
     }
 
-    /// What time it is for the API server, as far as that is known: it is by that one that a certificate is valid or not. What
-    /// this clock says, while it is not known.
+    /// The API server's time, if known: it decides whether a certificate is valid. Otherwise the local time.
     #[must_use]
     pub fn api_servers(&self) -> Timestamp {
         let (now, at) = (Timestamp::now(), Instant::now());
@@ -169,17 +168,17 @@ impl Clock {
         agrees
     }
 
-    /// An answer of the API server's came between these two moments.
+    /// Records a response of the API server, which was sent and received at these times.
     pub fn heard(&self, headers: &HeaderMap, sent: Instant, received: Instant) {
         let Some(date) = headers.get(header::DATE).and_then(|date| date.to_str().ok()).and_then(date) else { return };
         let at = sent + received.saturating_duration_since(sent) / 2;
         self.lock().add(Answer { date, at }, &self.settings);
     }
 
-    /// Asks the API server once.
+    /// Sends one request to the API server.
     ///
     /// # Errors
-    /// It does not answer, or not in time. Any answer will do, also one that refuses.
+    /// The request failed or timed out. Any HTTP response counts, even an error.
     pub async fn ask(&self, client: &Client) -> kube::Result<()> {
         let request = Request::get("/version").body(Body::empty()).map_err(kube::Error::HttpError)?;
         let sent = Instant::now();
@@ -189,7 +188,7 @@ impl Clock {
         Ok(())
     }
 
-    /// Asks the API server again and again, until `stop`; and looks at the local clock.
+    /// Sends requests to the API server until `stop`, and checks the local clock.
     pub async fn run(&self, client: Client, stop: CancellationToken) {
         let asking = async {
             let mut told = None;
@@ -207,7 +206,7 @@ impl Clock {
                     }
                     told = Some(agrees);
                 }
-                // Until it is known, nothing that needs a time is done.
+                // Steps that need the time wait for the first response.
                 let known = self.difference().is_some();
                 sleep(if known { self.settings.interval } else { self.settings.interval.min(FIRST) }).await;
             }
@@ -223,10 +222,10 @@ impl Clock {
     }
 }
 
-/// How often the API server is asked until it has answered once.
+/// Time between two requests until the first response.
 const FIRST: Duration = Duration::from_secs(1);
 
-/// The time that a header says, as in `Sat, 21 Nov 2026 12:00:00 GMT`.
+/// Parses a header such as `Sat, 21 Nov 2026 12:00:00 GMT`.
 fn date(text: &str) -> Option<Timestamp> {
     jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()
 }
@@ -244,7 +243,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Whether `wall` agrees with these answers, which came so many minutes ago and were so many minutes ahead of it.
+    /// Whether `wall` agrees with these responses, each with its age and its lead over `wall` in minutes.
     fn agrees(answers: &[(u32, i64)]) -> bool {
         let clock = Clock::new(Settings::default(), ClockMetrics::default());
         let (wall, zero) = (time("2026-11-21T12:00:00Z"), Instant::now());

@@ -1,9 +1,9 @@
-//! The certificate authority of a release: its rotation as a state machine, its material, and the serving certificate.
+//! The CA of a release: its rotation as a state machine, its material, and the serving certificate.
 //!
 //! * [`rotation`]: decides the next step of the rotation; a pure function.
-//! * [`authority`]: creates, stores, reads and judges the CA and the serving certificate.
+//! * [`authority`]: creates, stores, reads and checks the CA and the serving certificate.
 //! * [`serving_secret`]: follows the Secret from which a replica serves.
-//! * [`clock`]: compares the local clock with the API server's, since certificates are judged by it.
+//! * [`clock`]: compares the local clock with the API server's, since certificates are checked by it.
 //!
 //! [`crate::rotator`] observes the cluster and executes the steps.
 

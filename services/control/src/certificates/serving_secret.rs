@@ -4,12 +4,12 @@
 //! majority and not from a cache. Otherwise a replica could start with a certificate that is no longer trusted. Then it
 //! watches.
 //!
-//! Each new pair is judged, and a worse pair is not passed on: the last valid one stays. It also stays when the Secret
-//! is deleted or the API server is unavailable.
+//! Each new pair is checked, and an invalid pair is not passed on: the last valid one stays. It also stays when the
+//! Secret is deleted or the API server is unavailable.
 //!
-//! A pair of an older CA than that of the served certificate counts as worse too. It comes from a restored backup, and
-//! API servers may no longer trust its CA. The controller replaces it within seconds. If the pair stays for ten
-//! minutes, the controller wants it: everything about newer CAs is lost.
+//! A pair of an older CA than that of the served certificate is rejected too. It comes from a restored backup, and API
+//! servers may no longer trust its CA. The controller replaces it within seconds. If the pair stays for ten minutes,
+//! the controller wants it: everything about newer CAs is lost.
 
 use std::time::Duration;
 
@@ -25,60 +25,60 @@ use crate::certificates::authority::{EPOCH_ANNOTATION, Fit, Issuer, Reason, Unfi
 use crate::certificates::rotation::Generation;
 use crate::client::watch_object;
 
-/// How often a pair that is not valid yet is judged again.
+/// How often a pair that is not valid yet is checked again.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// How long a pair of an older authority is refused.
+/// How long a pair of an older CA is rejected.
 const OLDER_FOR: Duration = Duration::from_mins(10);
 
-/// What is watched, in words.
+/// The name of the watched object in log lines.
 const WHAT: &str = "the Secret with the serving certificate";
 
-/// The Secret that a replica has its certificate from.
+/// The Secret with a replica's serving certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchedSecret {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// The names that the certificate has to have, all of them.
+    /// The names that the certificate must have.
     pub names: Vec<String>,
 }
 
-/// What came of the Secret.
+/// A change of the Secret.
 #[derive(Debug)]
 pub enum News {
     /// A pair that can be served.
     Fit(Box<ServingPair>),
-    /// A pair that is worse than the last good one. Told once, until the Secret changes.
+    /// An invalid pair; the last valid one stays. Reported once, until the Secret changes.
     Unfit(Unfit),
-    /// A pair of an older authority than the one that signed the served certificate. Told once, until the Secret changes.
+    /// A pair of an older CA than that of the served certificate. Reported once, until the Secret changes.
     Older {
-        /// The number of the authority that signed the served certificate.
+        /// The number of the CA that signed the served certificate.
         served: Generation,
-        /// The number of the authority that signed the one in the Secret.
+        /// The number of the CA that signed the certificate in the Secret.
         offered: Generation,
     },
-    /// There is no such Secret. Told once, until there is one.
+    /// The Secret does not exist. Reported once, until it is created.
     Gone,
 }
 
 /// A pair that can be served.
 pub struct ServingPair {
-    /// The certificate with its intermediates, PEM.
+    /// The certificate chain, PEM.
     pub certificate: Vec<u8>,
     /// The key, PEM.
     pub key: Vec<u8>,
-    /// The leaf, as it was judged.
+    /// The checked serving certificate.
     pub fit: Fit,
-    /// The record's epoch for which it was written, if it says so.
+    /// The epoch of the record for which it was written, if annotated.
     pub epoch: Option<u64>,
-    /// The number of the authority that signed it, if it says so.
+    /// The number of the CA that signed it, if annotated.
     pub generation: Option<String>,
 }
 
 impl std::fmt::Debug for ServingPair {
-    /// Not the key.
+    /// Omits the key.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { fit, epoch, generation, .. } = self;
         let mut shown = formatter.debug_struct("ServingPair");
@@ -86,19 +86,18 @@ impl std::fmt::Debug for ServingPair {
     }
 }
 
-/// Whether a certificate by the authority `offered` may replace one by `served`. Authorities are numbered in the order in
-/// which they were made.
+/// Whether a certificate of CA `offered` may replace one of CA `served`. CA numbers grow in the order of creation.
 #[must_use]
 pub fn may_replace(served: Generation, offered: Generation) -> bool {
     offered >= served
 }
 
-/// What was last told of the Secret.
+/// The last reported state of the Secret.
 #[derive(Default)]
 struct Seen {
-    /// What there was, if it was told that there was something.
+    /// The Secret, if its existence was reported.
     secret: Option<Secret>,
-    /// Why it was refused.
+    /// Why it was rejected.
     refused: Option<Refused>,
     told_gone: bool,
     /// The last pair that could be served.
@@ -110,22 +109,22 @@ struct Served {
     not_after: Timestamp,
 }
 
-/// Why a pair was refused.
+/// Why a pair was rejected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Refused {
     Unfit(Reason),
-    /// It is of an older authority, and was first seen then.
+    /// It is of an older CA; with the time when it was first seen.
     Older(Instant),
 }
 
 impl WatchedSecret {
-    /// Follows the Secret until `stop`, and tells what comes of it.
+    /// Follows the Secret until `stop`, and reports its changes.
     pub async fn follow(self, client: Client, stop: CancellationToken, tell: impl FnMut(News)) {
         let api = Api::<Secret>::namespaced(client, &self.namespace);
         self.take(watch_object::watch(api, WHAT, &self.name), Timestamp::now, stop, tell).await;
     }
 
-    /// [`WatchedSecret::follow`] with what the watch says, and the clock, given.
+    /// Runs [`WatchedSecret::follow`] with a given watch and clock.
     async fn take(
         &self,
         states: impl Stream<Item = watch_object::Seen<Secret>> + Send,
@@ -149,9 +148,9 @@ impl WatchedSecret {
             let news = match state {
                 Some(watch_object::Seen::Is(Some(secret))) => seen.change(*secret, self, now()),
                 Some(watch_object::Seen::Is(None)) => seen.gone(),
-                // What was last seen is served on.
+                // The last pair stays.
                 Some(watch_object::Seen::Forbidden) => continue,
-                // A watch never ends; if it did, what is served would stay.
+                // A watch does not end; if it did, the last pair would stay.
                 None => return stop.cancelled().await,
             };
             news.into_iter().for_each(&mut tell);
@@ -171,13 +170,13 @@ impl Seen {
         Some(news)
     }
 
-    /// Whether time may change what is refused.
+    /// Whether a rejected pair may become acceptable with time.
     fn may_pass(&self) -> bool {
         matches!(self.refused, Some(Refused::Unfit(Reason::NotYet) | Refused::Older(_)))
     }
 
-    /// A pair that was not valid yet may have become so, or be the one that is wanted after all; what is still wrong is not told
-    /// again.
+    /// Checks a rejected pair again: it may have become valid, or the controller may want it. An unchanged rejection is
+    /// not reported again.
     fn again(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
         let news = judged(self.secret.as_ref()?, watched, now);
         let before = self.refused;
@@ -190,7 +189,7 @@ impl Seen {
         (!std::mem::replace(&mut self.told_gone, true)).then_some(News::Gone)
     }
 
-    /// The same, but that a pair of an older authority is refused.
+    /// The same news, except that a pair of an older CA is rejected.
     fn compared(&mut self, news: News, now: Timestamp) -> News {
         let pair = match news {
             News::Fit(pair) => pair,
@@ -257,7 +256,7 @@ mod tests {
         "2026-11-21T12:00:00Z".parse().unwrap()
     }
 
-    /// A new leaf that was made then.
+    /// A Secret with a new serving certificate of this time.
     fn secret(now: Timestamp, epoch: u64) -> Secret {
         signed(Generation(4), now, epoch)
     }
@@ -275,7 +274,7 @@ mod tests {
         secret
     }
 
-    /// What is told, in a word each.
+    /// One short string for each report.
     async fn told(events: Vec<watcher::Result<Event<Secret>>>, now: impl Fn() -> Timestamp) -> Vec<String> {
         let [name, _] = release().server_names();
         let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };
@@ -290,7 +289,7 @@ mod tests {
             });
         };
         let end = stop.clone();
-        // Time passes by itself, as the clock of the test stands still.
+        // Time advances automatically, as the clock of the test stands still.
         let ending = async move {
             tokio::time::sleep(Duration::from_mins(1)).await;
             end.cancel();
@@ -349,7 +348,7 @@ mod tests {
     async fn what_is_not_valid_yet_is_judged_again_and_told_when_it_is() {
         let began = Instant::now();
         let early = Duration::from_mins(125);
-        // Half a minute passes until it is near enough.
+        // After half a minute, the start of its validity is near enough.
         let now = move || noon() - early - Duration::from_secs(30) + began.elapsed();
         let events = vec![Ok(Event::Apply(secret(noon(), 1)))];
         assert_eq!(told(events, now).await, ["not_yet", "fit Some(1) Some(\"4\")"]);
@@ -369,9 +368,9 @@ mod tests {
         let fit = |epoch, generation| format!("fit Some({epoch}) Some(\"{generation}\")");
         let older = || "4 older than 5".to_owned();
         assert_eq!(told(restored, noon).await, [fit(9, 5), older(), "gone".to_owned(), older(), fit(12, 6)]);
-        // A replica that has none takes what there is.
+        // A replica without a certificate accepts it.
         assert_eq!(told(vec![Ok(Event::Apply(old.clone()))], noon).await, [fit(3, 4)]);
-        // One that has run out protects nothing.
+        // An expired certificate is no reason to reject an older one.
         let late = std::sync::atomic::AtomicBool::new(false);
         let events = vec![Ok(Event::Apply(new)), Ok(Event::Apply(signed(Generation(4), noon() + 20 * DAY, 3)))];
         let now = || if late.swap(true, std::sync::atomic::Ordering::Relaxed) { noon() + 20 * DAY } else { noon() };
@@ -400,7 +399,7 @@ mod tests {
         let end = stop.clone();
         let answer = tower::service_fn(move |request: http::Request<kube::client::Body>| {
             seen.lock().unwrap().push(request.uri().to_string());
-            // The list; its watch never comes.
+            // The list; the watch never follows.
             if seen.lock().unwrap().len() > 1 {
                 end.cancel();
             }

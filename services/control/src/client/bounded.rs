@@ -8,7 +8,7 @@ use kube::Client;
 use kube::client::Body;
 use tower::service_fn;
 
-/// The same client; an answer that is larger breaks off with [`http_body_util::LengthLimitError`].
+/// Returns the client with the limit: a larger response fails with [`http_body_util::LengthLimitError`].
 pub(crate) fn bounded(client: Client, bytes: usize) -> Client {
     let namespace = client.default_namespace().to_owned();
     let service = service_fn(move |request: http::Request<Body>| {
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
     use crate::informer::lookup_cache::FetchError;
 
-    /// The list of an API server that answers so many bytes, read by a client that reads 1,000.
+    /// Lists from a fake API server whose response has this many bytes, with a limit of 1,000.
     async fn list(bytes: usize) -> kube::Result<usize> {
         let answer = service_fn(move |_: http::Request<Body>| async move {
             let mut text = String::from(r#"{"apiVersion":"v1","kind":"ConfigMapList","metadata":{},"items":[]"#);

@@ -7,16 +7,16 @@ use kube::api::{ListParams, ObjectList};
 use kube::core::PartialObjectMeta;
 use serde::de::DeserializeOwned;
 
-/// How many objects a page has.
+/// Objects per page.
 const A_PAGE: u32 = 250;
 
-/// The status with which an API server says that it does not know any more how a list went on.
+/// The status with which an API server reports that a continue token has expired.
 const EXPIRED: u16 = 410;
 
 /// All objects of a list.
 ///
 /// # Errors
-/// The API server did not list them.
+/// The API server could not list them.
 pub async fn all<K>(api: &Api<K>, parameters: &ListParams) -> kube::Result<Vec<K>>
 where
     K: Clone + DeserializeOwned + Debug,
@@ -27,7 +27,7 @@ where
 /// The metadata of all objects of a list.
 ///
 /// # Errors
-/// The API server did not list them.
+/// The API server could not list them.
 pub async fn all_metadata<K>(api: &Api<K>, parameters: &ListParams) -> kube::Result<Vec<PartialObjectMeta<K>>>
 where
     K: Clone + DeserializeOwned + Debug,
@@ -44,7 +44,7 @@ async fn pages<K: Clone>(
     loop {
         let listed = match list(&page).await {
             Ok(listed) => listed,
-            // It took too long. Pages from here on would be of another moment: all of it, then, as it is now.
+            // The token has expired, and later pages would reflect another moment: read the whole list at once.
             Err(kube::Error::Api(status)) if status.code == EXPIRED && page.continue_token.is_some() => {
                 return list(parameters).await.map(|listed| listed.items);
             }
@@ -66,7 +66,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes of a list whose pages are these, and what was asked for: the limit, and from where.
+    /// The result of a list with these pages, and the requests: the limit and the continue token.
     async fn listed(pages: &[Result<&str, u16>]) -> (Result<Vec<Value>, String>, Vec<(Option<u32>, Option<String>)>) {
         let (asked, parameters) = (RefCell::new(Vec::new()), ListParams::default());
         let found = super::pages(&parameters, async |parameters| {

@@ -20,70 +20,70 @@ use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::watcher;
 use kube::{Client, Config};
 
-/// How long a watch lasts. Then the next one goes on; nothing is listed for it. When nothing was heard for five seconds
-/// longer, the connection counts as lost.
+/// Duration of a watch. The next one continues without a list. After five more seconds of silence, the connection
+/// counts as lost.
 pub(crate) const WATCH_FOR: Duration = Duration::from_secs(45);
 
-/// The first pause after a watch was cut off, and the longest one, which jitter may double: an API server that comes back
-/// after half an hour is not waited for much longer than it takes to come back.
+/// The first pause after a watch was interrupted, and the longest one, which jitter may double: after an outage of half
+/// an hour, watches should resume soon.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
-/// A watch that lives so long has no pause from before.
+/// A watch that lasts this long resets the pause.
 const PAUSE_IS_OVER: Duration = Duration::from_mins(2);
 
-/// How long connecting may take.
+/// Timeout for connecting.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// How long the API server may be silent. Longer than a watch lives, so that this ends only what hangs: a list whose
-/// connection was lost without a word.
+/// How long the API server may be silent. Longer than a watch, so that it only ends hanging requests: for example, a
+/// list whose connection was lost.
 const SILENCE_LIMIT: Duration = Duration::from_secs(WATCH_FOR.as_secs() + 10);
 
-/// There is no way to the API server.
+/// Why no client could be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The kubeconfig cannot be used.
+    /// The kubeconfig is invalid.
     #[error("the kubeconfig {} cannot be used", path.display())]
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<kube::config::KubeconfigError>,
     },
-    /// No kubeconfig was given, and this is not a pod.
+    /// No kubeconfig was given, and the process does not run in a pod.
     #[error("this is no pod with a service account's token; outside of a cluster, give a kubeconfig")]
     NotInCluster(#[source] Box<kube::config::InClusterError>),
-    /// There is no kubeconfig where kubectl looks for one, and this is not a pod.
+    /// There is no kubeconfig in kubectl's default places, and the process does not run in a pod.
     #[error("there is no kubeconfig, and this is no pod; name one by --kubeconfig")]
     Nowhere(#[source] Box<kube::config::InferConfigError>),
-    /// The configuration makes no client: a certificate that is none, say.
+    /// The configuration is invalid: for example, its certificate.
     #[error("the configuration makes no client")]
     Client(#[source] Box<kube::Error>),
 }
 
-/// A client by a kubeconfig, or by the pod's service account if there is none. Nothing is sent.
+/// Creates a client from a kubeconfig, or from the pod's service account if there is none. Sends no request.
 ///
 /// # Errors
-/// The files do not say how to reach an API server.
+/// The configuration is missing or invalid.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     let config = configuration(kubeconfig).await?;
     Client::try_from(config).map_err(|source| ClientError::Client(Box::new(source)))
 }
 
-/// A client as kubectl has it: by the kubeconfig of the environment or of the home folder, else by the pod's service account.
-/// Nothing is sent.
+/// Creates a client as kubectl does: from the kubeconfig in the environment or the home directory, else from the pod's
+/// service account. Sends no request.
 ///
 /// # Errors
-/// There is none of them, or they do not say how to reach an API server.
+/// The configuration is missing or invalid.
 pub async fn inferred() -> Result<Client, ClientError> {
     let config = Config::infer().await.map_err(|source| ClientError::Nowhere(Box::new(source)))?;
     Client::try_from(bounded(config)).map_err(|source| ClientError::Client(Box::new(source)))
 }
 
-/// What such a client is made of: for who makes more than one of it.
+/// The configuration of such a client, for callers that create several.
 ///
 /// # Errors
-/// As [`connect`].
+/// See [`connect`].
 pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
     let config = match kubeconfig {
         Some(path) => from_file(path)
@@ -94,11 +94,11 @@ pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ClientEr
     Ok(bounded(config))
 }
 
-/// With limits for what hangs.
+/// Adds timeouts against hanging requests.
 fn bounded(mut config: Config) -> Config {
     config.connect_timeout = Some(CONNECT_LIMIT);
     config.read_timeout = Some(SILENCE_LIMIT);
-    // Else the time that a connection was idle before a request would count.
+    // Otherwise the idle time of a connection before a request would count.
     config.reset_reader_on_write = true;
     config
 }
@@ -107,7 +107,7 @@ async fn from_file(path: &Path) -> Result<Config, kube::config::KubeconfigError>
     Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &KubeConfigOptions::default()).await
 }
 
-/// With bookmarks, which is the default.
+/// The configuration of a watch. Bookmarks are enabled by default.
 pub(crate) fn config(page_size: u32) -> watcher::Config {
     let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
     watcher::Config::default().timeout(seconds).page_size(page_size)
@@ -123,7 +123,7 @@ pub(crate) fn pauses() -> impl Backoff + 'static {
     ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), PAUSE_IS_OVER)
 }
 
-/// An error in words. What the API server itself said is enough where it said something.
+/// An error as text: only the API server's own message, if there is one.
 pub(crate) fn described(error: &watcher::Error) -> String {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -134,7 +134,7 @@ pub(crate) fn described(error: &watcher::Error) -> String {
     if status.message.is_empty() { format!("HTTP status {}", status.code) } else { status.message.clone() }
 }
 
-/// An error with its causes, as far as they are not part of its own text.
+/// An error with its causes, unless its own text contains them.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let causes = std::iter::successors(error.source(), |cause| cause.source());
@@ -147,7 +147,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// What to do about an error that will not pass by itself.
+/// Instructions for an error that a retry does not resolve.
 pub(crate) fn help(error: &watcher::Error) -> Option<&'static str> {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error

@@ -11,30 +11,30 @@ use tracing::warn;
 
 use crate::client::{WATCH_FOR, described, pauses};
 
-/// What a watch says of its object.
+/// An observation of the object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Seen<K> {
-    /// It is so, or there is none.
+    /// Its state; `None` if it does not exist.
     Is(Option<Box<K>>),
-    /// We may not see it. All other errors pass, and what was last seen stays.
+    /// Reading it is forbidden. All other errors are temporary, and the last state stays.
     Forbidden,
 }
 
-/// What becomes of the object of this name: what it is now first, and each change as it comes. The stream begins anew by
-/// itself after an error, after a pause that grows. A change that is undone before it is seen is not told.
+/// Watches the object with this name: first its current state, then each change. After an error, the stream restarts by
+/// itself after a growing pause. A change that is reverted before it is seen is not reported.
 pub(crate) fn watch<K>(api: Api<K>, what: &'static str, name: &str) -> impl Stream<Item = Seen<K>> + Send + 'static
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
-    // The default is to list as things are now.
+    // The default is to start with the current state.
     let config = watcher::Config::default().fields(&format!("metadata.name={name}")).timeout(seconds);
     // The event that announces a list comes before each attempt, and any event would reset the pause.
     let events = watcher(api, config).filter(|event| std::future::ready(!matches!(event, Ok(Event::Init))));
     told(events.backoff(pauses()), what, name)
 }
 
-/// [`watch`] with what the watcher says given.
+/// Runs [`watch`] on given events of a watcher.
 pub(crate) fn told<K, E>(events: E, what: &'static str, name: &str) -> impl Stream<Item = Seen<K>> + Send + use<K, E>
 where
     K: Send,
@@ -53,7 +53,7 @@ where
             Ok(Event::Apply(object)) => Some(Seen::Is(Some(Box::new(object)))),
             Ok(Event::Delete(_)) => Some(Seen::Is(None)),
             Err(error) => {
-                // A list that was cut off begins anew.
+                // An interrupted list starts again.
                 listed = None;
                 let (help, text) = (help(&error), described(&error));
                 warn!(
@@ -69,7 +69,7 @@ where
     })
 }
 
-/// What to do about an error that will not pass by itself.
+/// Instructions for an error that a retry does not resolve.
 fn help(error: &watcher::Error) -> Option<&'static str> {
     match status(error)? {
         401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),
@@ -82,7 +82,7 @@ fn is_forbidden(error: &watcher::Error) -> bool {
     status(error) == Some(403)
 }
 
-/// The status with which the API server refused, if it did.
+/// The HTTP status of the API server's error, if it sent one.
 const fn status(error: &watcher::Error) -> Option<u16> {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error

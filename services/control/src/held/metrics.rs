@@ -8,24 +8,24 @@ use prometheus_client::registry::Registry;
 
 use super::pod::OwnerKind;
 
-/// Whether the policies of `held` namespaces are in place.
+/// State of the policies of `held` namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policies {
-    /// They are as they ought to be.
+    /// They are in their desired state.
     InPlace,
     /// They are switched off.
     Off,
-    /// This API server has no mutating policies.
+    /// The API server does not support mutating policies.
     Unsupported,
     /// They could not be written.
     Failing,
 }
 
 impl Policies {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 4] = [Self::InPlace, Self::Off, Self::Unsupported, Self::Failing];
 
-    /// As it stands in metrics.
+    /// The state as a metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -37,26 +37,26 @@ impl Policies {
     }
 }
 
-/// How a step ended.
+/// Result of a step for a waiting pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
-    /// It was deleted, so that its owner makes a new one.
+    /// The pod was deleted, so that its owner creates a new one.
     Recreated,
-    /// The gate was taken away; it runs as it is.
+    /// The scheduling gate was removed; the pod runs without injection.
     LetGo,
-    /// It was told to people, since nobody makes a new one.
+    /// An Event was recorded, since no owner would create a new pod.
     Reported,
-    /// It had changed or gone meanwhile; nothing was done.
+    /// The pod had changed or was gone; nothing was done.
     Changed,
-    /// The API server refused or did not answer.
+    /// The API server rejected the request or was unavailable.
     Failed,
 }
 
 impl Released {
-    /// All of them.
+    /// All results.
     pub const ALL: [Self; 5] = [Self::Recreated, Self::LetGo, Self::Reported, Self::Changed, Self::Failed];
 
-    /// As it stands in metrics.
+    /// The result as a metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -94,7 +94,7 @@ pub struct HeldMetrics {
 }
 
 impl HeldMetrics {
-    /// Registers them.
+    /// Creates the metrics and registers them.
     pub fn register(registry: &mut Registry) -> Self {
         let policies = Family::<StateLabel, Gauge>::default();
         let waiting = Family::<OwnerLabel, Gauge>::default();

@@ -1,10 +1,10 @@
-//! The controller's part in `held` namespaces: installs the policies that make pods wait, and releases pods that wait.
+//! The controller's part in `held` namespaces: installs the policies that make pods wait, and releases waiting pods.
 //!
 //! * [`policies`]: creates, updates and removes the API server's policies.
-//! * [`pod`]: what the controller keeps of a waiting pod.
-//! * [`plan`]: decides what to do about waiting pods; a pure function with state.
+//! * [`pod`]: the controller's data of a waiting pod.
+//! * [`plan`]: decides the steps for waiting pods; a pure function with state.
 //! * [`release`]: watches waiting pods and executes the plan.
-//! * [`wanted`]: whether pods are to wait at all.
+//! * [`wanted`]: whether pods should wait at all.
 //! * [`metrics`]: counts waiting pods and actions.
 
 pub mod metrics;

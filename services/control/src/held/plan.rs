@@ -1,9 +1,9 @@
-//! Decides what to do about waiting pods: a pure function with state. The caller passes in the time.
+//! Decides the steps for waiting pods: a pure function with state. The caller passes in the time.
 //!
 //! A stored pod cannot be injected, so its owner must create a new one. The controller deletes the waiting pod, which
-//! has never run. Three rules bound this. Only so many pods a second are touched. If an owner's new pods wait again
-//! although webhooks answer, the owner is left alone for a while that doubles, and then tried with one pod. A pod that
-//! no owner would create again is never deleted; an Event reports it instead.
+//! has never run. Three rules bound this. The number of deleted pods per second is limited. If an owner's new pods wait
+//! again although webhooks respond, the owner is left alone for a while that doubles, and then tried with one pod. A
+//! pod that no owner would create again is never deleted; an Event reports it instead.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,37 +15,38 @@ use tokio::time::Instant;
 
 use super::pod::{HeldPod, Key, OwnerKind};
 
-/// Whether pods that are created now are injected.
+/// Whether newly created pods are injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Injection {
-    /// Webhooks answer: a new pod is decided about.
+    /// Webhooks respond: a new pod gets a decision.
     Answering,
-    /// They do not, or it is not known.
+    /// Webhooks do not respond, or that is not known.
     Silent,
-    /// Nothing is injected because somebody wants it so: the kill switch. Nobody shall wait.
+    /// An operator disabled injection with the kill switch. No pod should wait.
     SwitchedOff,
 }
 
-/// How pods that wait are released.
+/// Settings for releasing waiting pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseSettings {
-    /// Pods a second that are deleted or let go at most, and as many at once after a pause. At 20 a second, 600 pods are
-    /// released within half a minute; the API server's own controllers make about as many new ones.
+    /// Maximum number of pods that are deleted or ungated per second, and in a burst after a pause. At 20 per second,
+    /// 600 pods are released in half a minute; the API server's own controllers create about as many.
     pub pods_per_second: u32,
-    /// How long a pod is left alone after something was done about it, whether that went well or not.
+    /// Pause after a step for a pod, successful or not.
     pub retry: Duration,
-    /// How long an owner is left alone at first when its new pods wait again. It doubles each time.
+    /// First back-off of an owner whose new pods wait again. It doubles each time.
     pub first_back_off: Duration,
-    /// The longest that it doubles to.
+    /// The longest back-off.
     pub longest_back_off: Duration,
-    /// How long after a single pod of an owner in back-off was deleted its others follow, unless the new one waits again.
+    /// How long the other pods of an owner in back-off wait after its test pod was deleted. They stay if the new pod
+    /// waits.
     pub settle: Duration,
-    /// How often namespaces of pods that wait are looked at, whose label may have been taken off.
+    /// Time between two reads of the namespaces of waiting pods, whose labels may change.
     pub recheck: Duration,
-    /// By which labels namespaces opt in.
+    /// The labels by which namespaces opt in.
     pub opt_in: OptIn,
-    /// Namespaces that are left alone whatever their labels say, beside the release's and the system's: no webhook is
-    /// called there, so nobody shall wait.
+    /// Namespaces excluded by name, besides the release's and the system's: no webhook is called there, so no pod
+    /// should wait.
     pub excluded_namespaces: Vec<String>,
 }
 
@@ -64,47 +65,47 @@ impl Default for ReleaseSettings {
     }
 }
 
-/// What is known of a namespace.
+/// State of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It could not be looked at.
+    /// It could not be read.
     Unknown,
-    /// Its pods are not Pillion's concern: no label, or left alone by name.
+    /// It has no opt-in label, or is excluded by name.
     NotOptedIn,
-    /// Its level.
+    /// It is opted in, with this failure mode.
     OptedIn(InjectionLevel),
 }
 
-/// A pod that waits, and since when this process knows it.
+/// A waiting pod, and when this process first saw it.
 #[derive(Clone, Debug)]
 pub struct Waiting {
     /// The pod.
     pub pod: HeldPod,
-    /// By the clock of this process: the API server's is another.
+    /// By this process's clock, not the API server's.
     pub since: Instant,
 }
 
-/// Something to do.
+/// A step for a waiting pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Delete it, so that its owner makes a new one.
+    /// Delete it, so that its owner creates a new one.
     Recreate(Key),
-    /// Take the gate away; it runs as it is.
+    /// Remove its scheduling gate; it runs without injection.
     LetGo(Key),
-    /// Tell people: it waits, and nobody makes a new one.
+    /// Record an Event: it waits, and no owner would create a new one.
     Report(Key),
 }
 
-/// What to do now, and when to ask again at the latest.
+/// The steps to take now, and when to plan again at the latest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// In their order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
-    /// `None`: when something changes.
+    /// `None` until something changes.
     pub again: Option<Instant>,
 }
 
-/// What was done before.
+/// Plans steps, and keeps the earlier ones.
 #[derive(Debug)]
 pub struct Planner {
     settings: ReleaseSettings,
@@ -116,20 +117,20 @@ pub struct Planner {
     refilled: Option<Instant>,
 }
 
-/// What was tried with one owner's pods.
+/// Attempts with one owner's pods.
 #[derive(Debug, Default)]
 struct Attempts {
-    /// When it began. A pod that is known only since is a new one that waits again.
+    /// Start of the attempts. A pod first seen later is a new one that waits again.
     began: Option<Instant>,
     failures: u32,
-    /// Not before then.
+    /// End of the back-off.
     not_before: Option<Instant>,
-    /// Whether one pod was deleted to see what becomes of it.
+    /// Whether one pod was deleted as a test.
     is_probing: bool,
 }
 
 impl Planner {
-    /// One that has not done anything yet.
+    /// Without any earlier steps.
     #[must_use]
     pub fn new(settings: ReleaseSettings) -> Self {
         Self {
@@ -143,7 +144,7 @@ impl Planner {
         }
     }
 
-    /// What is to be done now. It is taken as done: the same is not planned again before the time to retry is over.
+    /// Plans the steps for now. They count as done: none is planned again before the retry time.
     pub fn plan(
         &mut self,
         now: Instant,
@@ -183,7 +184,7 @@ impl Planner {
 
     fn begin(&mut self, now: Instant, injection: Injection, pods: &BTreeMap<Key, Waiting>) {
         if injection == Injection::Answering && self.injection != Injection::Answering {
-            // What waits now was created while nobody answered: that is no owner's fault.
+            // These pods were created while no webhook responded, which is not their owner's fault.
             for attempts in self.owners.values_mut() {
                 *attempts = Attempts { failures: attempts.failures, ..Attempts::default() };
             }
@@ -193,7 +194,7 @@ impl Planner {
         let owners: HashSet<&Arc<str>> = pods.values().map(|waiting| &waiting.pod.owner).collect();
         self.reported.retain(|uid| uids.contains(uid));
         self.touched.retain(|uid, _| uids.contains(uid));
-        // An owner is remembered for a while although nothing of its waits: its new pod may be on its way.
+        // An owner without waiting pods is kept for a while: its new pod may be on its way.
         let forget = self.settings.longest_back_off;
         self.owners.retain(|owner, attempts| {
             owners.contains(owner) || attempts.began.is_some_and(|began| now.duration_since(began) < forget)
@@ -204,7 +205,7 @@ impl Planner {
         self.refilled = Some(now);
     }
 
-    /// Plans a step, unless one was done about this pod just now, or too many about others.
+    /// Plans a step, unless this pod had one recently or the rate limit is reached.
     fn touch(&mut self, now: Instant, plan: &mut Plan, waiting: &Waiting, step: Step) {
         let uid = &waiting.pod.uid;
         if let Some(touched) = self.touched.get(uid).map(|touched| *touched + self.settings.retry)
@@ -223,7 +224,7 @@ impl Planner {
         plan.steps.push(step);
     }
 
-    /// How many of an owner's pods may be deleted now.
+    /// Number of an owner's pods that may be deleted now.
     fn allowance(&mut self, now: Instant, plan: &mut Plan, owner: &Arc<str>, pods: &[(&Key, &Waiting)]) -> usize {
         let settings = &self.settings;
         let attempts = self.owners.entry(Arc::clone(owner)).or_default();
@@ -247,7 +248,7 @@ impl Planner {
             return 1;
         }
         if attempts.is_probing {
-            // The new one does not wait.
+            // The new pod does not wait.
             *attempts = Attempts::default();
         }
         attempts.began.get_or_insert(now);
@@ -269,7 +270,7 @@ enum Verdict {
     Recreate,
 }
 
-/// What becomes of a pod, by nothing but what is known of it now.
+/// The verdict on a pod, from its current state alone.
 const fn verdict(injection: Injection, place: Place, owner: OwnerKind) -> Verdict {
     let level = match place {
         Place::Unknown => return Verdict::Wait,
@@ -277,7 +278,7 @@ const fn verdict(injection: Injection, place: Place, owner: OwnerKind) -> Verdic
         Place::OptedIn(level) => level,
     };
     match (injection, level) {
-        // In `enabled` namespaces, a pod for which nobody answers runs without.
+        // In `enabled` namespaces, a pod runs without injection while no webhook responds.
         (Injection::SwitchedOff, _) | (Injection::Silent, InjectionLevel::Enabled) => Verdict::LetGo,
         (Injection::Silent, InjectionLevel::Held | InjectionLevel::Required) => Verdict::Wait,
         (Injection::Answering, level) => match (owner.makes_new_ones(), level) {

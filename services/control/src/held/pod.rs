@@ -1,5 +1,5 @@
-//! What the controller keeps of a pod that waits by the gate of `held` namespaces. Everything else is dropped when the
-//! pod is read.
+//! The controller's data of a pod that waits by the scheduling gate of `held` namespaces. Everything else is dropped
+//! when the pod is read.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use kube::Resource;
 use pillion_api::names::INJECTION_GATE;
 use serde::Deserialize;
 
-/// The finalizer by which the controller of Jobs sees to it that it counts each of a Job's pods.
+/// The finalizer with which the Job controller makes sure that it counts each pod of a Job.
 pub const JOB_TRACKING: &str = "batch.kubernetes.io/job-tracking";
 
-/// A pod as it is read off a watch: what says whether it waits, and nothing of its containers.
+/// A pod as the watch delivers it, reduced to what decides whether it waits.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct StoredPod {
     #[serde(default)]
@@ -66,7 +66,7 @@ impl Resource for StoredPod {
     }
 }
 
-/// Namespace and name.
+/// Namespace and name of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// The namespace.
@@ -76,7 +76,7 @@ pub struct Key {
 }
 
 impl StoredPod {
-    /// Which pod it is.
+    /// Its key.
     #[must_use]
     pub fn key(&self) -> Key {
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
@@ -84,7 +84,7 @@ impl StoredPod {
     }
 }
 
-/// Who makes a new pod when one is gone.
+/// The owner that creates a new pod when one is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OwnerKind {
     /// A `ReplicaSet`, most often a Deployment's.
@@ -97,9 +97,9 @@ pub enum OwnerKind {
     DaemonSet,
     /// A `Job`.
     Job,
-    /// Something else, of which it is not known what it makes of a pod that is gone.
+    /// Another kind, whose reaction to a deleted pod is unknown.
     Other,
-    /// Nobody.
+    /// The pod has no controlling owner.
     Nobody,
 }
 
@@ -115,7 +115,7 @@ impl OwnerKind {
         Self::Nobody,
     ];
 
-    /// The kind as it stands in metrics.
+    /// The kind as a metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -129,7 +129,7 @@ impl OwnerKind {
         }
     }
 
-    /// Whether it is known to make a new pod in place of one that is gone, and to take no harm from it.
+    /// Whether it is known to replace a deleted pod, without harm.
     #[must_use]
     pub const fn makes_new_ones(self) -> bool {
         !matches!(self, Self::Other | Self::Nobody)
@@ -148,27 +148,27 @@ impl OwnerKind {
     }
 }
 
-/// A pod that waits for its injection.
+/// A pod that waits for injection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldPod {
-    /// Its id.
+    /// Its UID.
     pub uid: Arc<str>,
-    /// The version that was read. Nothing is done to another one.
+    /// The version that was read. Every write requires it.
     pub resource_version: Arc<str>,
-    /// What kind of owner it has.
+    /// The kind of its owner.
     pub owner_kind: OwnerKind,
-    /// The id of its controlling owner; its own if it has none.
+    /// The UID of its controlling owner; its own if it has none.
     pub owner: Arc<str>,
-    /// The gates that are not ours.
+    /// Scheduling gates that are not Pillion's.
     pub other_gates: Vec<String>,
     /// Its finalizers.
     pub finalizers: Vec<String>,
 }
 
 impl HeldPod {
-    /// What is kept of a pod; `None` if it does not wait by our gate, has a node, or is going away already.
+    /// Reads a pod; `None` if it does not have Pillion's gate, is scheduled, or is terminating.
     ///
-    /// The record of injection is not looked at: an author can write one, and the gate alone says that nobody decided.
+    /// The injection record is ignored, since a pod author can write one: the gate alone shows that no webhook decided.
     #[must_use]
     pub fn read(pod: StoredPod) -> Option<Self> {
         let StoredPod { metadata, spec } = pod;
@@ -197,7 +197,7 @@ impl HeldPod {
         })
     }
 
-    /// Whether the controller of Jobs would count it as failed when it is deleted as it is.
+    /// Whether the Job controller would count its deletion as a failure.
     #[must_use]
     pub fn is_tracked(&self) -> bool {
         self.finalizers.iter().any(|finalizer| finalizer == JOB_TRACKING)

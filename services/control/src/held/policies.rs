@@ -27,10 +27,10 @@ use crate::client::owner_reference;
 use crate::client::{chain, config, pauses};
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 
-/// The API group in which the policies are.
+/// The API group of the policies.
 const GROUP: &str = "admissionregistration.k8s.io/v1";
 
-/// The resources that have to be there.
+/// The required resources of that group.
 const RESOURCES: [&str; 4] = [
     "mutatingadmissionpolicies",
     "mutatingadmissionpolicybindings",
@@ -38,21 +38,21 @@ const RESOURCES: [&str; 4] = [
     "validatingadmissionpolicybindings",
 ];
 
-/// Which policies are kept, and how.
+/// The policies and how they are kept.
 #[derive(Clone, Debug)]
 pub struct PolicySettings {
-    /// What the policies depend on.
+    /// The settings of the policies.
     pub policies: held::Settings,
-    /// How often they are looked at although the watches say nothing.
+    /// Time between two checks without any change from the watches.
     pub recheck: Duration,
-    /// How long after a repair the next one is made at the earliest. It doubles while repairs follow one another.
+    /// Minimum time between two repairs. It doubles while repairs follow one another.
     pub first_pause: Duration,
-    /// The longest that it doubles to.
+    /// The longest of these times.
     pub longest_pause: Duration,
 }
 
 impl PolicySettings {
-    /// The settings of a release with everything else at its default.
+    /// The default settings of a release.
     #[must_use]
     pub const fn new(policies: held::Settings) -> Self {
         Self {
@@ -64,7 +64,7 @@ impl PolicySettings {
     }
 }
 
-/// One of the objects as it ought to be.
+/// The desired state of one object.
 struct Wanted {
     api: Api<DynamicObject>,
     object: Value,
@@ -72,18 +72,18 @@ struct Wanted {
     kind: &'static str,
 }
 
-/// What was found.
+/// The observed state of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     AsMeant,
     Absent,
     Different,
-    /// It does not belong to the release's namespace that is there now: Kubernetes would not take it along, or does so at once.
+    /// Its owner is not the release's current namespace, with which Kubernetes should delete it.
     Unowned,
 }
 
-/// Keeps the policies while this process leads: in place or away, as `wanted` says. While it says neither, which is how a
-/// term begins, they stay as the last leader left them.
+/// Keeps the policies in place or removed, as `wanted` says, while this controller leads. Until `wanted` has a value,
+/// they stay as the last leader left them.
 pub async fn run(
     leading: LeaderContext,
     settings: PolicySettings,
@@ -94,7 +94,7 @@ pub async fn run(
     let all = match all(&client, &settings) {
         Ok(all) => all,
         Err(error) => {
-            // These are our own types: that they cannot be written is a mistake of this program.
+            // These are Pillion's own types: an error here is a bug.
             warn!(%error, "the policies of held namespaces cannot be written as JSON");
             return;
         }
@@ -144,7 +144,7 @@ pub async fn run(
             pause = (pause * 2).min(settings.longest_pause);
             last_repair = Some(now);
         } else if last_repair.is_none_or(|repair| now.duration_since(repair) > settings.longest_pause) {
-            // What was written comes back by the watch: that it is as it was meant then says nothing of a fight.
+            // The watch also delivers the controller's own write, which does not mean that the other writer gave up.
             pause = settings.first_pause;
         }
         let not_before = now + pause;
@@ -162,7 +162,7 @@ pub async fn run(
     }
 }
 
-/// The four objects, in the order in which they are put in place: first what guards the gate, then what adds it.
+/// The four objects in the order of creation: first those that guard the gate, then those that add it.
 fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[Wanted; 4]> {
     let policies = &settings.policies;
     Ok([
@@ -201,11 +201,11 @@ async fn is_supported(client: &Client) -> kube::Result<bool> {
     Ok(RESOURCES.iter().all(|wanted| found.iter().any(|found| found.name == *wanted)))
 }
 
-/// Takes the policies of a release away for good, in the order in which no gate is added that nobody guards. Whether any was
-/// there.
+/// Deletes the policies of a release, in an order in which the gate is never added without its guard. Returns whether
+/// any existed.
 ///
 /// # Errors
-/// The API server does not answer, or not to us.
+/// The API server is unavailable or denies the request.
 pub async fn remove(client: &Client, settings: &PolicySettings) -> Result<bool, RemoveError> {
     if !is_supported(client).await? {
         return Ok(false);
@@ -217,18 +217,18 @@ pub async fn remove(client: &Client, settings: &PolicySettings) -> Result<bool, 
     Ok(removed)
 }
 
-/// Why the policies were not taken away.
+/// Why the policies were not deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
-    /// The API server did not do it.
+    /// The API server rejected the request.
     #[error(transparent)]
     Client(#[from] kube::Error),
-    /// Ours cannot be written as JSON: a mistake of this program.
+    /// The objects could not be serialized: a bug in this program.
     #[error(transparent)]
     Text(#[from] serde_json::Error),
 }
 
-/// Puts the objects in place or away. What became of it, and whether something had to be written.
+/// Creates, updates or deletes the objects. Returns the state, and whether a write was needed.
 async fn keep(
     all: &[Wanted; 4],
     is_wanted: bool,
@@ -236,7 +236,7 @@ async fn keep(
     metrics: &HeldMetrics,
 ) -> (Policies, bool) {
     let mut repaired = false;
-    // Away in the other order: as long as gates are added, they are guarded.
+    // Deleted in reverse order: as long as gates are added, they are guarded.
     let order: Vec<&Wanted> = if is_wanted { all.iter().collect() } else { all.iter().rev().collect() };
     for each in order {
         let done = if is_wanted { put(each, owner).await } else { take_away(each).await };
@@ -259,7 +259,7 @@ async fn keep(
     (if is_wanted { Policies::InPlace } else { Policies::Off }, repaired)
 }
 
-/// Sees to it that an object is as it was meant, and is its owner's; what it was before.
+/// Brings an object into its desired state, with this owner. Returns its earlier state.
 async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Found> {
     let is_its_owners =
         |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::is_given(&object.metadata, owner));
@@ -271,7 +271,7 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Fo
         Some(_) => return Ok(Found::AsMeant),
     };
     let mut object = wanted.object.clone();
-    // Whose it is stays where nobody says whose it ought to be: what is not applied any more is taken away.
+    // Without a desired owner, apply the existing one: server-side apply would remove it otherwise.
     let owners = match owner {
         Some(owner) => Some(vec![owner.clone()]),
         None => before.and_then(|before| before.metadata.owner_references),
@@ -282,7 +282,7 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Fo
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     let applied = wanted.api.patch(&wanted.name, &parameters, &Patch::Apply(&object)).await?;
     if !is_as_meant(&applied, &wanted.object) || !is_its_owners(&applied) {
-        // Somebody added what we never wrote, so applying leaves it there.
+        // Another client added fields that Pillion never wrote, so server-side apply keeps them.
         let mut replaced = DynamicObject { data: json!({"spec": wanted.object.get("spec")}), ..applied };
         if let Some(owner) = owner {
             owner_reference::give(&mut replaced.metadata, owner.clone());
@@ -308,7 +308,7 @@ fn is_as_meant(stored: &DynamicObject, meant: &Value) -> bool {
     stored.data.get("spec") == meant.get("spec") && stored.metadata.deletion_timestamp.is_none()
 }
 
-/// Something for each change of one of the objects.
+/// Emits an item for each change of one of the objects.
 fn changes(client: &Client, name: &str) -> BoxStream<'static, ()> {
     fn of<K>(client: &Client, name: &str) -> BoxStream<'static, ()>
     where
@@ -354,7 +354,7 @@ mod tests {
 
     type Asked = Arc<Mutex<Vec<(Method, String)>>>;
 
-    /// An API server that knows these resources of the group, and nothing else; and what was asked of it.
+    /// A fake API server with only these resources of the group, and its requests.
     fn api_server(resources: &[&str]) -> (Client, Asked) {
         let resources: Vec<_> = resources
             .iter()
@@ -412,7 +412,7 @@ mod tests {
     async fn without_mutating_policies_nothing_is_written_and_it_is_told() {
         let old = ["validatingadmissionpolicies", "validatingadmissionpolicybindings", "mutatingwebhookconfigurations"];
         assert_eq!(state_with(&old).await, ("unsupported".to_owned(), false));
-        // Here, writing is tried, and fails.
+        // Here, writing is tried and fails.
         assert_eq!(state_with(&RESOURCES).await, ("failing".to_owned(), true));
     }
 }

@@ -1,4 +1,4 @@
-//! Watches pods that wait by the gate of `held` namespaces, and executes the plan.
+//! Watches pods that wait by the scheduling gate of `held` namespaces, and executes the plan.
 //!
 //! Every write names the version of the pod that the plan was made for, so a pod that has changed since is left alone:
 //! one that was scheduled, or another pod of the same name.
@@ -35,24 +35,24 @@ use crate::informer::change::Change;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::release::Release;
 
-/// Pods without a node are few; this many come in one page of a list.
+/// Pods per page of a list; there are few without a node.
 const A_PAGE: u32 = 250;
 
-/// Changes that are taken before the next plan at most.
+/// Maximum number of changes before the next plan.
 const BATCH: usize = 1024;
 
-/// Steps that are under way at once.
+/// Concurrent steps.
 const AT_ONCE: usize = 8;
 
-/// A change that brings others with it: they are waited for so long before a plan is made.
+/// How long further changes are collected before a plan.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// Which pods of the watch can wait: those that have no node.
+/// Field selector of pods that can wait: those without a node.
 const UNSCHEDULED: &str = "spec.nodeName=";
 
 type Changes = Change<Key, (Key, Option<HeldPod>)>;
 
-/// Releases pods for as long as this process leads. `injection` says whether pods that are created now are injected.
+/// Releases pods while this controller leads. `injection` says whether newly created pods are injected.
 pub async fn run(
     leading: LeaderContext,
     settings: ReleaseSettings,
@@ -87,7 +87,7 @@ pub async fn run(
                     for change in batch {
                         store.take(change, Instant::now());
                     }
-                    // At most so late, whatever else was to be done.
+                    // Plan at this time at the latest.
                     let gathered = Instant::now() + GATHER;
                     again = Some(again.map_or(gathered, |again: Instant| again.min(gathered)));
                     metrics.waiting(store.pods.values().map(|waiting| waiting.pod.owner_kind));
@@ -120,11 +120,11 @@ fn read(pod: StoredPod) -> (Key, Option<HeldPod>) {
     (pod.key(), HeldPod::read(pod))
 }
 
-/// The pods that wait, as the watch tells of them.
+/// The waiting pods from the watch.
 #[derive(Debug, Default)]
 struct Store {
     pods: BTreeMap<Key, Waiting>,
-    /// Those of a list that is not complete yet.
+    /// The pods of an unfinished list.
     listed: BTreeMap<Key, Waiting>,
     is_complete: bool,
 }
@@ -152,14 +152,14 @@ impl Store {
         }
     }
 
-    /// A pod that was known before keeps its time.
+    /// A pod that was already seen keeps its time.
     fn known(&self, key: &Key, pod: HeldPod, now: Instant) -> Waiting {
         let before = self.pods.get(key).filter(|before| before.pod.uid == pod.uid);
         Waiting { since: before.map_or(now, |before| before.since), pod }
     }
 }
 
-/// The namespaces of pods that wait, looked at from time to time: there are few.
+/// The namespaces of waiting pods, read at intervals: there are few.
 #[derive(Debug)]
 struct Places {
     excluded: Vec<String>,
@@ -212,7 +212,7 @@ impl Places {
     }
 }
 
-/// What a namespace with these labels is. One that is gone takes its pods with it.
+/// The state of a namespace with these labels. A deleted namespace takes its pods with it.
 fn place(name: &str, excluded: &[String], opt_in: &OptIn, labels: Option<BTreeMap<String, String>>) -> Place {
     let Some(labels) = labels else { return Place::Unknown };
     if excluded.iter().any(|excluded| excluded == name) {

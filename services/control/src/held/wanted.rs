@@ -1,4 +1,4 @@
-//! Whether pods are to wait, and whether waiting pods can be released, by what the leader's other tasks know.
+//! Decides from the leader's other tasks whether pods should wait, and whether waiting pods can be released.
 
 use pillion_api::names::InjectionLevel;
 use tokio::sync::watch;
@@ -7,18 +7,18 @@ use super::Injection;
 use crate::probe::Found;
 use crate::webhook_config::Live;
 
-/// What others know.
+/// State of the leader's other tasks.
 #[derive(Debug)]
 pub struct Known {
-    /// What probing the endpoints found.
+    /// Results of probing the endpoints.
     pub found: watch::Receiver<Option<Found>>,
     /// The webhook configurations.
     pub live: watch::Receiver<Option<Live>>,
-    /// Whether the kill switch is off; `None` until it is known.
+    /// Whether the kill switch has disabled injection; `None` until it is known.
     pub off: watch::Receiver<Option<bool>>,
 }
 
-/// Tells both, whenever they are something else, until whoever knows is gone.
+/// Sends both decisions when they change, until a source is gone.
 pub async fn follow(mut known: Known, policies: watch::Sender<Option<bool>>, injection: watch::Sender<Injection>) {
     loop {
         let (wanted, now) = {
@@ -40,9 +40,9 @@ pub async fn follow(mut known: Known, policies: watch::Sender<Option<bool>>, inj
     }
 }
 
-/// Pods wait only where the webhook is called that lets them go, and only while injection is wanted at all. `None`: the
-/// policies stay as they are. It is not known what is there, or it is damaged, which somebody is about to repair: that nobody
-/// is called for a moment, or that nobody answers, is no reason to let pods run without.
+/// Pods should wait only if the webhook that releases them is called and injection is enabled. `None` leaves the
+/// policies as they are: the configurations are unknown or damaged and will be corrected. A short failure must not
+/// release pods without injection.
 fn judge(off: bool, live: Option<&Live>, answering: bool) -> (Option<bool>, Injection) {
     let Some(live) = live else { return (None, Injection::Silent) };
     if off || live.disarmed {
@@ -71,7 +71,7 @@ mod tests {
     fn pods_wait_for_somebody_who_is_called() {
         let all = live(&InjectionLevel::ALL, false);
         assert_eq!(judge(false, Some(&all), true), (Some(true), Injection::Answering));
-        // That nobody answers is what they wait for.
+        // They wait for a webhook that does not respond.
         assert_eq!(judge(false, Some(&all), false), (Some(true), Injection::Silent));
     }
 

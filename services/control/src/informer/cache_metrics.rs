@@ -1,12 +1,12 @@
-//! Metrics of the watches: how many objects each holds, how old its knowledge may be, and how often it was cut off.
+//! Metrics of the watches: the number of cached objects, the age of each cache, and the number of interruptions.
 //!
-//! The age is the time since the API server was last heard of by that watch: an event, a bookmark (sent about once a
-//! minute, and shortly before a watch ends) or the response to a new watch. It is measured where bytes arrive, so it
-//! rises whenever the API server is silent, for any reason.
+//! The age is the time since that watch last received anything from the API server: an event, a bookmark (sent about
+//! once a minute, and shortly before a watch ends) or the response to a new watch. It is measured where bytes arrive,
+//! so it rises whenever the API server is silent, for any reason.
 //!
-//! How long a change takes until it is served is not measured here. The time of a write stands only in `managedFields`,
-//! in seconds of the API server's clock, which is too coarse for a tenth of a second. A test with a real API server
-//! measures it.
+//! The delay until a change is served is not measured here. The time of a write is recorded only in `managedFields`, in
+//! whole seconds of the API server's clock: too coarse for a tenth of a second. A test with a real API server measures
+//! it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,31 +22,31 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
 
-/// What a watch is about.
+/// The resource that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Cluster profiles.
     ClusterProfiles,
-    /// Tenants' profiles.
+    /// Namespaced profiles.
     Profiles,
     /// Namespaces.
     Namespaces,
 }
 
-/// Why a watch was cut off.
+/// Why a watch was interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The API server does not remember what has changed since (HTTP 410): all is listed anew.
+    /// The resource version is too old for the API server (HTTP 410): all objects are listed again.
     Expired,
-    /// The connection was lost, or there is none.
+    /// The connection was lost or could not be opened.
     Disconnected,
-    /// The API server is not able to answer now (HTTP 429, 5xx).
+    /// The API server is overloaded or failing (HTTP 429, 5xx).
     Unavailable,
-    /// The API server does not let us (HTTP 401, 403).
+    /// The API server denied the request (HTTP 401, 403).
     Forbidden,
-    /// There is no such resource (HTTP 404).
+    /// The resource does not exist (HTTP 404).
     NotFound,
-    /// What the API server says is not understood.
+    /// The response of the API server could not be parsed.
     Invalid,
 }
 
@@ -61,11 +61,11 @@ pub struct CacheMetrics {
     generation: Gauge,
 }
 
-/// When the API server was last heard of.
+/// Time of the API server's last response.
 #[derive(Clone)]
 pub(crate) struct Heard {
     since: Instant,
-    /// Milliseconds after that.
+    /// Milliseconds since `since`.
     last: Arc<AtomicU64>,
 }
 
@@ -80,7 +80,7 @@ struct RestartLabels {
     reason: &'static str,
 }
 
-/// Ages are known when they are asked for.
+/// Computes the ages when metrics are scraped.
 #[derive(Debug)]
 struct Staleness([Heard; Kind::ALL.len()]);
 
@@ -88,7 +88,7 @@ impl Kind {
     /// All kinds.
     pub const ALL: [Self; 3] = [Self::ClusterProfiles, Self::Profiles, Self::Namespaces];
 
-    /// The resource, as it stands in metrics.
+    /// The resource as a metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -108,7 +108,7 @@ impl Reason {
     pub const ALL: [Self; 6] =
         [Self::Expired, Self::Disconnected, Self::Unavailable, Self::Forbidden, Self::NotFound, Self::Invalid];
 
-    /// The reason as it stands in metrics.
+    /// The reason as a metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -121,7 +121,7 @@ impl Reason {
         }
     }
 
-    /// Why a watch ended with an error.
+    /// Classifies the error that interrupted a watch.
     #[must_use]
     pub fn of(error: &watcher::Error) -> Self {
         let code = match error {
@@ -146,7 +146,7 @@ impl Reason {
 }
 
 impl CacheMetrics {
-    /// Makes them and registers them with the prefix `pillion`.
+    /// Creates the metrics and registers them with the prefix `pillion`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion");
@@ -162,7 +162,7 @@ impl CacheMetrics {
         let text = "How many snapshots of profiles and namespaces were published";
         registry.register("snapshot_generation", text, metrics.generation.clone());
         registry.register_collector(Box::new(Staleness(metrics.heard.clone())));
-        // Series that are there from the beginning have a rate from their first event on.
+        // Series that exist from the start have a rate from their first event.
         for kind in Kind::ALL {
             metrics.known(kind, false, 0);
             drop(metrics.lists.get_or_create_owned(&kind.label()));
@@ -173,7 +173,7 @@ impl CacheMetrics {
         metrics
     }
 
-    /// The time since the API server was last heard of by the watch of this kind.
+    /// Time since the watch of this kind last received anything from the API server.
     #[must_use]
     pub fn staleness(&self, kind: Kind) -> Duration {
         self.heard(kind).age()
@@ -207,13 +207,13 @@ impl CacheMetrics {
 }
 
 impl Heard {
-    /// Never heard of, since then.
+    /// Without any response yet; the age counts from `since`.
     #[cfg(test)]
     pub(crate) fn silent_since(since: Instant) -> Self {
         Self { since, last: Arc::default() }
     }
 
-    /// The API server was heard of.
+    /// Records a response of the API server.
     pub(crate) fn now(&self) {
         let millis = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.fetch_max(millis, Ordering::Relaxed);
@@ -225,7 +225,7 @@ impl Heard {
     }
 }
 
-/// It counts from the start of the process on: whoever was never heard of is as old as that.
+/// The age counts from the start of the process until the first response.
 impl Default for Heard {
     fn default() -> Self {
         Self { since: Instant::now(), last: Arc::default() }

@@ -2,24 +2,24 @@
 
 use kube::runtime::watcher::Event;
 
-/// Something a watch says. First, and again after it lost its place, come all objects as [`Change::Listed`], then one
-/// [`Change::ListComplete`]: what was not among them is gone. Everything else comes between two lists.
+/// One change from a watch. The first list, and each later one, arrives as [`Change::Listed`] for every object and one
+/// [`Change::ListComplete`]: objects missing from the list are gone. All other changes arrive between two lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change<K, T> {
-    /// The watch was cut off. If that was during a list, it begins anew: what was listed so far does not count.
+    /// The watch was interrupted. An unfinished list starts again: its objects so far do not count.
     Restarted,
     /// An object of the list.
     Listed(T),
     /// The list is complete.
     ListComplete,
-    /// An object is new or has changed.
+    /// An object was created or has changed.
     Applied(T),
-    /// The object with this key is gone.
+    /// The object with this key was deleted.
     Deleted(K),
 }
 
 impl<K, T> Change<K, T> {
-    /// From the client's event. `read` takes an object apart, `key` says which one it is.
+    /// Converts the client's event. `read` reduces an object, `key` returns its key.
     pub fn from_event<O>(event: Event<O>, read: impl FnOnce(O) -> T, key: impl FnOnce(O) -> K) -> Self {
         match event {
             Event::Init => Self::Restarted,
@@ -32,7 +32,7 @@ impl<K, T> Change<K, T> {
 }
 
 impl<K, T> Change<K, Option<T>> {
-    /// Nothing for an object that could not be taken apart.
+    /// `None` for an object that could not be read.
     #[must_use]
     pub fn known(self) -> Option<Change<K, T>> {
         Some(match self {

@@ -1,7 +1,7 @@
-//! Reads profiles and namespaces once, by lists, as a replica would see them now; for commands.
+//! Reads profiles and namespaces once, by lists, and builds the snapshot that replicas would serve; for commands.
 //!
-//! It opens no watch. If the caller may not list a kind, the result says so and has the rest: a tenant may read its
-//! namespace and its own profiles, but not the platform's.
+//! It opens no watch. If the caller may not list a kind, the result reports that and has the rest: a tenant may read
+//! its namespace and its own profiles, but not the platform's.
 
 use std::sync::Arc;
 
@@ -25,39 +25,39 @@ use crate::informer::namespaces;
 use crate::informer::profiles::{self, Broken, StoredProfile};
 use crate::informer::served::{Pointer, RevisionKey, read_status};
 
-/// How often it is looked for what has to be fetched: each time a revision cannot be used, another may be.
+/// Rounds of fetching revisions: each time a revision is unusable, another one may be needed.
 const ROUNDS: usize = 64;
-/// How many revisions are fetched at a time: there may be thousands.
+/// Revisions fetched concurrently: there may be thousands.
 const FETCHES: usize = 16;
 
-/// What is there now.
+/// Profiles and namespaces at the time of the lists.
 #[derive(Debug)]
 pub struct ClusterListing {
-    /// As replicas serve it.
+    /// The snapshot that replicas serve.
     pub snapshot: Arc<Snapshot>,
-    /// Whether accepted revisions are served. Where no controller has published any, replicas serve profiles as they stand.
+    /// Whether accepted revisions are served. If none is published, replicas serve the stored profiles.
     pub of_revisions: bool,
     /// The profiles as they are stored.
     pub stored: Vec<Stored>,
-    /// Those of which something is wrong.
+    /// Invalid profiles.
     pub broken: Vec<Broken>,
-    /// What could not be read, with the API server's word.
+    /// Parts that could not be read, with the API server's message.
     pub unread: Vec<(Part, String)>,
 }
 
-/// What is read at once.
+/// A part of the listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// The platform's profiles.
+    /// Cluster profiles.
     ClusterProfiles,
-    /// Those of the namespace, or of all of them.
+    /// Profiles of the namespace, or of all namespaces.
     NamespaceProfiles,
     /// The namespace, or all of them.
     Namespaces,
 }
 
 impl Part {
-    /// In words.
+    /// A description for messages.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -68,10 +68,10 @@ impl Part {
     }
 }
 
-/// A profile as it is stored.
+/// A stored profile.
 #[derive(Clone, Debug)]
 pub struct Stored {
-    /// Which one.
+    /// Its name.
     pub name: ProfileName,
     /// Its metadata.
     pub metadata: ObjectMeta,
@@ -80,7 +80,7 @@ pub struct Stored {
     spec: Value,
 }
 
-/// Reads one namespace with the profiles that may act in it, or all namespaces and profiles.
+/// Reads one namespace with the profiles that may match in it, or all namespaces and profiles.
 pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> ClusterListing {
     let mut unread = Vec::new();
     let mut stored = Vec::new();
@@ -143,7 +143,7 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
     ClusterListing { snapshot, of_revisions, stored, broken, unread }
 }
 
-/// The API server's own words, where it has any.
+/// The API server's own message, if it sent one.
 fn said(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
@@ -158,7 +158,7 @@ async fn fetch(client: &Client, key: &RevisionKey) -> crate::informer::served::F
     }
 }
 
-/// A whole list, as a watch says it.
+/// A complete list as a watch would report it.
 fn list<K, T>(objects: impl Iterator<Item = T>) -> impl Iterator<Item = Change<K, T>> {
     std::iter::once(Change::Restarted).chain(objects.map(Change::Listed)).chain([Change::ListComplete])
 }
@@ -170,7 +170,7 @@ impl Stored {
         Self { name: profiles::name(object.metadata.clone()), metadata: object.metadata, status, spec }
     }
 
-    /// Its text, as it is stored.
+    /// Its `spec`, as stored.
     #[must_use]
     pub const fn spec(&self) -> &Value {
         &self.spec
@@ -185,7 +185,7 @@ impl Stored {
         }
     }
 
-    /// What the controller says under a condition: whether it is true, and its message.
+    /// A condition of its status: whether it is true, its reason and its message.
     #[must_use]
     pub fn condition(&self, type_: &str) -> Option<(bool, &str, &str)> {
         let found = self.status.conditions.iter().find(|condition| condition.type_ == type_)?;

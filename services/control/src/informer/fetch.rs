@@ -20,56 +20,56 @@ use crate::client::bounded::bounded;
 use crate::guard;
 use crate::informer::served::{Fetched, RevisionKey};
 
-/// How many are asked for at one time.
+/// Concurrent fetches.
 const AT_ONCE: usize = 8;
 
-/// How much of an answer is read: two texts at most, and metadata. A text may be seven times as long in the answer as it
-/// is, because the API server writes some characters as escapes.
+/// Bytes of a response that are read: at most two texts, and metadata. A text may be seven times as long in a response,
+/// because the API server escapes some characters.
 const ANSWER_BYTES: usize = 8 * 1024 * 1024;
 const _: () = assert!(ANSWER_BYTES > 2 * 7 * MAX_TEXT_BYTES);
 
-/// The first pause before it is asked again, and the longest one.
+/// The first pause before a retry, and the longest one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// After such a pause one that still cannot be had is not waited for any longer.
+/// After a pause of this length, the caller no longer waits for the revision.
 const PATIENCE: Duration = Duration::from_millis(1_600);
 
-/// What came of it, or why it could not be asked for.
+/// The fetched revision, or why it could not be requested.
 pub(crate) type Outcome = Result<Fetched, kube::Error>;
 
-/// What is being fetched.
+/// Running and waiting fetches.
 pub(crate) struct Fetches {
     client: Option<Client>,
     queue: VecDeque<(RevisionKey, Duration)>,
-    /// Those that are asked for again after a pause.
+    /// Fetches that are retried after a pause.
     paused: FuturesUnordered<BoxFuture<'static, (RevisionKey, Duration)>>,
     running: FuturesUnordered<BoxFuture<'static, (RevisionKey, Duration, Outcome)>>,
 }
 
 impl Fetches {
-    /// Without a client nothing is fetched.
+    /// Without a client, nothing is fetched.
     pub(crate) fn new(client: Option<Client>) -> Self {
         let client = client.map(|client| bounded(client, ANSWER_BYTES));
         Self { client, queue: VecDeque::new(), paused: FuturesUnordered::new(), running: FuturesUnordered::new() }
     }
 
-    /// Asks for these.
+    /// Queues these revisions.
     pub(crate) fn ask(&mut self, keys: impl IntoIterator<Item = RevisionKey>) {
         self.queue.extend(keys.into_iter().map(|key| (key, Duration::ZERO)));
         self.start();
     }
 
-    /// Asks for one again, after a pause that follows the last one.
+    /// Queues a retry, after a pause that grows from the last one (`paused`).
     pub(crate) fn ask_again(&mut self, key: RevisionKey, paused: Duration) {
         let pause = (paused * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.paused.push(tokio::time::sleep(pause).map(move |()| (key, pause)).boxed());
     }
 
-    /// The next that is done; never, if there is none. With the pause that was made before it.
+    /// Returns the next finished fetch, with the pause before it. Without any fetch, it never returns.
     pub(crate) async fn next(&mut self) -> (RevisionKey, Duration, Outcome) {
         loop {
-            // Cancel-safe: what is not done stays where it is, and nothing is awaited in between.
+            // Cancel-safe: unfinished fetches stay in their queue, and nothing is awaited in between.
             tokio::select! {
                 Some(waited) = self.paused.next() => {
                     self.queue.push_back(waited);
@@ -101,12 +101,12 @@ impl Fetches {
     }
 }
 
-/// Whether it was asked for in vain for so long that nobody should wait for it.
+/// Whether the retries have taken so long that the caller should stop waiting.
 pub(crate) fn is_out_of_patience(paused: Duration) -> bool {
     paused >= PATIENCE
 }
 
-/// What is said of a revision that is not to be had for now.
+/// The result for a revision that is unavailable for now.
 pub(crate) fn not_to_be_had(key: &RevisionKey, why: &str) -> Fetched {
     let name = object_name(&key.profile.name, &key.revision);
     Fetched::Missing(vec![fault(format!("the published revision {name} cannot be read: {why}"), "it is tried again")])
@@ -116,13 +116,13 @@ fn fault(message: String, help: &str) -> Diagnostic {
     Diagnostic { path: "status.revision".to_owned(), message, help: Some(help.to_owned()), part: Part::Value }
 }
 
-/// Why asking again would not help, if it would not.
+/// Why a retry would not help; `None` if it may.
 fn refusal(error: &kube::Error) -> Option<String> {
     match error {
         kube::Error::Service(cause) if cause.is::<LengthLimitError>() => {
             Some(format!("its object is larger than {ANSWER_BYTES} bytes"))
         }
-        // Rights are granted, load passes, and versions come to agree.
+        // Permissions may be granted, load passes, and versions converge.
         kube::Error::Api(status)
             if ![401, 403, 408, 409, 429].contains(&status.code) && (400..500).contains(&status.code) =>
         {
@@ -142,7 +142,7 @@ pub(crate) async fn get(client: Client, key: &RevisionKey) -> Outcome {
         found.map(|found| found.map(|object| object.spec))
     };
     let found: Option<RevisionSpec> = match found {
-        // It is there, and not one that this build reads.
+        // The revision exists, but this build cannot read it.
         Err(kube::Error::SerdeError(_)) => None,
         Err(error) => match refusal(&error) {
             Some(why) => {
@@ -185,7 +185,7 @@ mod tests {
         RevisionKey { revision: compiled.revision().into(), profile }
     }
 
-    /// An API server that answers so, by the path that it is asked for.
+    /// A fake API server that responds by request path.
     fn fetches(answer: impl Fn(&str) -> (u16, String) + Clone + Send + Sync + 'static) -> Fetches {
         let service = service_fn(move |request: http::Request<Body>| {
             let (code, text) = answer(request.uri().path());
@@ -195,7 +195,7 @@ mod tests {
         Fetches::new(Some(Client::new(service, "default")))
     }
 
-    /// A revision whose object is padded as the API server pads one by its escapes.
+    /// A revision object with padding, as the API server's escapes would add.
     fn object(bytes: usize) -> String {
         let (text, revision) = (spec().to_string(), key("big").revision);
         let description = "\\u003c".repeat(bytes / 6);

@@ -15,7 +15,7 @@ use crate::informer::profiles::{Broken, ProfileChange, ProfileIndex, State, Upda
 use crate::informer::served::{Fetched, PointerChange, RevisionKey, ServedIndex};
 use crate::informer::share;
 
-/// What one of the watches says, or came of fetching something.
+/// A change from one of the watches, or a fetched revision.
 #[derive(Clone, Debug)]
 pub enum Update {
     /// A change of cluster profiles.
@@ -24,33 +24,33 @@ pub enum Update {
     Namespaced(ProfileChange),
     /// A change of namespaces.
     Namespace(NamespaceChange),
-    /// What is published of cluster profiles.
+    /// A change of the published revisions of cluster profiles.
     PublishedCluster(PointerChange),
-    /// What is published of tenants' profiles.
+    /// A change of the published revisions of namespaced profiles.
     PublishedNamespaced(PointerChange),
     /// A published revision was fetched.
     Fetched(RevisionKey, Fetched),
 }
 
-/// What the index is in, for readiness and gauges.
+/// The state of the index, for readiness and gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// All first lists were complete, and a snapshot is published.
+    /// All first lists are complete, and a snapshot is published.
     pub synced: bool,
-    /// Profiles at work.
+    /// Active profiles.
     pub profiles: usize,
-    /// Profiles that are not at work as they are stored: an older text is, or none.
+    /// Profiles whose stored version is not active: an older one is, or none.
     pub broken_profiles: usize,
     /// Namespaces.
     pub namespaces: usize,
 }
 
-/// Follows the watches.
+/// Builds snapshots from the changes of the watches.
 #[derive(Debug, Default)]
 pub struct Index {
     cluster: ProfileIndex,
     namespaced: ProfileIndex,
-    /// What is published, where that is served and not the texts as they stand.
+    /// The published revisions, if they are served instead of the stored profiles.
     published: Option<Published>,
     namespaces: NamespaceIndex,
     snapshot: Snapshot,
@@ -58,7 +58,7 @@ pub struct Index {
     namespaces_changed: bool,
 }
 
-/// What is published of both kinds of profiles.
+/// The published revisions of both kinds of profiles.
 #[derive(Debug, Default)]
 struct Published {
     cluster: ServedIndex,
@@ -72,35 +72,35 @@ impl Published {
 }
 
 impl Index {
-    /// Serves what is published of profiles, and not their texts as they stand.
+    /// Serves published revisions instead of the stored profiles.
     #[must_use]
     pub fn of_revisions(self) -> Self {
         Self { published: Some(Published::default()), ..self }
     }
 
-    /// Keeps the texts of all profiles that were accepted, for who makes revisions of them.
+    /// Keeps the texts of all accepted profiles, for the controller that creates revisions of them.
     #[must_use]
     pub fn keeping_texts(self) -> Self {
         Self { cluster: self.cluster.keeping_texts(), namespaced: self.namespaced.keeping_texts(), ..self }
     }
 
-    /// Bounds the memory that the profiles of namespaces may take.
+    /// Bounds the memory for namespaced profiles.
     #[must_use]
     pub fn bounded_by(self, limits: share::Limits) -> Self {
         Self { namespaced: self.namespaced.bounded_by(limits), ..self }
     }
 
-    /// Up to `count` profiles for which there was no memory, and is now: they have to be read again. Each is given once.
+    /// Returns up to `count` profiles that lacked memory and now fit: read them again. Each is returned once.
     pub fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
         self.namespaced.take_readable(count)
     }
 
-    /// Says that a profile could not be read again: it has to be tried once more.
+    /// Reports that a profile could not be read again; it will be returned again.
     pub fn not_read(&mut self, name: ProfileName) {
         self.namespaced.not_read(name);
     }
 
-    /// The revisions that have to be fetched. Each is given once.
+    /// Returns the revisions to fetch. Each is returned once.
     pub fn due(&mut self) -> Vec<RevisionKey> {
         let Some(published) = &mut self.published else { return Vec::new() };
         let mut due = published.cluster.due();
@@ -108,34 +108,34 @@ impl Index {
         due
     }
 
-    /// Whether a revision that could not be fetched is still wanted.
+    /// Whether a revision that could not be fetched is still needed.
     pub fn still_wants(&mut self, key: &RevisionKey) -> bool {
         self.published.as_mut().is_some_and(|published| published.of(&key.profile).still_wants(key))
     }
 
-    /// What became of the text of a profile; `None` if there is no such profile.
+    /// The state of a profile's text; `None` if there is no such profile.
     #[must_use]
     pub fn state(&self, name: &ProfileName) -> Option<State<'_>> {
         self.of(name).state(name)
     }
 
-    /// The whole text of the profile that is at work, and its author's own.
+    /// The flattened text of the active profile, and its author's own text.
     #[must_use]
     pub fn whole(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
         self.of(name).whole(name, &self.cluster)
     }
 
-    /// What was accepted of a profile by whoever led before.
+    /// Adds a text that an earlier leader had accepted for a profile.
     pub fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
         if name.namespace.is_some() { &mut self.namespaced } else { &mut self.cluster }.seed(name, uid, text);
     }
 
-    /// The namespaces that are known.
+    /// The known namespaces.
     pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Namespace)> {
         self.snapshot.namespaces().map(|(name, namespace)| (name, &**namespace))
     }
 
-    /// Whether all first lists were complete.
+    /// Whether all first lists are complete.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         self.synced()
@@ -145,13 +145,13 @@ impl Index {
         if name.namespace.is_some() { &self.namespaced } else { &self.cluster }
     }
 
-    /// Makes all snapshots from this one.
+    /// Builds all later snapshots from this one.
     #[must_use]
     pub fn from_snapshot(snapshot: Snapshot) -> Self {
         Self { snapshot, ..Self::default() }
     }
 
-    /// Takes what a watch says. Returns profiles that are broken, and were not known to be.
+    /// Applies an update. Returns profiles that are newly broken.
     pub fn update(&mut self, update: Update) -> Vec<Broken> {
         let updated = match update {
             Update::Cluster(change) => self.cluster.update(change),
@@ -182,8 +182,8 @@ impl Index {
         updated.broken
     }
 
-    /// Compiles what extends profiles that have changed, and what was waiting for them. Before all cluster profiles are
-    /// known, one that is extended may be still to come.
+    /// Compiles the profiles that extend changed profiles, and those that waited for them. Until all cluster profiles
+    /// are known, a missing parent may still arrive.
     fn compile_due(&mut self, touched: BTreeSet<Box<str>>) -> Vec<Broken> {
         let mut broken = Vec::new();
         if !self.cluster.synced() {
@@ -191,7 +191,7 @@ impl Index {
         }
         let mut all = touched.clone();
         let mut latest = touched;
-        // A chain has few links, and a profile that was waiting for its parent has others waiting for itself.
+        // A chain has few links, and a profile that waited for its parent may have children waiting.
         for _ in 0..2 * MAX_CHAIN {
             for _ in 1..MAX_CHAIN {
                 all.extend(latest.iter().cloned());
@@ -213,7 +213,7 @@ impl Index {
         broken
     }
 
-    /// The snapshot to publish, if there is something new to publish.
+    /// The next snapshot, if anything changed.
     pub fn publish(&mut self) -> Option<Arc<Snapshot>> {
         let due = self.synced() && (self.profiles_changed || self.namespaces_changed);
         if !due {
@@ -233,7 +233,7 @@ impl Index {
         Some(Arc::new(self.snapshot.clone()))
     }
 
-    /// What it is in.
+    /// The current state.
     #[must_use]
     pub fn status(&self) -> Status {
         Status {
@@ -247,7 +247,7 @@ impl Index {
         }
     }
 
-    /// Whether all objects of a kind were listed, and how many there are.
+    /// Whether all objects of a kind were listed, and their number.
     #[must_use]
     pub fn known(&self, kind: Kind) -> (bool, usize) {
         match (kind, &self.published) {

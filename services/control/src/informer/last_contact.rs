@@ -1,7 +1,7 @@
-//! Wraps a client so that the time of its last response is known.
+//! Wraps a client to record the time of the API server's last response.
 //!
 //! The client's watcher does not pass on bookmarks, and a watch of objects that seldom change is silent for hours. So
-//! the time is noted where the bytes of responses arrive.
+//! the time is recorded where the bytes of responses arrive.
 
 use http_body_util::BodyExt;
 use kube::Client;
@@ -10,7 +10,7 @@ use tower::service_fn;
 
 use crate::informer::cache_metrics::Heard;
 
-/// The same client; each piece of an answer that is a success is noted.
+/// Returns the client with recording added: each chunk of a successful response is recorded.
 pub(crate) fn noting(client: Client, heard: Heard) -> Client {
     let namespace = client.default_namespace().to_owned();
     let service = service_fn(move |request: http::Request<Body>| {
@@ -39,7 +39,7 @@ mod tests {
 
     use super::*;
 
-    /// How old the knowledge is after a request that was answered so.
+    /// The recorded age before and after a request with this response.
     async fn age_after(status: u16, pieces: usize) -> (Duration, Duration) {
         let answer = service_fn(move |_: http::Request<Body>| async move {
             let body = Body::from(vec![b' '; pieces]);

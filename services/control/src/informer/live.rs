@@ -28,9 +28,9 @@ use crate::informer::namespaces;
 pub use crate::informer::lookup_cache::FetchError;
 pub use crate::informer::lookup_metrics::LookupResult;
 
-/// How long it is remembered that one is not there, or could not be asked for.
+/// How long a missing namespace or a failure is cached.
 const UNKNOWN_FOR: Duration = Duration::from_secs(1);
-/// What an entry takes besides the namespace, about.
+/// Approximate bytes of an entry besides the namespace.
 const ENTRY_BYTES: usize = 256;
 
 fn bounds(answer_limit: Duration) -> Bounds {
@@ -38,10 +38,10 @@ fn bounds(answer_limit: Duration) -> Bounds {
         ask_limit: ask_limit(answer_limit),
         at_once: 8,
         a_second: Some(40),
-        // So that one client does not use up what all may.
+        // So that one client cannot use up the total rate.
         a_second_per_client: 10,
         capacity: 4 * 1024 * 1024,
-        // The watch delivers it much sooner.
+        // The watch delivers the namespace much sooner.
         found_for: Duration::from_secs(10),
         missing_for: UNKNOWN_FOR,
         failed_for: UNKNOWN_FOR,
@@ -50,13 +50,13 @@ fn bounds(answer_limit: Duration) -> Bounds {
     }
 }
 
-/// The answer to the question for a namespace; `None` if there is none of that name.
+/// The result of a lookup; `None` if the namespace does not exist.
 pub type Fetched = lookup_cache::Fetched<Namespace>;
 
-/// Counts look-ups of namespaces, as `pillion_live_lookups`.
+/// Counts lookups of namespaces, as `pillion_live_lookups`.
 pub type LookupMetrics = lookup_metrics::LookupMetrics<NamespaceLookup>;
 
-/// What these look-ups are about.
+/// The target of these lookups.
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceLookup;
 
@@ -70,7 +70,7 @@ impl LookupKind for NamespaceLookup {
     }
 }
 
-/// Namespaces looked up one by one. Clones share what they remember, and the bounds.
+/// Looks up single namespaces. Clones share the cache and the limits.
 #[derive(Clone)]
 pub struct LiveNamespaces {
     remembered: Remembered<Box<str>, Arc<Namespace>, NamespaceLookup>,
@@ -84,8 +84,8 @@ impl fmt::Debug for LiveNamespaces {
 }
 
 impl LiveNamespaces {
-    /// Asks the API server, which may take so long, waiting for a turn included: a pod waits for it, and the API server
-    /// itself waits for the pod's answer. Namespaces opt in by these labels.
+    /// Looks up namespaces in the API server. `answer_limit` includes the wait for a permit, since the pod's review
+    /// waits. Namespaces opt in by the labels of `opt_in`.
     #[must_use]
     pub fn new(client: Client, metrics: LookupMetrics, answer_limit: Duration, opt_in: OptIn) -> Self {
         let api: Api<NamespaceObject> = Api::all(client);
@@ -101,7 +101,7 @@ impl LiveNamespaces {
         Self::made(fetch, metrics, answer_limit)
     }
 
-    /// Asks whom you like, who may take 250 milliseconds.
+    /// Test constructor with a custom fetcher and a limit of 250 milliseconds.
     #[must_use]
     pub fn by(
         fetch: impl Fn(Box<str>) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
@@ -126,13 +126,12 @@ impl LiveNamespaces {
         Self { remembered, answer_limit }
     }
 
-    /// A namespace; or that there is none of this name, or that it could not be found out. Takes no longer than the answer
-    /// may.
+    /// Returns the namespace, that it does not exist, or that the lookup failed. Takes no longer than the answer limit.
     pub async fn get(&self, name: &str) -> Answer<Arc<Namespace>> {
         self.look(name, Asker::own(Instant::now() + self.answer_limit)).await
     }
 
-    /// The same for a review that this client sent. `after`: an answer from before this moment will not do.
+    /// Like [`Self::get`], for a review that `client` sent. Entries from before `after` are not used.
     pub async fn get_for(&self, name: &str, client: IpAddr, after: Option<Instant>) -> Answer<Arc<Namespace>> {
         let own = Asker::own(Instant::now() + self.answer_limit);
         self.look(name, Asker { client: Some(client), after, ..own }).await

@@ -34,66 +34,65 @@ use tracing::{debug, warn};
 use crate::informer::lookup_metrics::{LookupKind, LookupMetrics, LookupResult};
 use crate::throttle::{ClientRates, Rate, Throttle};
 
-/// How long whoever wants answers waits for them, unless somebody says otherwise. Shorter than the 300 ms that the webhook
-/// waits for a look-up, so that it is known how each ended.
+/// Default wait for results. Shorter than the webhook's 300 ms for a lookup, so that each failure has a known cause.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_millis(250);
-/// How long an old answer is served while the API server cannot be asked.
+/// How long a stale entry is served while the API server is unavailable.
 pub(crate) const STALE_FOR: Duration = Duration::from_hours(1);
-/// How old an answer may be that is served although the API server refuses to give it.
+/// The maximum age of an entry that is served although the API server refuses the request.
 const REFUSED_FOR: Duration = Duration::from_mins(5);
-/// After the API server could not be asked: how long nobody waits for it who can be given an old answer.
+/// How long callers with a stale entry do not wait, after the API server was unavailable.
 const AWAY_FOR: Duration = Duration::from_secs(5);
-/// How long the log is quiet after it told of a look-up that brought nothing.
+/// Minimum time between two log lines about failed lookups.
 pub(crate) const QUIET_FOR: Duration = Duration::from_secs(5);
 
-/// The answer to a question; `None` if there is no such thing.
+/// The result of a request; `None` if the object does not exist.
 pub type Fetched<V> = Result<Option<V>, FetchError>;
-/// Asks.
+/// Requests an object.
 pub(crate) type Fetch<K, V> = dyn Fn(K) -> BoxFuture<'static, Fetched<V>> + Send + Sync;
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The API server could not be asked, or was not able to answer: that passes.
+    /// The API server is unreachable or overloaded: a temporary error.
     #[error("{}", crate::client::chain(&**.0))]
     Unavailable(Box<dyn std::error::Error + Send + Sync>),
-    /// The API server was asked and answers that this is not to be had, or what it answers cannot be used.
+    /// The API server refused the request, or its response is unusable.
     #[error("{}", crate::client::chain(&**.0))]
     Refused(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// What bounds look-ups of one kind.
+/// Limits for lookups of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// How long one question may take, waiting for a turn included.
+    /// Timeout of one request, including the wait for a permit.
     pub(crate) ask_limit: Duration,
-    /// Questions at one time.
+    /// Concurrent requests.
     pub(crate) at_once: usize,
-    /// Questions in any one second; `None` if that is not bounded.
+    /// Requests per second; `None` for no limit.
     pub(crate) a_second: Option<usize>,
-    /// Questions in any one second that one client address may cause.
+    /// Requests per second that one client address may cause.
     pub(crate) a_second_per_client: u32,
-    /// Bytes that are remembered.
+    /// Size of the cache in bytes.
     pub(crate) capacity: u64,
-    /// How long what is there is fresh.
+    /// How long an existing object is fresh.
     pub(crate) found_for: Duration,
-    /// How long it is fresh that something is not there.
+    /// How long "not found" is fresh.
     pub(crate) missing_for: Duration,
-    /// How long it is not asked for again after that was in vain.
+    /// How long a failed request is not repeated.
     pub(crate) failed_for: Duration,
-    /// How old an answer may be that is served while the API server cannot be asked.
+    /// The maximum age of an entry that is served while the API server is unavailable.
     pub(crate) stale_for: Duration,
-    /// What the log calls what is asked for.
+    /// What log lines call the object.
     pub(crate) wanted: &'static str,
 }
 
-/// Answers that are remembered. Clones share them, and the bounds.
+/// A cache of objects with its fetcher. Clones share the cache and the limits.
 pub(crate) struct Remembered<K, V, W> {
     cache: Cache<K, Arc<CacheEntry<V>>>,
     asking: Arc<Asking<K, V, W>>,
 }
 
-/// What asks, and what bounds it.
+/// The fetcher and its limits.
 struct Asking<K, V, W> {
     fetch: Box<Fetch<K, V>>,
     bounds: Bounds,
@@ -106,16 +105,16 @@ struct Asking<K, V, W> {
     metrics: LookupMetrics<W>,
 }
 
-/// On whose behalf something is looked up.
+/// The caller of a lookup.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker<'a> {
-    /// The answer is needed by then.
+    /// When the result is needed at the latest.
     pub(crate) deadline: Instant,
-    /// The address that sent the review, if one did.
+    /// The address that sent the review, if any.
     pub(crate) client: Option<IpAddr>,
-    /// The namespace of the review's object, if that is known.
+    /// The namespace of the review's object, if known.
     pub(crate) tenant: Option<&'a str>,
-    /// An answer from before this moment will not do.
+    /// Results from before this moment are not used.
     pub(crate) after: Option<Instant>,
 }
 
@@ -126,13 +125,13 @@ impl Asker<'_> {
     }
 }
 
-/// Turns to ask, by tenant: so many at one time for each.
+/// Request permits by tenant: the same number for each.
 struct TenantTurns {
     each: usize,
     turns: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
 }
 
-/// Tenants that are kept before those without a question are forgotten.
+/// Tenants that are kept before those without a running request are removed.
 const TENANTS: usize = 256;
 
 impl TenantTurns {
@@ -150,14 +149,14 @@ impl TenantTurns {
     }
 }
 
-/// What is known: a fact, why it could not be asked for last, or both.
+/// A cached object, the last failure, or both.
 #[derive(Debug)]
 struct CacheEntry<V> {
     fact: Option<Fact<V>>,
     failure: Option<Failure>,
-    /// How the question ended that this comes from.
+    /// Result of the lookup that created this entry.
     ended: LookupResult,
-    /// Somebody asks for it again.
+    /// A refresh is running.
     refreshing: AtomicBool,
 }
 
@@ -169,48 +168,48 @@ struct Fact<V> {
 
 #[derive(Clone, Debug)]
 struct Failure {
-    /// For authors of pods. Why exactly is for the log.
+    /// The message for pod authors. The exact cause is logged.
     why: &'static str,
     until: Instant,
 }
 
-/// What may be done with what is known.
+/// The state of a cache entry, which decides how it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     /// It is served.
     Fresh,
-    /// It is served, and it is time to ask again.
+    /// It is served, and a refresh is due.
     Due,
-    /// It is too old; ask, and serve it if that is in vain.
+    /// It is too old: request it, and serve it if that fails.
     Expired,
-    /// It is too old, and asking was in vain a moment ago.
+    /// It is too old, and the last request has just failed.
     Stale,
-    /// Nothing is known, as asking was in vain a moment ago.
+    /// Without an object, and the last request has just failed.
     Failed,
-    /// Nothing is known.
+    /// Without an object.
     Unknown,
 }
 
-/// How long one question may take if whoever wants the answer waits so long: a little less, so that all who wait learn how
-/// it ended.
+/// The timeout of a request for callers that wait for `answer_limit`: slightly shorter, so that all of them see its
+/// result.
 pub(crate) fn ask_limit(answer_limit: Duration) -> Duration {
     answer_limit * 24 / 25
 }
 
 impl FetchError {
-    /// Something that passes.
+    /// Creates a temporary error.
     pub fn unavailable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Unavailable(error.into())
     }
 
-    /// Whether it is what the API server said, if only that it is not able to answer this: then it is not away, and what
-    /// others ask for need not be served old. A service behind it may be broken for one kind alone.
+    /// Whether the API server responded, even with an error. Then it is available, and other entries are not served
+    /// stale: an aggregated API may fail for one kind alone.
     fn is_an_answer(&self) -> bool {
         let (Self::Unavailable(source) | Self::Refused(source)) = self;
         matches!(source.downcast_ref(), Some(kube::Error::Api(_)))
     }
 
-    /// Something that asking again does not change.
+    /// Creates an error that a retry does not resolve.
     pub fn refused(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Refused(error.into())
     }
@@ -223,7 +222,7 @@ impl From<kube::Error> for FetchError {
             kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) | kube::Error::BuildRequest(_) => {
                 Self::refused(error)
             }
-            // More than is read of one answer.
+            // The response exceeds the size limit.
             kube::Error::Service(cause) if cause.is::<LengthLimitError>() => Self::refused(error),
             _ => Self::unavailable(error),
         }
@@ -237,7 +236,7 @@ impl From<serde_json::Error> for FetchError {
 }
 
 impl<V> CacheEntry<V> {
-    /// A fact that is too old to be served at all is none.
+    /// The cached object, unless it is too old to be served at all.
     fn fact(&self, bounds: &Bounds, now: Instant) -> Option<&Fact<V>> {
         self.fact.as_ref().filter(|fact| now.duration_since(fact.told_at) < bounds.stale_for)
     }
@@ -259,7 +258,7 @@ impl<V> CacheEntry<V> {
 }
 
 impl<V> CacheEntry<V> {
-    /// The same for who wants nothing from before `after`: such a fact is as one that is too old.
+    /// Like [`Self::standing`], but an entry from before `after` counts as expired.
     fn standing_after(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Standing {
         let is_before = self.fact(bounds, now).is_some_and(|fact| is_before(fact, after));
         match self.standing(bounds, now) {
@@ -270,7 +269,7 @@ impl<V> CacheEntry<V> {
 }
 
 impl<V: Clone> CacheEntry<V> {
-    /// What is answered to who wants nothing from before `after`.
+    /// The result for a caller that uses nothing from before `after`.
     fn answer(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Answer<V> {
         match self.fact(bounds, now) {
             Some(fact) if is_before(fact, after) => Answer::Failed("only an older answer is known".into()),
@@ -297,7 +296,7 @@ where
     V: Clone + Send + Sync + 'static,
     W: LookupKind,
 {
-    /// `weight` says what an answer takes in memory.
+    /// Creates a cache. `weight` returns the bytes that an entry takes.
     pub(crate) fn new(
         fetch: impl Fn(K) -> BoxFuture<'static, Fetched<V>> + Send + Sync + 'static,
         weight: impl Fn(&K, Option<&V>) -> usize + Send + Sync + 'static,
@@ -324,17 +323,17 @@ where
         Self { cache, asking: Arc::new(asking) }
     }
 
-    /// How many answers are remembered.
+    /// Number of cached entries.
     pub(crate) fn len(&self) -> u64 {
         self.cache.entry_count()
     }
 
-    /// That something was wanted that can have no answer.
+    /// Counts a lookup that cannot have a result.
     pub(crate) fn count(&self, what: W, result: LookupResult) {
         self.asking.metrics.count(what, result);
     }
 
-    /// The answer, at the deadline at the latest.
+    /// Returns the result, at the deadline at the latest.
     pub(crate) async fn get(&self, what: W, key: K, asker: Asker<'_>) -> Answer<V> {
         let (now, bounds) = (Instant::now(), self.asking.bounds);
         let Asker { deadline, client, tenant, after } = asker;
@@ -360,7 +359,7 @@ where
             }
         }
         let fact = known.as_ref().and_then(|known| known.fact(&bounds, now).cloned());
-        // Before others may wait for this one's answer: they are not refused for its client.
+        // Checked before other callers can wait for this request: they must not fail because of this client's rate.
         if client.is_some_and(|client| !self.asking.clients.take(client)) {
             self.asking.tell_refused(&key, client, bounds.a_second_per_client as usize);
             self.count(what, if fact.is_some() { LookupResult::Stale } else { LookupResult::Refused });
@@ -372,7 +371,7 @@ where
             let standing = known.standing_after(&bounds, Instant::now(), after);
             matches!(standing, Standing::Expired | Standing::Unknown)
         };
-        // Who comes meanwhile waits for this one answer. If the review that asks is given up, the next one asks.
+        // Callers that arrive meanwhile wait for this request. If its review is given up, the next caller starts one.
         let entry = timeout_at(deadline, self.cache.entry(key).or_insert_with_if(ask, is_due)).await;
         let Ok(entry) = entry else {
             self.asking.is_away_now();
@@ -391,7 +390,7 @@ where
         known.answer(&bounds, Instant::now(), after)
     }
 
-    /// Asks again while what is known is served: one at a time for each key, and only if it is nobody else's turn.
+    /// Refreshes an entry while it is served: one refresh for each key, and only if no other caller needs the permit.
     fn refresh(&self, what: W, key: &K, known: &Arc<CacheEntry<V>>) {
         if known.refreshing.swap(true, Ordering::Relaxed) {
             return;
@@ -418,13 +417,13 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
             return self.tell(&key, old, tenant.as_deref()).await;
         }
         self.tell_refused(&key, None, self.bounds.a_second.unwrap_or_default());
-        // It may be asked for at once again.
+        // The next lookup may start a request at once.
         let failure = Failure { why: "the API server was asked too often", until: Instant::now() };
         let ended = if old.is_some() { LookupResult::Stale } else { LookupResult::Refused };
         Arc::new(CacheEntry { fact: old, failure: Some(failure), ended, refreshing: AtomicBool::new(false) })
     }
 
-    /// Says in the log, now and then, that something is not looked up; for which client, if it was for that.
+    /// Logs, at a limited rate, that a lookup was refused; with the client if its rate was exceeded.
     fn tell_refused(&self, key: &K, client: Option<IpAddr>, limit: usize) {
         if let Some(suppressed) = self.failures.tell() {
             let (wanted, client) = (self.bounds.wanted, client.map(tracing::field::display));
@@ -432,11 +431,11 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
         }
     }
 
-    /// Asks, and says what is known then; `old` is what was known before.
+    /// Requests the object and returns the new entry; `old` is the object of the previous entry.
     async fn tell(&self, key: &K, old: Option<Fact<V>>, tenant: Option<&str>) -> Arc<CacheEntry<V>> {
         let limit = self.bounds.ask_limit;
         let answer = async {
-            // First among its own: a tenant with many questions leaves turns to others.
+            // The tenant's permit comes first: a tenant with many requests leaves shared permits to others.
             let own = tenant.map(|tenant| self.tenants.of(tenant));
             let _own_turn = match &own {
                 Some(own) => Some(own.acquire().await.map_err(FetchError::unavailable)?),
@@ -489,7 +488,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
     }
 }
 
-/// When what is remembered is forgotten, so that it takes no memory; what may be served when is [`CacheEntry::standing`]'s.
+/// When entries are removed, to free memory; [`CacheEntry::standing`] decides when they may be served.
 struct Memory {
     stale_for: Duration,
     failed_for: Duration,

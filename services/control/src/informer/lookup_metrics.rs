@@ -6,45 +6,45 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// How a look-up ended.
+/// The result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LookupResult {
-    /// It was remembered, or somebody was asking for it already.
+    /// The entry was cached, or a request for it was running.
     Hit,
-    /// What was remembered is old, and was served because the API server could not be asked.
+    /// A stale entry was served because the API server was unavailable.
     Stale,
-    /// The API server has it.
+    /// The object exists.
     Found,
-    /// The API server does not have it.
+    /// The object does not exist.
     Missing,
-    /// What was remembered and is in use was asked for again in good time. No request waited for it.
+    /// A cached entry in use was refreshed early. No review waited for it.
     Refreshed,
-    /// The same in vain. What was remembered stays.
+    /// An early refresh failed. The cached entry stays.
     RefreshFailed,
-    /// The API server could not be asked, or answered with an error, and nothing was remembered.
+    /// The API server was unavailable or returned an error, and no entry was cached.
     Failed,
-    /// There was no answer in time, and nothing was remembered.
+    /// The request timed out, and no entry was cached.
     TimedOut,
-    /// The API server was not asked, as it had been asked too often.
+    /// No request was sent because a rate limit was exceeded.
     Refused,
-    /// The API server was not asked, as nothing can have such a name.
+    /// No request was sent because the name is invalid.
     Invalid,
 }
 
-/// What a kind of look-up is about, in labels of metrics.
+/// A kind of lookups, and its metric labels.
 pub trait LookupKind: Copy + Send + Sync + 'static {
     /// The counter's name, without prefix and suffix.
     const NAME: &'static str;
-    /// What it counts.
+    /// The help text of the counter.
     const HELP: &'static str;
-    /// All that they may be about.
+    /// All targets.
     const ALL: &'static [Self];
 
-    /// The value of the label `what`; `None` if there is one thing only.
+    /// The value of the label `what`; `None` if the kind has only one target.
     fn label(self) -> Option<&'static str>;
 }
 
-/// Counts look-ups of one kind by what they were about and how they ended.
+/// Counts lookups of one kind by target and result.
 #[derive(Clone, Debug)]
 pub struct LookupMetrics<W> {
     family: Family<Labels, Counter>,
@@ -68,7 +68,7 @@ impl LookupResult {
         Self::Invalid,
     ];
 
-    /// The result as it stands in metrics.
+    /// The result as a metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -87,12 +87,12 @@ impl LookupResult {
 }
 
 impl<W: LookupKind> LookupMetrics<W> {
-    /// Makes the counters and registers them.
+    /// Creates the counters and registers them.
     pub fn register(registry: &mut Registry) -> Self {
         let family = Family::<Labels, Counter>::default();
         registry.sub_registry_with_prefix("pillion").register(W::NAME, W::HELP, family.clone());
         let metrics = Self { family, about: PhantomData };
-        // Series that are there from the beginning have a rate from their first event on.
+        // Series that exist from the start have a rate from their first event.
         for what in W::ALL {
             for result in LookupResult::ALL {
                 drop(metrics.counter(*what, result));

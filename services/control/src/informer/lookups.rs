@@ -32,30 +32,29 @@ use crate::informer::lookup_metrics::{LookupKind, LookupMetrics, LookupResult};
 
 pub use key::{Key, Which};
 
-/// What an entry takes besides what was found, about.
+/// Approximate bytes of an entry besides the object.
 const ENTRY_BYTES: usize = 512;
-/// How much of an answer is read: what may be kept of it, and `managedFields`, which are not. A larger one has failed.
+/// Bytes of a response that are read: the object and its `managedFields`, which are not kept. A larger response fails.
 const ANSWER_BYTES: usize = 1024 * 1024;
 
-/// How long and how much is remembered of what is looked up for profiles.
+/// Limits for the lookups of profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LookupSettings {
-    /// How long all look-ups of one review may take together. Shorter than whoever asks waits for them, so that it is known
-    /// how each ended.
+    /// Timeout for all lookups of one review together. Shorter than the caller's own timeout, so that the cause of each
+    /// failure is known.
     pub answer_limit: Duration,
-    /// How long an object that is there is fresh: how late a change of it may be seen.
+    /// How long an object is fresh, which bounds how late a change is seen.
     pub fresh_for: Duration,
-    /// How old an answer may be that is served while the API server cannot be asked.
+    /// The maximum age of an entry that is served while the API server is unavailable.
     pub stale_for: Duration,
-    /// Memory for all answers, in bytes.
+    /// Size of the cache in bytes.
     pub memory: u64,
-    /// Requests to the API server that the reviews of one client address may cause in any one second. All API servers may
-    /// share one address.
+    /// Requests per second that the reviews of one client address may cause. All API servers may share one address.
     pub a_second_per_client: u32,
 }
 
 impl Default for LookupSettings {
-    /// A quarter of a second, half a minute, an hour, 16 MiB, 200.
+    /// 250 ms, 30 s, one hour, 16 MiB, and 200 requests per second.
     fn default() -> Self {
         Self {
             answer_limit: ANSWER_LIMIT,
@@ -78,7 +77,7 @@ impl From<LookupSettings> for Bounds {
             capacity: memory,
             found_for: fresh_for,
             missing_for: Duration::from_secs(5).min(fresh_for),
-            // The next pods fail at once instead of waiting in vain.
+            // The next pods fail at once instead of waiting for a timeout.
             failed_for: Duration::from_secs(1),
             stale_for,
             wanted: "what a profile reads",
@@ -86,20 +85,20 @@ impl From<LookupSettings> for Bounds {
     }
 }
 
-/// What the API server answered, as JSON: an object, or a list of objects; `None` if there is none.
+/// The API server's response as JSON: an object, or a list of objects; `None` if there is none.
 pub type Fetched = lookup_cache::Fetched<Arc<OwnedTape>>;
-/// How a look-up ended.
+/// The result of a lookup.
 type Found = Answer<Arc<OwnedTape>>;
 
-/// Counts look-ups, as `pillion_lookups`.
+/// Counts lookups, as `pillion_lookups`.
 pub type Metrics = LookupMetrics<LookupTarget>;
 
-/// What a look-up is about.
+/// The target of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookupTarget {
     /// A pod's service account.
     ServiceAccount,
-    /// One of an object's owners.
+    /// One object, or several, that a profile declares.
     Owner,
     /// An object, or several, that a profile declares.
     Object,
@@ -120,7 +119,7 @@ impl LookupKind for LookupTarget {
     }
 }
 
-/// Look-ups. Clones share what they remember, and the bounds.
+/// Looks up objects for reviews. Clones share the cache and the limits.
 #[derive(Clone)]
 pub struct Lookups {
     remembered: Remembered<Key, Arc<OwnedTape>, LookupTarget>,
@@ -134,20 +133,20 @@ impl fmt::Debug for Lookups {
 }
 
 impl Lookups {
-    /// Asks the API server.
+    /// Looks up objects in the API server, with default settings.
     #[must_use]
     pub fn new(client: Client, metrics: Metrics) -> Self {
         Self::with_settings(client, metrics, LookupSettings::default())
     }
 
-    /// Asks the API server, and remembers as the settings say.
+    /// Looks up objects in the API server, with these settings.
     #[must_use]
     pub fn with_settings(client: Client, metrics: Metrics, settings: LookupSettings) -> Self {
         let client = bounded(client, ANSWER_BYTES);
         Self::made(move |key| key.fetch(client.clone()).boxed(), metrics, settings)
     }
 
-    /// Asks whom you like.
+    /// Test constructor with a custom fetcher.
     #[must_use]
     pub fn by(fetch: impl Fn(Key) -> BoxFuture<'static, Fetched> + Send + Sync + 'static, metrics: Metrics) -> Self {
         Self::made(fetch, metrics, LookupSettings::default())
@@ -165,12 +164,12 @@ impl Lookups {
         Self { remembered: Remembered::new(fetch, weight, settings.into(), metrics), answer_limit }
     }
 
-    /// Everything that a review wants, within the settings' limit. It never fails as a whole: each answer says how it ended.
+    /// Looks up everything that a review needs, within the answer limit. Each result has its own error.
     pub async fn get(&self, wanted: Wanted) -> LookedUp {
         self.look(wanted, None).await
     }
 
-    /// The same for a review that this client sent.
+    /// Like [`Self::get`], for a review that `client` sent.
     pub async fn get_for(&self, wanted: Wanted, client: IpAddr) -> LookedUp {
         self.look(wanted, Some(client)).await
     }
@@ -195,7 +194,7 @@ impl Lookups {
         LookedUp { service_account, owners, objects, cluster: None }
     }
 
-    /// Follows owners to the end of their chain. Each step waits for the one before it.
+    /// Follows owners to the end of their chain. Each step needs the result of the one before.
     async fn follow(&self, mut chain: OwnerChain, namespace: &str, asker: Asker<'_>) -> Answer<OwnerChain> {
         while let Some(key) = chain.next().and_then(|next| Key::owner(namespace, next)) {
             match self.one(LookupTarget::Owner, Some(key), asker).await {
@@ -212,7 +211,7 @@ impl Lookups {
         Answer::Found(chain)
     }
 
-    /// One look-up. Without a key there can be no such object: its name is none.
+    /// Looks up one object. Without a key its name is invalid, so it cannot exist.
     async fn one(&self, what: LookupTarget, key: Option<Key>, asker: Asker<'_>) -> Found {
         let Some(key) = key else {
             self.remembered.count(what, LookupResult::Invalid);

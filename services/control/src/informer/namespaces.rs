@@ -9,23 +9,23 @@ use tracing::debug;
 
 use crate::informer::change::Change;
 
-/// `kubectl apply` keeps the whole object in this annotation. Nobody asks for a profile there, and it is the largest part
-/// of most namespaces.
+/// `kubectl apply` keeps the whole object in this annotation. Profiles do not need it, and it is the largest part of
+/// most namespaces.
 pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Bytes of one annotation, key and value, that are kept. The API server takes 256 KiB: tools keep their state so, and no
-/// profile reads that. One that is larger is, for profiles, not there.
+/// Maximum bytes of an annotation, key and value. The API server accepts 256 KiB: tools store their state so, and no
+/// profile reads that. To profiles, a larger annotation does not exist.
 pub const ANNOTATION_BYTES: usize = 4 * 1024;
-/// Bytes of all annotations of a namespace that are kept: as many of the smallest as fit.
+/// Maximum bytes of all annotations of a namespace: the smallest are kept, as many as fit.
 pub const ANNOTATIONS_BYTES: usize = 16 * 1024;
 
 /// A namespace with its name.
 pub type Named = (Box<str>, Namespace);
 
-/// What a watch of namespaces says.
+/// A change from a watch of namespaces.
 pub type NamespaceChange = Change<Box<str>, Named>;
 
-/// The name and what is kept, where namespaces opt in by these labels.
+/// Reduces a namespace's metadata; `opt_in` has the labels by which namespaces opt in.
 #[must_use]
 pub fn read(metadata: ObjectMeta, opt_in: &OptIn) -> Named {
     let name: Box<str> = metadata.name.unwrap_or_default().into();
@@ -46,8 +46,8 @@ pub fn read(metadata: ObjectMeta, opt_in: &OptIn) -> Named {
     (name, Namespace::new(metadata.labels.into_iter().flatten(), annotations).opting_in_by(opt_in))
 }
 
-/// Follows a watch of namespaces. The namespaces themselves are kept in the snapshot alone, so that they are in memory
-/// once; of a list that is not complete yet only what is new is kept here.
+/// Follows a watch of namespaces. The namespaces themselves are kept only in the snapshot, so they are in memory once.
+/// Here are only the new ones of an unfinished list.
 #[derive(Debug, Default)]
 pub struct NamespaceIndex {
     listing: Option<Listing>,
@@ -57,12 +57,12 @@ pub struct NamespaceIndex {
 #[derive(Debug, Default)]
 struct Listing {
     namespaces: Vec<(Box<str>, Arc<Namespace>)>,
-    /// Some are not in the snapshot as they are here.
+    /// Some of these differ from the snapshot.
     changed: bool,
 }
 
 impl NamespaceIndex {
-    /// Takes a change. Whether the snapshot has become another one.
+    /// Applies a change. Returns whether the snapshot changed.
     pub fn update(&mut self, change: NamespaceChange, snapshot: &mut Snapshot) -> bool {
         match change {
             Change::Restarted => {
@@ -102,7 +102,7 @@ impl NamespaceIndex {
         }
     }
 
-    /// Whether a list was complete at least once.
+    /// Whether a list was completed.
     #[must_use]
     pub const fn synced(&self) -> bool {
         self.synced

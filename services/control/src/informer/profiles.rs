@@ -1,16 +1,16 @@
-//! Profiles as they are stored become compiled profiles.
+//! Compiles stored profiles.
 //!
 //! A stored profile may be one that this build cannot read (a field of a newer version) or that does not compile. Then
-//! the last one that did stays at work, and what is wrong is reported once for each generation: a mistake in one profile
-//! must neither take away what runs nor stop the watch that would bring its repair.
+//! the last valid version stays active, and the errors are reported once for each generation: a mistake in one profile
+//! must neither remove an active version nor stop the watch that would deliver the fix.
 //!
-//! A profile that extends another one is compiled when that one is known, and again when it changes; if its own text is
-//! broken by then, the last good text is. Where that does not compile any more or its parent is gone, the last good one
-//! stays at work too, except a namespace's that is bounded by its parent alone: it would keep what the platform has taken
-//! back.
+//! A profile that extends another one is compiled when its parent is known, and again when the parent changes. If its
+//! own text is broken by then, the last valid text is compiled. If that fails too, or the parent is gone, the last
+//! valid version stays active. A namespaced profile that is bounded only by its parent is the exception: it would keep
+//! what the platform has withdrawn.
 //!
-//! A namespace's profile for which there is no memory in its [`crate::informer::share`] is not kept, neither compiled nor as text.
-//! When there is room again it has to be read again ([`ProfileIndex::take_readable`]).
+//! If a namespace's [`crate::informer::share`] lacks memory for a profile, it is neither compiled nor kept as text.
+//! Once there is memory, it must be read again ([`ProfileIndex::take_readable`]).
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -29,14 +29,14 @@ use crate::guard;
 use crate::informer::change::Change;
 use crate::informer::share::{self, Grant, Shares};
 
-/// A profile as it is stored, its text unread.
+/// A stored profile, not parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredProfile {
-    /// Which one it is.
+    /// Its name.
     pub name: ProfileName,
-    /// Another one means that it was deleted and made anew.
+    /// Changes if the profile is deleted and recreated.
     pub uid: Box<str>,
-    /// Rises with each change of the text, and not with a change of the status.
+    /// Rises with each change of the text, but not with changes of the status.
     pub generation: Option<i64>,
     /// The text: the object's `spec`, null if it has none.
     pub spec: Value,
@@ -52,13 +52,13 @@ impl StoredProfile {
     }
 }
 
-/// Which profile an object's metadata name.
+/// The name of the profile with this metadata.
 #[must_use]
 pub fn name(metadata: ObjectMeta) -> ProfileName {
     ProfileName { namespace: metadata.namespace.map(Into::into), name: metadata.name.unwrap_or_default().into() }
 }
 
-/// What is at work now that was not before, by name.
+/// The changes of active profiles, by name.
 #[must_use]
 pub fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
     if std::ptr::eq(before, now) {
@@ -79,41 +79,41 @@ pub fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
         .collect()
 }
 
-/// What a watch of profiles says.
+/// A change from a watch of profiles.
 pub type ProfileChange = Change<ProfileName, StoredProfile>;
 
-/// A profile that does not take effect as it is stored.
+/// A profile whose stored version is not active.
 #[derive(Clone, Debug)]
 pub struct Broken {
-    /// Which one.
+    /// Its name.
     pub name: ProfileName,
-    /// The generation that is broken.
+    /// The broken generation.
     pub generation: Option<i64>,
-    /// Revision of the last good one, which stays at work; `None` if there is none.
+    /// Revision of the last valid version, which stays active; `None` if there is none.
     pub serving: Option<Box<str>>,
-    /// What is wrong; at least one.
+    /// The errors; at least one.
     pub diagnostics: Vec<Diagnostic>,
 }
 
-/// What an update of a [`ProfileIndex`] did.
+/// Result of an update of a [`ProfileIndex`].
 #[derive(Debug, Default)]
 pub struct Updated {
-    /// Whether the profiles at work are others than before.
+    /// Whether the active profiles changed.
     pub changed: bool,
-    /// Profiles that are broken, and were not known to be.
+    /// Profiles that are newly broken.
     pub broken: Vec<Broken>,
-    /// Names of profiles that those who extend them see changed.
+    /// Names of profiles whose children have to be compiled again.
     pub touched: BTreeSet<Box<str>>,
 }
 
-/// A profile that is at work with another revision than before, or not any more.
+/// A profile whose active revision changed, or that is no longer active.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct News {
-    /// Which one.
+    /// Its name.
     pub name: ProfileName,
-    /// The revision that was at work; `None` if it is new.
+    /// The earlier active revision; `None` if the profile is new.
     pub before: Option<Box<str>>,
-    /// The revision that is; `None` if it is gone.
+    /// The active revision; `None` if the profile is gone.
     pub now: Option<Box<str>>,
 }
 
@@ -121,29 +121,29 @@ pub struct News {
 struct Entry {
     uid: Box<str>,
     generation: Option<i64>,
-    /// The last one that compiled.
+    /// The last version that compiled.
     good: Option<Arc<CompiledProfile>>,
-    /// Its text, if it may be needed again: others may extend it, or it extends another one.
+    /// Its text, if it may be needed again: other profiles may extend it, or it extends one.
     accepted: Option<Text>,
     broken: bool,
-    /// The text as it is stored, if it extends another one.
+    /// The stored text, if it extends another profile.
     extending: Option<Text>,
-    /// It was not compiled since it or one that it extends changed.
+    /// It must be compiled: the profile or its parent has changed.
     due: bool,
-    /// Memory for what is kept of it, if it is a namespace's.
+    /// The memory grant of a namespaced profile.
     grant: Option<Grant>,
-    /// The bytes that the stored text needs, if there was no memory for it; 0 if it was not looked at yet. It is not kept.
+    /// Bytes that the stored text needs, if it lacked memory; 0 if that is not known yet. The text is not kept.
     lacks: Option<usize>,
-    /// The profile that it extends, if it is not kept.
+    /// The parent of a text that is not kept.
     lacks_with: Option<Box<str>>,
 }
 
-/// There is no memory for a profile.
+/// A profile that lacks memory.
 #[derive(Clone, Copy, Debug)]
 struct Lack {
-    /// The bytes that it needs.
+    /// Bytes that it needs.
     bytes: usize,
-    /// The bytes that all profiles of its namespace may take.
+    /// Bytes for all profiles of its namespace.
     limit: usize,
 }
 
@@ -163,7 +163,7 @@ impl Lack {
     }
 }
 
-/// Whether there is memory for a namespace's profile, in the place of an earlier grant.
+/// Checks that a namespaced profile has memory, in place of an earlier grant.
 fn room(name: &ProfileName, bytes: usize, instead_of: Option<&Grant>, shares: &Shares) -> Result<(), Lack> {
     let Some(namespace) = &name.namespace else { return Ok(()) };
     shares.fits(namespace, bytes, instead_of).map_err(|limit| Lack { bytes, limit })
@@ -173,7 +173,7 @@ fn room(name: &ProfileName, bytes: usize, instead_of: Option<&Grant>, shares: &S
 #[derive(Clone, Debug, PartialEq)]
 struct Text {
     json: Arc<str>,
-    /// The one that it extends.
+    /// The name of its parent.
     parent: Option<Box<str>>,
 }
 
@@ -184,55 +184,55 @@ type Entries = BTreeMap<ProfileName, Entry>;
 pub struct ProfileIndex {
     entries: Entries,
     listing: Option<Entries>,
-    /// The entries that are due.
+    /// Entries to compile.
     due: BTreeSet<ProfileName>,
     synced: bool,
-    /// Whether the texts of all that were accepted are kept, also of those that nothing else needs.
+    /// Whether the texts of all accepted profiles are kept, even if nothing else needs them.
     keeps_texts: bool,
-    /// What was accepted before this index was there.
+    /// Texts that were accepted before this index started.
     seeds: BTreeMap<ProfileName, (Box<str>, Text)>,
-    /// The memory that the profiles of namespaces may take.
+    /// The memory for namespaced profiles.
     shares: Shares,
-    /// The entries that lack memory.
+    /// Entries that lack memory.
     lacking: BTreeSet<ProfileName>,
 }
 
-/// What became of a profile's text.
+/// The state of a profile.
 #[derive(Clone, Copy, Debug)]
 pub struct State<'i> {
-    /// Which object of this name this is about.
+    /// The UID of the object.
     pub uid: &'i str,
-    /// The last one that compiled, with what it inherits now.
+    /// The last version that compiled, with what it inherits now.
     pub good: Option<&'i Arc<CompiledProfile>>,
-    /// Whether the text as it is stored did not.
+    /// Whether the stored version did not compile.
     pub broken: bool,
-    /// It was not compiled yet.
+    /// It is not compiled yet.
     pub due: bool,
-    /// The generation that this is about.
+    /// The generation of this state.
     pub generation: Option<i64>,
 }
 
 impl ProfileIndex {
-    /// Keeps the texts of all that were accepted.
+    /// Keeps the texts of all accepted profiles.
     #[must_use]
     pub fn keeping_texts(self) -> Self {
         Self { keeps_texts: true, ..self }
     }
 
-    /// Bounds the memory that the profiles of namespaces may take.
+    /// Bounds the memory for namespaced profiles.
     #[must_use]
     pub fn bounded_by(self, limits: share::Limits) -> Self {
         Self { shares: Shares::new(limits), ..self }
     }
 
-    /// Up to `count` profiles for which there was no memory, and is now: what is stored of them has to be given to
-    /// [`Self::update`] again. Each is given once.
+    /// Returns up to `count` profiles that lacked memory and now fit, each once. Pass their stored objects to
+    /// [`Self::update`] again.
     pub fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
         if !self.synced {
             return Vec::new();
         }
         let mut readable: Vec<ProfileName> = Vec::new();
-        // All of them together have to fit.
+        // They have to fit together.
         let mut planned = 0;
         for name in &self.lacking {
             let Some(entry) = self.entries.get(name).filter(|_| readable.len() < count) else { continue };
@@ -248,31 +248,31 @@ impl ProfileIndex {
         readable
     }
 
-    /// Says that a profile could not be read again: it has to be tried once more.
+    /// Reports that a profile could not be read again; it will be returned again.
     pub fn not_read(&mut self, name: ProfileName) {
         self.lacking.insert(name);
     }
 
-    /// Says what was accepted of a profile before this index was there. It is the last good text of a profile that does
-    /// not compile when it is first seen.
+    /// Adds a text that was accepted before this index started. It is the last valid text of a profile that does not
+    /// compile when it is first seen.
     pub fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
-        // A text that cannot be read is nobody's last good one.
+        // An unreadable text cannot be the last valid one.
         let Ok(spec) = guard::compiled(&name, || read(text)) else { return };
         let parent = spec.extends.map(|parent| parent.name.into());
         self.seeds.insert(name, (uid, Text { json: text.into(), parent }));
     }
 
-    /// What became of a profile; `None` if there is none of this name.
+    /// The state of a profile; `None` if there is no such profile.
     #[must_use]
     pub fn state(&self, name: &ProfileName) -> Option<State<'_>> {
         let entry = self.entries.get(name)?;
         let Entry { uid, good, broken, due, generation, lacks, .. } = entry;
-        // What was not looked at yet is neither good nor broken.
+        // A profile that was not examined yet is neither good nor broken.
         let due = *due || (lacks.is_some() && !broken);
         Some(State { uid, good: good.as_ref(), broken: *broken, due, generation: *generation })
     }
 
-    /// The accepted text of a profile with what it inherits, and without; only where texts are kept.
+    /// The accepted text of a profile, flattened and as written; only where texts are kept.
     #[must_use]
     pub fn whole(&self, name: &ProfileName, cluster: &Self) -> Option<(FlattenedProfile, Arc<str>)> {
         let text = self.entries.get(name)?.accepted.as_ref()?;
@@ -280,12 +280,12 @@ impl ProfileIndex {
         Some((whole, Arc::clone(&text.json)))
     }
 
-    /// What a profile is after it was seen as `stored`, and what is newly wrong with it.
+    /// Computes the entry of a stored profile, and its new errors.
     fn take(&mut self, stored: StoredProfile) -> (ProfileName, Entry, Option<Broken>) {
         let known = self.entries.get(&stored.name);
         let mut seed = match known {
             Some(_) => None,
-            // It stays until the list is complete: one that is cut off begins anew, with nothing known.
+            // The seed stays until the list is complete: an interrupted list starts again without entries.
             None => self.seeds.get(&stored.name).filter(|(uid, _)| *uid == stored.uid).map(|(_, text)| text.clone()),
         };
         if let Some(known) = known.filter(|known| known.uid == stored.uid && known.is_generation(stored.generation))
@@ -297,7 +297,7 @@ impl ProfileIndex {
         if let Some(seed) = seed.as_mut().filter(|seed| seed.is_text_of(&stored.spec)) {
             seed.json = stored.spec.to_string().into();
         } else if !self.synced && !self.seeds.is_empty() && known.is_none() && stored.name.namespace.is_some() {
-            // Memory goes to accepted texts first. This text is new: it is read again when the list is complete.
+            // Accepted texts get memory first. This text is new: it is read again when the list is complete.
             let StoredProfile { name, uid, generation, .. } = stored;
             self.lacking.insert(name.clone());
             let due = seed.is_some();
@@ -309,7 +309,7 @@ impl ProfileIndex {
             self.lacking.remove(&name);
             return (name, entry, broken);
         };
-        // The last accepted text stays at work. The stored text is not kept.
+        // The last accepted text stays active. The stored text is not kept.
         let Entry { uid, generation, .. } = entry;
         let lacks_with = entry.extending.and_then(|text| text.parent);
         let mut entry = Entry { broken: true, lacks: Some(lack.bytes), lacks_with, ..Entry::new(uid, generation) };
@@ -323,7 +323,7 @@ impl ProfileIndex {
         (name, entry, Some(broken))
     }
 
-    /// Takes a change. What extends another profile is only noted: [`Self::compile_due`] compiles it.
+    /// Applies a change. Profiles that extend others are only marked: [`Self::compile_due`] compiles them.
     pub fn update(&mut self, change: ProfileChange) -> Updated {
         match change {
             Change::Restarted => {
@@ -331,7 +331,7 @@ impl ProfileIndex {
                 Updated::default()
             }
             Change::Listed(stored) => {
-                // Compared with what was known before the list, so that what did not change is not compiled again.
+                // Compared with the entries before the list, so that unchanged profiles are not compiled again.
                 let (name, entry, broken) = self.take(stored);
                 self.listing.get_or_insert_default().insert(name, entry);
                 Updated { broken: broken.into_iter().collect(), ..Updated::default() }
@@ -371,7 +371,7 @@ impl ProfileIndex {
         }
     }
 
-    /// Notes those that extend one of these profiles. Returns the names of all that are due now.
+    /// Marks the profiles that extend one of these. Returns the names of all profiles that are due.
     pub fn touch(&mut self, parents: &BTreeSet<Box<str>>) -> BTreeSet<Box<str>> {
         let mut touched = BTreeSet::new();
         if parents.is_empty() {
@@ -383,7 +383,7 @@ impl ProfileIndex {
                 self.due.insert(name.clone());
                 touched.insert(name.name.clone());
                 if entry.lacks.is_some() && entry.lacks_with.is_some() {
-                    // It may need less now.
+                    // It may need less memory now.
                     entry.lacks = Some(0);
                     self.lacking.insert(name.clone());
                 }
@@ -392,16 +392,16 @@ impl ProfileIndex {
         touched
     }
 
-    /// Compiles what is due; what it extends is among `cluster`, or in this index itself.
+    /// Compiles the profiles that are due; their parents are in `cluster`, or in this index itself.
     pub fn compile_due(&mut self, cluster: Option<&Self>) -> Updated {
         let mut updated = Updated::default();
-        // Each round takes at least one off.
+        // Each round removes at least one.
         while !self.due.is_empty() {
             let is_due = |parent: &str| self.due.contains(&ProfileName::cluster(parent));
             let waits = |name: &&ProfileName| self.entries.get(name).is_some_and(|entry| entry.parents().any(is_due));
             let mut ready: Vec<_> = self.due.iter().filter(|name| !waits(name)).cloned().collect();
             if ready.is_empty() {
-                // They extend one another in a circle, which each of them is told.
+                // They extend one another in a cycle; each of them reports it.
                 ready = self.due.iter().cloned().collect();
             }
             for name in ready {
@@ -418,7 +418,7 @@ impl ProfileIndex {
         let lacks = Cell::new(None);
         let compiled = |text: &Text| {
             let good = guard::compiled(name, || read(&text.json).and_then(|spec| compile_with(name, &spec, &parents)))?;
-            // What was accepted before stays, also where its parent has become larger.
+            // A text that was accepted before stays, even if its parent has grown.
             if entry.accepted.as_ref() == Some(text) {
                 return Ok(good);
             }
@@ -434,7 +434,7 @@ impl ProfileIndex {
         let stored = entry.extending.clone().map(|text| (compiled(&text), text));
         let accepted = match &stored {
             Some((Ok(_), _)) => None,
-            // What does not compile any more need not be tried twice.
+            // The accepted text need not be compiled twice.
             Some((Err(_), text)) => entry.accepted.as_ref().filter(|accepted| *accepted != text).map(compiled),
             None => entry.accepted.as_ref().map(compiled),
         };
@@ -471,12 +471,12 @@ impl ProfileIndex {
         }
     }
 
-    /// The profiles at work, by name.
+    /// The active profiles, by name.
     pub fn at_work(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.entries.values().filter_map(|entry| entry.good.as_ref())
     }
 
-    /// How many there are, whether they are at work or not.
+    /// Number of profiles, active or not.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -488,13 +488,13 @@ impl ProfileIndex {
         self.entries.is_empty()
     }
 
-    /// How many are not at work as they are stored.
+    /// Number of profiles whose stored version is not active.
     #[must_use]
     pub fn broken(&self) -> usize {
         self.entries.values().filter(|entry| entry.broken).count()
     }
 
-    /// Whether a list was complete at least once.
+    /// Whether a list was completed.
     #[must_use]
     pub const fn synced(&self) -> bool {
         self.synced
@@ -521,11 +521,11 @@ impl Entry {
         generation.is_some() && self.generation == generation
     }
 
-    /// Takes memory of the namespace's share for what is kept. Older revisions of a profile may be served besides this one, by
-    /// a roll-out or a rollback: so the memory that it once had stays its own until it is deleted.
+    /// Charges what is kept to the namespace's share. A rollout or a rollback may serve older revisions of a profile as
+    /// well. So the profile keeps its largest grant until it is deleted.
     ///
     /// # Errors
-    /// There is no room for what is new.
+    /// The share lacks memory for new data.
     fn charge(
         &mut self,
         name: &ProfileName,
@@ -551,20 +551,20 @@ impl Entry {
         }
     }
 
-    /// Bytes of what is kept. Before it is compiled, what it replaces does not count.
+    /// Bytes of what is kept. Until a text is compiled, the version that it replaces does not count.
     fn bytes(&self) -> usize {
         let texts = self.accepted.iter().chain(&self.extending).map(|text| text.json.len());
         let good = self.good.as_ref().filter(|_| !self.due).map_or(0, |good| good.memory());
         texts.sum::<usize>() + good
     }
 
-    /// The profiles that its texts extend.
+    /// The parents of its texts.
     fn parents(&self) -> impl Iterator<Item = &str> {
         let of_texts = self.extending.iter().chain(&self.accepted).filter_map(|text| text.parent.as_deref());
         of_texts.chain(self.lacks_with.as_deref())
     }
 
-    /// Replaces the profile at work by what its text is now; `None` if it is nothing any more. Whether it is another.
+    /// Replaces the active version; `None` if there is none any more. Returns whether the revision changed.
     fn put_to_work(&mut self, now: Option<CompiledProfile>) -> bool {
         let keep = match (&self.good, &now) {
             (Some(good), Some(now)) => is_same_profile(good, now),
@@ -579,7 +579,7 @@ impl Entry {
 }
 
 impl Text {
-    /// Whether this is the same text as the stored one, apart from `rollout`.
+    /// Whether this text equals the stored one, apart from `rollout`.
     fn is_text_of(&self, stored: &Value) -> bool {
         let plain = |spec: Result<ProfileSpec, _>| Some(ProfileSpec { rollout: None, ..spec.ok()? });
         let own = plain(read(&self.json));
@@ -587,7 +587,7 @@ impl Text {
     }
 }
 
-/// The texts of cluster profiles, as those that extend them find them: the last one that was accepted.
+/// The last accepted texts of cluster profiles, for the profiles that extend them.
 struct Texts<'e>(&'e Entries);
 
 impl Parents for Texts<'_> {
@@ -605,7 +605,7 @@ impl Parents for Texts<'_> {
     }
 }
 
-/// What is known of a profile after it was seen as `stored`, and what is newly wrong with it.
+/// Computes the entry of a profile that was seen as `stored`, and its new errors.
 fn next(
     known: Option<&Entry>,
     stored: StoredProfile,
@@ -613,7 +613,7 @@ fn next(
     keeps_text: bool,
 ) -> (ProfileName, Entry, Option<Broken>) {
     let StoredProfile { name, uid, generation, spec } = stored;
-    // What was deleted and made anew, while the watch was away, has no last good one.
+    // A profile that was recreated while the watch was interrupted has no last valid version.
     let known = known.filter(|entry| entry.uid == uid);
     let is_read = |entry: &&Entry| entry.is_generation(generation) && entry.lacks.is_none();
     if let Some(entry) = known.filter(is_read) {
@@ -640,7 +640,7 @@ fn next(
         }
         Err(diagnostics) => {
             entry.broken = true;
-            // What was accepted before this index was there is not compiled yet.
+            // A text that was accepted before this index started is not compiled yet.
             entry.due = entry.good.is_none() && entry.accepted.is_some();
             let serving = entry.good.as_ref().map(|profile| profile.revision().into());
             Some(Broken { name: name.clone(), generation, serving, diagnostics })
@@ -672,7 +672,7 @@ fn unreadable(error: &serde_path_to_error::Error<serde_json::Error>) -> Diagnost
     }
 }
 
-/// Whether those who extend a profile see it changed.
+/// Whether the children of a profile have to be compiled again.
 fn is_touched(before: Option<&Entry>, after: Option<&Entry>) -> bool {
     match (before, after) {
         (Some(before), Some(after)) => before.accepted != after.accepted,

@@ -1,4 +1,4 @@
-//! Serves published revisions: what the status of each profile publishes, and nothing else.
+//! Serves published revisions: those in the status of each profile, and nothing else.
 //!
 //! The replica does not read the text of a profile. The status names the served revision and its namespaces; the
 //! replica fetches the revision by name, compiles it and keeps it while it is published. So an edited or broken profile
@@ -22,31 +22,31 @@ use serde_json::Value;
 use crate::informer::change::Change;
 use crate::informer::profiles::{self, Broken, Updated};
 
-/// What the status of a profile publishes.
+/// The published revisions in the status of a profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Publication {
-    /// The revision that is served; with a rollout, to its share.
+    /// The newest revision; during a rollout, only a part of the pods gets it.
     pub newest: Box<str>,
-    /// The one of all others.
+    /// The promoted revision, for all other pods.
     pub promoted: Option<Box<str>>,
-    /// Who gets the newest, if not everybody.
+    /// Which pods get the newest revision; `None` for all.
     pub rollout: Option<Rollout>,
-    /// The revisions that are kept.
+    /// The kept revisions.
     pub kept: Arc<[Box<str>]>,
 }
 
-/// A profile with what is published of it.
+/// A profile with its published revisions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pointer {
-    /// Which one it is.
+    /// Its name.
     pub name: ProfileName,
-    /// Another one means that it was deleted and made anew.
+    /// Changes if the profile is deleted and recreated.
     pub uid: Box<str>,
-    /// `None`: nothing is.
+    /// `None` if nothing is published.
     pub published: Option<Publication>,
 }
 
-/// What a watch of profiles says to who serves revisions.
+/// A change from a watch of the published revisions.
 pub type PointerChange = Change<ProfileName, Pointer>;
 
 /// A revision of a profile.
@@ -58,12 +58,12 @@ pub struct RevisionKey {
     pub revision: Box<str>,
 }
 
-/// What came of fetching a revision.
+/// Result of fetching a revision.
 #[derive(Clone, Debug)]
 pub enum Fetched {
     /// It compiles.
     Compiled(Arc<CompiledProfile>),
-    /// It is not there. It may be made again.
+    /// It does not exist. It may be created again.
     Missing(Vec<Diagnostic>),
     /// This build cannot use it.
     Unusable(Vec<Diagnostic>),
@@ -84,8 +84,8 @@ impl Pointer {
     }
 }
 
-/// The status of a profile. Of one that this build cannot read, written by a newer one, what it says of revisions is
-/// taken, and everybody gets what is promoted.
+/// Parses the status of a profile. If a newer version wrote it and this build cannot read it, only the revisions are
+/// taken, and all pods get the promoted one.
 pub(crate) fn read_status(status: Value) -> ProfileStatus {
     let text = |field: &str| status.get(field).and_then(Value::as_str).map(str::to_owned);
     let promoted = text("promotedRevision");
@@ -102,20 +102,20 @@ pub(crate) fn read_status(status: Value) -> ProfileStatus {
 }
 
 impl Publication {
-    /// The revision of those who do not get the newest, if it is another one.
+    /// The rollout, and the promoted revision unless it equals the newest one.
     fn staged(&self) -> Option<(&Rollout, Option<&str>)> {
         let promoted = self.promoted.as_deref().filter(|promoted| **promoted != *self.newest);
         self.rollout.as_ref().map(|rollout| (rollout, promoted))
     }
 
-    /// The revisions that have to be at hand.
+    /// The revisions that must be fetched before they are served.
     fn needed(&self) -> impl Iterator<Item = &str> {
         let promoted = self.staged().and_then(|(_, promoted)| promoted);
         std::iter::once(&*self.newest).chain(promoted)
     }
 
-    /// What is served instead by who serves nothing yet, the best first: the newest is the last, as it is not meant for
-    /// everybody.
+    /// Fallback revisions for a replica that serves nothing yet, best first. The newest is last, as it is not meant for
+    /// all pods.
     fn instead(&self) -> impl Iterator<Item = &str> {
         let older = self.promoted.iter().chain(&*self.kept).filter(|older| **older != self.newest);
         older.chain([&self.newest]).map(|revision| &**revision)
@@ -125,30 +125,30 @@ impl Publication {
 #[derive(Debug)]
 struct Entry {
     pointer: Pointer,
-    /// What is served; it may be what was published before, until what is published now is at hand.
+    /// The served revision; it may be the earlier one until the published one is fetched.
     served: Option<Served>,
-    /// What was fetched and is not served yet.
+    /// Fetched revisions that are not served yet.
     fetched: HashMap<Box<str>, Arc<CompiledProfile>>,
-    /// What cannot be used.
+    /// Revisions that cannot be used.
     unusable: BTreeSet<Box<str>>,
 }
 
-/// Follows a watch of one kind of profile, and what is fetched for it.
+/// Follows a watch of one kind of profile, and the fetched revisions.
 #[derive(Debug, Default)]
 pub struct ServedIndex {
     entries: BTreeMap<ProfileName, Entry>,
     listing: Option<BTreeSet<ProfileName>>,
-    /// What has to be fetched and is not being fetched yet.
+    /// Revisions to fetch that are not being fetched yet.
     due: BTreeSet<RevisionKey>,
-    /// What is being fetched.
+    /// Revisions that are being fetched.
     fetching: BTreeSet<RevisionKey>,
     listed: bool,
-    /// All that was published at the time of the first list was fetched.
+    /// All revisions published at the time of the first list were fetched.
     synced: bool,
 }
 
 impl ServedIndex {
-    /// Takes a change.
+    /// Applies a change.
     pub fn update(&mut self, change: PointerChange) -> Updated {
         let mut updated = Updated::default();
         match change {
@@ -171,7 +171,7 @@ impl ServedIndex {
         updated
     }
 
-    /// Takes what came of fetching a revision.
+    /// Applies a fetched revision, or that it cannot be used.
     pub fn fetched(&mut self, key: &RevisionKey, fetched: Fetched) -> Updated {
         self.fetching.remove(key);
         let mut updated = Updated::default();
@@ -200,7 +200,7 @@ impl ServedIndex {
         updated
     }
 
-    /// Fetching a revision was in vain for now: it is tried again by whoever fetches, if it is still wanted.
+    /// Reports that a fetch failed for now. Returns whether the revision is still needed, so that the caller retries.
     #[must_use]
     pub fn still_wants(&mut self, key: &RevisionKey) -> bool {
         let wants = self.entries.get(&key.profile).is_some_and(|entry| entry.needs(&key.revision));
@@ -211,19 +211,19 @@ impl ServedIndex {
         wants
     }
 
-    /// The revisions that have to be fetched now. Each is given once.
+    /// Returns the revisions to fetch now. Each is returned once.
     pub fn due(&mut self) -> Vec<RevisionKey> {
         let due: Vec<_> = std::mem::take(&mut self.due).into_iter().collect();
         self.fetching.extend(due.iter().cloned());
         due
     }
 
-    /// What is served, by name.
+    /// The served profiles, by name.
     pub fn at_work(&self) -> impl Iterator<Item = &Served> {
         self.entries.values().filter_map(|entry| entry.served.as_ref())
     }
 
-    /// How many profiles there are.
+    /// Number of profiles.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -235,23 +235,23 @@ impl ServedIndex {
         self.entries.is_empty()
     }
 
-    /// How many are not served as they are published.
+    /// Number of profiles that are not served as published.
     #[must_use]
     pub fn broken(&self) -> usize {
         self.entries.values().filter(|entry| !entry.unusable.is_empty()).count()
     }
 
-    /// Whether all that is published was at hand once, or could not be used.
+    /// Whether all published revisions were fetched once, or are unusable.
     #[must_use]
     pub const fn synced(&self) -> bool {
         self.synced
     }
 
-    /// Takes what is published of a profile. Whether what is served is another thing already.
+    /// Applies the published revisions of a profile. Returns whether the served revision changed at once.
     fn point(&mut self, pointer: Pointer) -> bool {
         let name = pointer.name.clone();
         let mut was_served = false;
-        // What was deleted and made anew, while the watch was away, has nothing in common with what was.
+        // A profile that was recreated while the watch was interrupted shares nothing with the earlier one.
         if self.entries.get(&name).is_some_and(|entry| entry.pointer.uid != pointer.uid) {
             was_served = self.entries.remove(&name).is_some_and(|entry| entry.served.is_some());
         }
@@ -274,7 +274,7 @@ impl ServedIndex {
         settled || was_served
     }
 
-    /// Whether it is synced from now on.
+    /// Returns whether the index has just become synced.
     fn check_synced(&mut self) -> bool {
         let now = !self.synced && self.listed && self.due.is_empty() && self.fetching.is_empty();
         self.synced |= now;
@@ -287,7 +287,7 @@ impl Entry {
         self.pointer.published.iter().flat_map(Publication::needed).chain(self.instead())
     }
 
-    /// What is served instead of what is published, while nothing is served and that cannot be.
+    /// The fallback revision, if nothing is served and the published revision is unusable.
     fn instead(&self) -> Option<&str> {
         let published = self.pointer.published.as_ref().filter(|_| self.served.is_none())?;
         let is_usable = |revision: &&str| !self.unusable.contains(*revision);
@@ -297,7 +297,7 @@ impl Entry {
         published.instead().find(is_usable)
     }
 
-    /// What is needed and not at hand.
+    /// The revisions that are needed and not fetched.
     fn wanted<'e>(&'e self, profile: &'e ProfileName) -> impl Iterator<Item = RevisionKey> + 'e {
         let missing =
             self.needed().filter(|revision| !self.unusable.contains(*revision) && self.at_hand(revision).is_none());
@@ -308,7 +308,7 @@ impl Entry {
         self.needed().any(|needed| needed == revision)
     }
 
-    /// A revision that was fetched, or is served already.
+    /// A revision that was fetched or is served already.
     fn at_hand(&self, revision: &str) -> Option<Arc<CompiledProfile>> {
         let served = self.served.iter().flat_map(|served| {
             let promoted = served.stage.as_ref().and_then(|stage| stage.promoted.as_ref());
@@ -318,7 +318,7 @@ impl Entry {
         known.find(|profile| profile.revision() == revision).cloned()
     }
 
-    /// Serves what is published, if all of it is at hand. Whether that is another thing than before.
+    /// Activates the published revision, once all of it is fetched. Returns true if it changed.
     fn settle(&mut self) -> bool {
         if self.pointer.published.is_none() {
             return self.served.take().is_some();
@@ -333,14 +333,14 @@ impl Entry {
         true
     }
 
-    /// To everybody what is served instead, if it is at hand.
+    /// The fallback revision for all pods, if it is fetched.
     fn fallback_revision(&self) -> Option<Served> {
         let profile = self.at_hand(self.instead()?)?;
         let kept = &self.pointer.published.as_ref()?.kept;
         Some(Served { profile, stage: None, kept: Arc::clone(kept) })
     }
 
-    /// What is published, if all of it is at hand.
+    /// The published revision, if all of it is fetched.
     fn as_published(&self) -> Option<Served> {
         let published = self.pointer.published.as_ref()?;
         let profile = self.at_hand(&published.newest)?;
@@ -355,7 +355,7 @@ impl Entry {
                 Some(Stage { promoted, percent, namespaces: rollout.namespace_selector.clone() })
             }
         };
-        // A rollout of what everybody has already is none.
+        // A rollout of the revision that is already promoted has no effect.
         let stage = stage.filter(|_| published.promoted.as_deref() != Some(&*published.newest));
         Some(Served { profile, stage, kept: Arc::clone(&published.kept) })
     }

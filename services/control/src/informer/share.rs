@@ -1,13 +1,13 @@
-//! The memory that profiles of namespaces may take, for each namespace and for all of them together.
+//! Bounds the memory of namespaced profiles, for each namespace and for all of them together.
 //!
 //! Compiled profiles are in the memory of every replica. Without a bound, one namespace with many large profiles would
-//! end all of them. A limit stops what is new; what was accepted before is never taken back for it.
+//! exhaust the memory of all replicas. A limit rejects only new profiles; accepted ones are never removed for it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bounds.
+/// The limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes for the profiles of one namespace.
@@ -34,19 +34,19 @@ pub struct Shares {
     of_namespaces: HashMap<Box<str>, Arc<AtomicUsize>>,
 }
 
-/// Memory that a profile was granted. It is given back when the last clone is dropped.
+/// Memory granted to a profile. It is released when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Grant(Arc<Granted>);
 
 #[derive(Debug)]
 struct Granted {
     bytes: usize,
-    /// What is taken of the namespace's share, and of that of all.
+    /// The bytes used by the namespace, and by all namespaces.
     taken: [Arc<AtomicUsize>; 2],
 }
 
 impl Shares {
-    /// With these limits.
+    /// Without any grants.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self { limits, ..Self::default() }
@@ -74,11 +74,11 @@ impl Shares {
         if after <= limit { Ok(()) } else { Err(limit) }
     }
 
-    /// Grants so many bytes, also beyond the limits: for what was accepted before, or fits. The grant that this one replaces
-    /// has to be dropped afterwards.
+    /// Grants these bytes, even beyond the limits: for texts that were accepted before, or that fit. The caller drops
+    /// the replaced grant afterwards.
     pub fn grant(&mut self, namespace: &str, bytes: usize) -> Grant {
         if !self.of_namespaces.contains_key(namespace) {
-            // Nothing is kept of namespaces that have no profiles any more.
+            // Drop the totals of namespaces that have no profiles any more.
             self.of_namespaces.retain(|_, taken| Arc::strong_count(taken) > 1);
         }
         let of_namespace = self.of_namespaces.entry(namespace.into()).or_default();
@@ -91,7 +91,7 @@ impl Shares {
 }
 
 impl Grant {
-    /// How much was granted.
+    /// Bytes granted in total.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes

@@ -37,18 +37,18 @@ use crate::informer::namespaces;
 use crate::informer::profiles::{self, Broken, News, ProfileChange, StoredProfile};
 use crate::informer::served::{Fetched, Pointer, PointerChange, read_status};
 
-/// How many changes one publication takes at most, so that a publication comes also if changes never stop.
+/// Maximum number of changes in one publication, so that publications continue during a constant stream of changes.
 const BATCH: usize = 1024;
 
-/// Namespaces of one page of a list. A page is in memory with all that its objects have.
+/// Namespaces per page of a list. A page is in memory with complete objects.
 const NAMESPACES_A_PAGE: u32 = 250;
-/// Profiles of one page: they are larger.
+/// Profiles per page: they are larger.
 pub(crate) const PROFILES_A_PAGE: u32 = 100;
 
-/// Of how many profiles one publication tells in the log, each on a line: a first list may have thousands.
+/// Maximum number of changed profiles that one publication logs, one line each: a first list may have thousands.
 const TOLD: usize = 100;
 
-/// The watches ended, though nobody asked them to: a mistake in this program. Who runs them should end too.
+/// The watches ended without a shutdown: a bug in this program. The caller should exit too.
 #[derive(Debug, thiserror::Error)]
 #[error("the watches of the API server ended by themselves")]
 pub struct WatchesEnded;
@@ -66,7 +66,7 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes into `published`, as its only writer; the guardrails that are there stay. The status says when the first snapshot is there.
+    /// Publishes into `published` as its only writer; its guardrails stay. The status reports the first snapshot.
     pub fn new(published: Arc<ArcSwap<Snapshot>>) -> (Self, watch::Receiver<Status>) {
         let (status, seen) = watch::channel(Status::default());
         let index = Index::from_snapshot(published.load().as_ref().clone());
@@ -74,17 +74,17 @@ impl Publisher {
         (Self { published, status, index, metrics, serves_revisions: false, opt_in }, seen)
     }
 
-    /// Tells these what it knows.
+    /// Records into these metrics.
     pub fn with_metrics(self, metrics: CacheMetrics) -> Self {
         Self { metrics, ..self }
     }
 
-    /// Serves the revisions that the controller publishes, and not the texts of profiles as they stand.
+    /// Serves the revisions that the controller publishes instead of the stored profiles.
     pub fn of_revisions(self) -> Self {
         Self { index: self.index.of_revisions(), serves_revisions: true, ..self }
     }
 
-    /// Namespaces opt in by these labels. Without it: by Pillion's own.
+    /// Sets the labels by which namespaces opt in. Default: Pillion's own.
     pub fn opting_in_by(self, opt_in: OptIn) -> Self {
         Self { opt_in, ..self }
     }
@@ -111,7 +111,7 @@ impl Publisher {
         self.follow(updates, Fetches::new(Some(client)), shutdown).await
     }
 
-    /// [`Publisher::run`] with what the watches say given.
+    /// Runs [`Publisher::run`] on given streams of changes.
     async fn follow(
         mut self,
         updates: impl Stream<Item = Update> + Send + Unpin,
@@ -123,9 +123,9 @@ impl Publisher {
             let batch = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return Ok(()),
-                // Cancel-safe: what is not in a batch stays in its stream.
+                // Cancel-safe: changes outside a batch stay in their stream.
                 batch = batches.next() => batch.ok_or(WatchesEnded)?,
-                // Cancel-safe: what is not done stays among what is running.
+                // Cancel-safe: unfinished fetches keep running.
                 (key, paused, outcome) = fetches.next() => match outcome {
                     Ok(came) => {
                         if matches!(came, Fetched::Missing(_)) && self.index.still_wants(&key) {
@@ -156,7 +156,7 @@ impl Publisher {
                 for broken in self.index.update(update) {
                     report(&broken);
                 }
-                // Compiling takes time; requests are served by the same threads.
+                // Compiling takes time, and the same threads serve requests.
                 tokio::task::coop::consume_budget().await;
             }
             fetches.ask(self.index.due());
@@ -166,7 +166,7 @@ impl Publisher {
 
     fn publish(&mut self) {
         let first = !self.status.borrow().synced;
-        // What was published last stays. Nobody is told more than that: who has just started is not to look ready.
+        // The last snapshot and status stay: a replica that has just started must not appear ready.
         let publication = guarded(&"the snapshot", || self.index.publish());
         let Ok(publication) = publication else { return };
         if let Some(snapshot) = publication {
@@ -189,7 +189,7 @@ impl Publisher {
     }
 }
 
-/// Profiles are read as whatever JSON they are: one that this build cannot read must not break the stream.
+/// Reads profiles as any JSON: one that this build cannot read must not break the stream.
 fn profiles_of<K>(
     client: &Client,
     kind: Kind,
@@ -210,7 +210,7 @@ where
     changes(events, kind, metrics.clone(), read, key).map(update).boxed()
 }
 
-/// Of profiles only what their status publishes is kept.
+/// Reads only the published revisions of profiles, from their status.
 fn pointers_of<K>(
     client: &Client,
     kind: Kind,
@@ -231,7 +231,7 @@ where
     changes(events, kind, metrics.clone(), read, key).map(update).boxed()
 }
 
-/// Only the metadata of namespaces are asked for, and made small at once.
+/// Requests only the metadata of namespaces, and reduces it at once.
 pub(crate) fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &OptIn) -> BoxStream<'static, Update> {
     let opt_in = opt_in.clone();
     let client = noting(client.clone(), metrics.heard(Kind::Namespaces).clone());
@@ -243,14 +243,14 @@ pub(crate) fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &Op
     let key = |object: PartialObjectMeta<Namespace>| -> Box<str> { object.metadata.name.unwrap_or_default().into() };
     let events = watcher(api, config(NAMESPACES_A_PAGE));
     let changes = changes(events, Kind::Namespaces, metrics.clone(), read, key);
-    // One that cannot be read is as it was, or unknown: a review of its pods looks it up then.
+    // An unreadable namespace keeps its last state, or stays unknown: a review of its pods then looks it up.
     changes.filter_map(|change| std::future::ready(change.known())).map(Update::Namespace).boxed()
 }
 
-/// What the events say. After an error, which is logged, the stream begins anew by itself, after a pause that grows.
+/// The changes from a watch. After an error, which is logged, the stream restarts after a growing pause.
 ///
-/// The event that announces a list is taken out: it comes before each attempt, and any event resets the pause. That a list
-/// was cut off is told by the error instead.
+/// The event that announces a list is removed: it precedes each attempt, and any event resets the pause. The error
+/// reports an interrupted list instead.
 pub(crate) fn changes<O, K, T>(
     events: impl Stream<Item = watcher::Result<Event<O>>> + Send + 'static,
     kind: Kind,
@@ -281,7 +281,7 @@ where
     })
 }
 
-/// Tells which profiles are at work from now on: nobody has to ask a replica for it.
+/// Logs which profiles became active, so that operators need not ask a replica.
 fn tell(news: &[News]) {
     for News { name, before, now } in news.iter().take(TOLD) {
         let (old_revision, revision) = (before.as_deref(), now.as_deref());

@@ -1,4 +1,4 @@
-//! The decision of the election: takes what was seen and the local clock, and returns what to do.
+//! The decision of the election: takes the observed Lease and the local clock, and returns the action.
 
 use std::time::Duration;
 
@@ -6,79 +6,79 @@ use tokio::time::Instant;
 
 use super::{Held, Settings};
 
-/// A holder may promise to others that they wait longer than this controller's settings say, as one of another version
-/// does; not longer than so many times, so that a Lease that somebody wrote by hand does not stop the controllers for ever.
+/// A holder may promise a longer lease duration than this controller's settings, as another version does. It counts up
+/// to this multiple of the settings, so that a Lease edited by hand does not stop the controllers for ever.
 const LONGEST: u32 = 4;
 
-/// What one controller knows of the Lease.
+/// One controller's view of the Lease.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// What stands in it; `None` if there is no Lease.
+    /// Its contents; `None` if there is no Lease.
     pub held: Option<Held>,
-    /// Since when it has been seen to stand there unchanged.
+    /// When this controller first saw it unchanged.
     pub since: Instant,
-    /// If this controller leads: when it sent the last of its writes that went through.
+    /// If this controller leads: when it sent its last successful write.
     pub claim: Option<Instant>,
 }
 
-/// What to do.
+/// The next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Make the Lease, and hold it.
+    /// Create the Lease, and hold it.
     Create,
-    /// Take the Lease, which nobody holds any more; or keep it, if somebody emptied it.
+    /// Take the Lease, which has expired or has no holder; the leader keeps it if it was emptied.
     Acquire,
-    /// Write into the Lease that is held.
+    /// Renew the held Lease.
     Renew,
-    /// Somebody else holds it: nothing to do before that time, unless it changes.
+    /// Another controller holds it: wait until this time or a change.
     Wait {
         /// When it may be taken.
         until: Instant,
     },
-    /// Not the leader any more.
+    /// Stop leading.
     Lost(Loss),
 }
 
-/// Why a leader is not the leader any more.
+/// Why a leader must stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// It could not write for too long, or did not run for so long.
+    /// It could not write for too long, or was paused for too long.
     Deadline,
-    /// Somebody else stands in the Lease.
+    /// Another controller holds the Lease.
     Taken,
 }
 
 impl View {
-    /// Nothing is known yet.
+    /// Without any observation yet.
     #[must_use]
     pub const fn unknown(now: Instant) -> Self {
         Self { held: None, since: now, claim: None }
     }
 
-    /// The Lease was read. Only what stands in it counts: a label that somebody writes is no sign of life of its holder.
+    /// Records the Lease. Only its fields count: a changed label does not prove that its holder is alive.
     pub fn see(&mut self, held: Option<Held>, now: Instant) {
         if self.held != held {
             (self.held, self.since) = (held, now);
         }
     }
 
-    /// A write that was sent then went through.
+    /// Records a successful write that was sent at this time.
     pub fn wrote(&mut self, held: Held, sent: Instant, now: Instant) {
         self.see(Some(held), now);
         self.claim = Some(sent);
     }
 
-    /// Until when this controller may act as the leader, if it does.
+    /// When this controller must stop leading, if it leads.
     #[must_use]
     pub fn deadline(&self, settings: &Settings) -> Option<Instant> {
         self.claim.map(|sent| sent + settings.renew_deadline)
     }
 }
 
-/// What to do now. `identity` is no other process's, and no earlier one's.
+/// Returns the next action. `identity` must be unique to this process.
 #[must_use]
 pub fn decide(settings: &Settings, identity: &str, view: &View, now: Instant) -> Action {
-    // The clock first: whoever was stopped for a while knows nothing of the Lease yet.
+    // The clock comes first: a controller that was paused has an outdated view of the Lease.
     if view.deadline(settings).is_some_and(|deadline| now >= deadline) {
         return Action::Lost(Loss::Deadline);
     }
@@ -90,7 +90,7 @@ pub fn decide(settings: &Settings, identity: &str, view: &View, now: Instant) ->
             if leads {
                 Action::Renew
             } else {
-                // A write whose answer was lost, or a term that ended without a word.
+                // This controller's write lost its response, or its earlier leadership ended without a release.
                 Action::Acquire
             }
         }
@@ -102,13 +102,13 @@ pub fn decide(settings: &Settings, identity: &str, view: &View, now: Instant) ->
     }
 }
 
-/// How long to wait for a holder that says nothing: as long as it promised, and at least as long as the settings say, since
-/// it may be the settings that it goes by.
+/// How long to wait for a silent holder: as long as it promised, and at least as long as the settings say, since its
+/// settings may be the same.
 fn patience(settings: &Settings, promised: Duration) -> Duration {
     promised.clamp(settings.lease_duration, settings.lease_duration * LONGEST)
 }
 
-/// How many times the holder has changed once `identity` holds it.
+/// The number of changes of the holder, after `identity` takes it.
 pub(super) fn transitions(before: &Held, identity: &str) -> i32 {
     before.transitions.saturating_add(i32::from(before.holder.as_deref() != Some(identity)))
 }
@@ -123,13 +123,13 @@ mod tests {
         Held { holder: Some(holder.to_owned()), duration: 15 * SECOND, ..Held::default() }
     }
 
-    /// What `me` does at second 100, when the Lease has been so since second `since`, and the last own write was at `claim`.
+    /// The action of `me` at second 100. The Lease is unchanged since second `since`; `claim` is its last own write.
     struct Case {
         what: &'static str,
         held: Option<Held>,
         since: u32,
         claim: Option<u32>,
-        /// Given second 0.
+        /// The action, from the time of second 0.
         does: fn(Instant) -> Action,
     }
 
@@ -184,7 +184,7 @@ mod tests {
         view.see(Some(by("other")), zero + SECOND);
         view.see(Some(by("other")), zero + 9 * SECOND);
         assert_eq!(view.since, zero + SECOND);
-        // A remote clock that runs backwards is a sign of life as any other.
+        // Even a remote clock that runs backwards proves that the holder is alive.
         let backwards = Held { renewed: Some("1970-01-01T00:00:00Z".parse().unwrap()), ..by("other") };
         view.see(Some(backwards), zero + 10 * SECOND);
         assert_eq!(view.since, zero + 10 * SECOND);
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_holder_gives_up_before_anybody_may_take_it() {
-        // Whatever the moment at which the write is seen, it is seen after it was sent.
+        // The deadline counts from sending the write, whenever its success is seen.
         let settings = Settings::default();
         let sent = Instant::now();
         let mut holder = View::unknown(sent);

@@ -1,4 +1,4 @@
-//! Executes the election: reads, writes and watches the Lease, and runs the leader's terms.
+//! Executes the election: reads, writes and watches the Lease, and runs the leader's tasks.
 
 use std::fmt;
 use std::future::Future;
@@ -24,10 +24,10 @@ use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::random;
 use crate::release::Release;
 
-/// The longest pause between two terms, and the shortest term that says nothing of the next one, in durations of the Lease.
+/// In lease durations: the longest pause between two terms, and how long a term must last to reset the pause.
 const LONGEST_PAUSE: u32 = 4;
 
-/// A term of leadership, as the leader's tasks have it.
+/// A term of leadership, for the leader's tasks.
 #[derive(Clone, Debug)]
 pub struct Claim {
     stop: CancellationToken,
@@ -42,11 +42,11 @@ pub struct Elector {
     settings: Settings,
     metrics: LeaseMetrics,
     view: View,
-    /// The object as it was read last, for its `resourceVersion`; `None` if there is none.
+    /// The Lease as last read, for its `resourceVersion`; `None` if there is none.
     lease: Option<Lease>,
-    /// Whether the object has to be read before it can be written: it was never read, or a write failed.
+    /// Whether the Lease must be read before a write: it was never read, or a write failed.
     stale: bool,
-    /// Whether the Lease may be held without this candidate's knowing: a write was sent, and its answer never came.
+    /// Whether this candidate may hold the Lease without knowing: a write was sent, and its response was lost.
     unsure: bool,
     changes: Option<Changes>,
 }
@@ -57,7 +57,7 @@ struct Changes {
     since: Instant,
 }
 
-/// Why a request had no good end.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 enum RequestError {
     #[error("no answer within {0:?}")]
@@ -77,14 +77,14 @@ impl Claim {
         &self.stop
     }
 
-    /// What the leader's tasks are given.
+    /// The context for the leader's tasks.
     #[must_use]
     pub fn leading(&self, client: Client, release: Arc<Release>) -> LeaderContext {
         LeaderContext { client, release, stop: self.stop.clone() }
     }
 
-    /// Whether the term goes on, by the clock: `false` also in the moment after a process went on that had been stopped
-    /// for long, when nobody has got round to cancelling [`Claim::stop`].
+    /// Whether the term continues, by the clock: `false` also right after a long pause of the process, before
+    /// [`Claim::stop`] is cancelled.
     #[must_use]
     pub fn holds(&self) -> bool {
         !self.stop.is_cancelled() && Instant::now() < *self.until.lock().unwrap_or_else(PoisonError::into_inner)
@@ -106,11 +106,11 @@ impl fmt::Debug for Elector {
 }
 
 impl Elector {
-    /// A candidate for the release's Lease. `pod` is told to people, in the Lease's `holderIdentity`; what tells the candidate
-    /// from all others, also from an earlier process of the same pod, is added to it.
+    /// A candidate for the release's Lease. The Lease's `holderIdentity` has the name of the `pod`, with a random
+    /// suffix: it differs from all other candidates and from earlier processes of the same pod.
     ///
     /// # Errors
-    /// Under the settings, two could lead.
+    /// The settings would allow two leaders.
     pub fn new(
         client: Client,
         release: &Release,
@@ -133,17 +133,17 @@ impl Elector {
         })
     }
 
-    /// What stands in the Lease when this candidate holds it.
+    /// The `holderIdentity` of this candidate.
     #[must_use]
     pub fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// Takes part until `stop`. Each time it becomes the leader it runs what `lead` makes of the [`Claim`], as a task of its
-    /// own; when the term is over, the claim's token is cancelled, and the task has [`Settings::grace`] to end. At `stop`, the
-    /// Lease is held until the task has ended, and then released.
+    /// Takes part until `stop`. Each time it becomes the leader, it runs `lead` with the [`Claim`] as a separate task.
+    /// At the end of the term, it cancels the claim's token, and the task has [`Settings::grace`] to end. At `stop`, it
+    /// holds the Lease until the task has ended, and then releases it.
     ///
-    /// A task that ends by itself gives the leadership back.
+    /// A task that returns early gives up the leadership.
     pub async fn run<F, Fut>(mut self, stop: CancellationToken, mut lead: F)
     where
         F: FnMut(Claim) -> Fut,
@@ -162,7 +162,7 @@ impl Elector {
                 self.release().await;
             }
             self.view.claim = None;
-            // Whatever ended the term so soon: another one may do better.
+            // Another candidate may have more success, so this one pauses.
             if end != End::Stopped {
                 pause = pause_after(&self.settings, pause, end, began.elapsed());
                 rest(pause, &stop).await;
@@ -173,7 +173,7 @@ impl Elector {
         }
     }
 
-    /// One term, until it is over and the leader's task has ended.
+    /// Runs one term, until the leader's task has ended.
     async fn term(&mut self, stop: &CancellationToken, claim: &Claim, mut task: AbortOnDropHandle<()>) -> End {
         let grace = self.settings.grace;
         let keep = self.keep(claim);
@@ -193,7 +193,7 @@ impl Elector {
         claim.stop.cancel();
         let ending = timeout(grace, &mut task);
         let ended = if end == End::Stopped {
-            // While the tasks come to their ends, nobody else may begin.
+            // Hold the Lease while the tasks end, so that no other leader starts.
             tokio::select! {
                 ended = ending => ended,
                 loss = keep => {
@@ -211,7 +211,7 @@ impl Elector {
         end
     }
 
-    /// Becomes the leader; `None` once it is to stop.
+    /// Waits until it becomes the leader; `None` at `stop`.
     async fn acquire(&mut self, stop: &CancellationToken) -> Option<Claim> {
         loop {
             let attempt = self.attempt(stop);
@@ -231,14 +231,14 @@ impl Elector {
         }
     }
 
-    /// One round of a candidate: reads what it does not know, and does what is to be done.
+    /// One round of a candidate: reads the Lease if needed, and takes the next action.
     async fn attempt(&mut self, stop: &CancellationToken) -> Result<Option<Claim>, (Operation, RequestError)> {
         if self.stale {
             self.read().await.map_err(|error| (Operation::Read, error))?;
         }
         match decide(&self.settings, &self.identity, &self.view, Instant::now()) {
             Action::Wait { until } => {
-                // Not all candidates at once.
+                // Random, so that not all candidates try at once.
                 let until = until + random::up_to(self.settings.retry_period);
                 self.wait(until).await.map_err(|error| (Operation::Read, error))?;
                 Ok(None)
@@ -256,7 +256,7 @@ impl Elector {
         }
     }
 
-    /// Keeps the Lease until it is lost.
+    /// Renews the Lease until it is lost.
     async fn keep(&mut self, claim: &Claim) -> Loss {
         let mut next = Instant::now() + self.settings.retry_period;
         loop {
@@ -266,9 +266,9 @@ impl Elector {
             let action = decide(&self.settings, &self.identity, &self.view, now);
             let outcome = match action {
                 Action::Lost(loss) => return loss,
-                // Not while leading.
+                // Cannot happen while leading.
                 Action::Wait { .. } => return Loss::Taken,
-                // What became of the last write is not known.
+                // The result of the last write is unknown.
                 _ if self.stale => {
                     let left = deadline.saturating_duration_since(now);
                     timeout(left, self.read()).await.map(|read| read.map_err(|error| (Operation::Read, error)))
@@ -280,9 +280,9 @@ impl Elector {
             };
             let retry = self.settings.retry_period;
             next = match outcome {
-                // The time is up, which the next round sees.
+                // The deadline has passed; the next round handles it.
                 Err(_) => now,
-                // After a read comes the write at once.
+                // A read is followed by the write at once.
                 Ok(Ok(())) if self.view.claim.is_none_or(|sent| sent < now) => now,
                 Ok(Ok(())) => now + retry,
                 Ok(Err((operation, error))) => {
@@ -310,7 +310,7 @@ impl Elector {
         self.lease = lease;
     }
 
-    /// Writes the Lease as its holder: a conflict if it is not as it was read.
+    /// Writes the Lease as its holder; fails with a conflict if it has changed since it was read.
     async fn write(&mut self) -> Result<(), RequestError> {
         let clock = Timestamp::now();
         let before = self.view.held.clone().unwrap_or_default();
@@ -320,7 +320,7 @@ impl Elector {
             duration: self.settings.lease_duration,
             acquired: before.acquired.filter(|_| stays).or(Some(clock)),
             renewed: Some(clock),
-            // A Lease that was not there has had no holder before.
+            // A new Lease had no earlier holder.
             transitions: if self.lease.is_some() { transitions(&before, &self.identity) } else { 0 },
         };
         let sent = Instant::now();
@@ -332,7 +332,7 @@ impl Elector {
     }
 
     async fn put(&mut self, held: &Held) -> Result<Lease, RequestError> {
-        // Until its answer has come, what became of the write is not known.
+        // Until the response arrives, the result of the write is unknown.
         (self.stale, self.unsure) = (true, true);
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let mut lease = self.lease.clone().unwrap_or_else(|| Lease {
@@ -340,7 +340,7 @@ impl Elector {
             spec: None,
         });
         held.write_to(&mut lease);
-        // Of a server's making, and larger than all the rest.
+        // The API server sets this field, and it is larger than everything else.
         lease.metadata.managed_fields = None;
         let limit = self.settings.request_timeout;
         let outcome = if self.lease.is_some() {
@@ -352,8 +352,8 @@ impl Elector {
         outcome
     }
 
-    /// Lets go of the Lease, if it is still held. Tried twice, since what became of the last write may not be known; and not
-    /// for long, since others can do without.
+    /// Releases the Lease if it is still held. Tries twice, since the result of the last write may be unknown, and
+    /// briefly, since other candidates can wait for its expiry.
     async fn release(&mut self) {
         let limit = self.settings.request_timeout * 2;
         let tries = async {
@@ -386,10 +386,10 @@ impl Elector {
         Ok(())
     }
 
-    /// Waits until then, or until the Lease changes.
+    /// Waits until this time or a change of the Lease.
     async fn wait(&mut self, until: Instant) -> Result<(), RequestError> {
         let next = tokio::time::timeout_at(until, self.next_change());
-        // Not in time: it is the clock's turn.
+        // The time is over.
         let Ok(change) = next.await else { return Ok(()) };
         match change {
             Ok(lease) => {
@@ -399,14 +399,14 @@ impl Elector {
             Err(error) => {
                 let lived = self.changes.take().map(|changes| changes.since.elapsed());
                 self.stale = true;
-                // A watch has an end, and what changed since is read.
+                // A watch ends regularly; the next read shows changes.
                 let is_old = lived.is_some_and(|lived| lived > self.settings.retry_period);
                 if is_old && matches!(error, RequestError::Ended) { Ok(()) } else { Err(error) }
             }
         }
     }
 
-    /// The Lease as it is after its next change; `None` if it was deleted.
+    /// The Lease after its next change; `None` if it was deleted.
     async fn next_change(&mut self) -> Result<Option<Lease>, RequestError> {
         if self.changes.is_none() {
             let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
@@ -446,8 +446,8 @@ async fn limited<T>(limit: Duration, request: impl Future<Output = kube::Result<
     }
 }
 
-/// How long to wait after a term before taking part again. A term begins with lists of the whole cluster: where it is the
-/// API server's overload that ends terms soon, each next one would add to it.
+/// The pause after a term before taking part again. A term begins with lists of the whole cluster. If an overloaded API
+/// server ends terms early, each next term would add load.
 fn pause_after(settings: &Settings, before: Duration, end: End, lasted: Duration) -> Duration {
     let longest = settings.lease_duration * LONGEST_PAUSE;
     if end == End::Deadline && lasted < longest { (before * 2).min(longest) } else { settings.retry_period }

@@ -8,29 +8,29 @@ use prometheus_client::registry::Registry;
 
 use super::decide::Loss;
 
-/// What a request to the API server was for.
+/// The purpose of a request to the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Reading the Lease, or watching it.
     Read,
-    /// Becoming the holder.
+    /// Taking the Lease.
     Acquire,
-    /// Staying it.
+    /// Renewing it.
     Renew,
-    /// Letting go of it.
+    /// Releasing it.
     Release,
 }
 
-/// How a term ended.
+/// Why a term ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The process was asked to end.
+    /// The process shuts down.
     Stopped,
-    /// The Lease could not be written in time.
+    /// The Lease could not be renewed in time.
     Deadline,
-    /// Somebody else took the Lease.
+    /// Another candidate took the Lease.
     Taken,
-    /// The leader's tasks ended by themselves.
+    /// The leader's tasks returned early.
     Finished,
 }
 
@@ -54,10 +54,10 @@ struct OperationLabel {
 }
 
 impl Operation {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Self; 4] = [Self::Read, Self::Acquire, Self::Renew, Self::Release];
 
-    /// As it stands in metrics and logs.
+    /// The operation in metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -70,10 +70,10 @@ impl Operation {
 }
 
 impl End {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 4] = [Self::Stopped, Self::Deadline, Self::Taken, Self::Finished];
 
-    /// As it stands in metrics and logs.
+    /// The reason in metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -95,7 +95,7 @@ impl From<Loss> for End {
 }
 
 impl LeaseMetrics {
-    /// Makes them and registers them with the prefix `pillion_controller`.
+    /// Creates the metrics and registers them with the prefix `pillion_controller`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion_controller");
@@ -137,7 +137,7 @@ impl LeaseMetrics {
         self.errors.get_or_create_owned(&OperationLabel { operation: operation.as_str() }).inc();
     }
 
-    /// How many requests for this failed.
+    /// Number of failed requests for this operation.
     #[must_use]
     pub fn failures(&self, operation: Operation) -> u64 {
         self.errors.get_or_create_owned(&OperationLabel { operation: operation.as_str() }).get()

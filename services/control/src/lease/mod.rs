@@ -26,19 +26,19 @@ pub use elector::{Claim, Elector};
 pub use metrics::LeaseMetrics;
 pub use record::Held;
 
-/// How long things take. All scale down for tests; the Lease itself tells others whole seconds, rounded up.
+/// Durations of the election. Tests scale them down; the Lease itself has whole seconds, rounded up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Others may take a Lease that has not changed for so long.
+    /// How long a Lease must be unchanged before other candidates may take it.
     pub lease_duration: Duration,
-    /// The holder gives up when it could not write for so long. Shorter than the above.
+    /// How long the holder may fail to write before it stops leading. Shorter than `lease_duration`.
     pub renew_deadline: Duration,
-    /// How often the holder writes, and how often anybody tries again after an error.
+    /// Time between two writes of the holder, and between two attempts after an error.
     pub retry_period: Duration,
-    /// How long one request may take.
+    /// Timeout of a request.
     pub request_timeout: Duration,
-    /// How long the leader's tasks may take to end before they are cut off.
+    /// How long the leader's tasks may take to end before they are aborted.
     pub grace: Duration,
 }
 
@@ -54,7 +54,7 @@ impl Default for Settings {
     }
 }
 
-/// The settings are no election.
+/// The settings do not allow a safe election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "of an election's settings, renewDeadline ({renew_deadline:?}) has to be shorter than leaseDuration \
@@ -67,7 +67,7 @@ pub struct SettingsError {
 }
 
 impl Settings {
-    /// All durations divided by so much: for tests.
+    /// Divides all durations, for tests.
     #[must_use]
     pub fn scaled_down(&self, by: u32) -> Self {
         let by = by.max(1);
@@ -80,10 +80,10 @@ impl Settings {
         }
     }
 
-    /// Whether an election with them can work.
+    /// Checks that an election with these settings is safe.
     ///
     /// # Errors
-    /// The holder would not give up before others may take the Lease, or would give up before it tries again.
+    /// The holder would not give up before others may take the Lease, or would give up before its next attempt.
     pub fn check(&self) -> Result<(), SettingsError> {
         let Self { lease_duration, renew_deadline, retry_period, .. } = *self;
         if renew_deadline < lease_duration && retry_period < renew_deadline {

@@ -6,24 +6,24 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
-/// What stands in a Lease, as far as the election goes. Its times are only ever compared with those that stood there
-/// before: they tell that somebody wrote.
+/// The contents of a Lease that the election uses. Its times are only compared with their earlier values: a change
+/// means that the holder wrote.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Who holds it; `None` once it was released.
+    /// The holder; `None` after a release.
     pub holder: Option<String>,
-    /// How long others have to wait, as its holder promised.
+    /// How long other candidates must wait, as the holder promised.
     pub duration: Duration,
-    /// When the holder became it, by the holder's clock.
+    /// When the holder took it, by the holder's clock.
     pub acquired: Option<Timestamp>,
-    /// When it wrote last, by the holder's clock.
+    /// The last renewal, by the holder's clock.
     pub renewed: Option<Timestamp>,
-    /// How many times the holder changed.
+    /// The number of changes of the holder.
     pub transitions: i32,
 }
 
 impl Held {
-    /// What stands in this one. Negative numbers, which only somebody's hand writes, count as none.
+    /// Reads a Lease. Negative numbers, which only manual edits cause, count as missing.
     #[must_use]
     pub fn of(lease: &Lease) -> Self {
         let Some(spec) = &lease.spec else { return Self::default() };
@@ -37,9 +37,9 @@ impl Held {
         }
     }
 
-    /// Writes it into a Lease; what else stands there stays.
+    /// Writes the contents into a Lease; other fields stay.
     pub(super) fn write_to(&self, lease: &mut Lease) {
-        // A duration is a whole number of seconds, at least one.
+        // The duration is in whole seconds, at least one.
         let seconds = self.duration.as_secs() + u64::from(self.duration.subsec_nanos() > 0);
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
         spec.holder_identity.clone_from(&self.holder);

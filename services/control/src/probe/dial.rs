@@ -1,5 +1,5 @@
 //! Opens one TLS connection to one endpoint and returns its certificate. The handshake proves that the endpoint has the
-//! key; [`super::judge`] judges the certificate.
+//! key; [`super::judge`] checks the certificate.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -18,21 +18,21 @@ use tokio_rustls::TlsConnector;
 /// Why an endpoint could not be probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unreachable {
-    /// It has no address, or no port of the name.
+    /// It has no address, or no port with this name.
     NoAddress,
-    /// No connection, or it was cut.
+    /// The connection failed or was closed.
     Connection,
-    /// It did not answer in time.
+    /// It did not respond in time.
     Timeout,
-    /// The handshake failed: it is no TLS, or the endpoint does not have the key of the leaf that it shows.
+    /// The TLS handshake failed: for example, the endpoint lacks the key of its certificate.
     Handshake,
 }
 
 impl Unreachable {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 4] = [Self::NoAddress, Self::Connection, Self::Timeout, Self::Handshake];
 
-    /// As it stands in logs.
+    /// The reason in logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -44,13 +44,13 @@ impl Unreachable {
     }
 }
 
-/// The certificates that an endpoint shows, its leaf first; at least that.
+/// An endpoint's certificate chain, its serving certificate first; never empty.
 pub type Chain = Vec<CertificateDer<'static>>;
 
-/// What an endpoint shows within so much time.
+/// Returns the certificate chain of an endpoint, within the limit.
 ///
 /// # Errors
-/// It could not be asked.
+/// The endpoint could not be probed.
 pub async fn dial(socket: SocketAddr, name: ServerName<'static>, limit: Duration) -> Result<Chain, Unreachable> {
     timeout(limit, connect(socket, name)).await.unwrap_or(Err(Unreachable::Timeout))
 }
@@ -62,12 +62,12 @@ async fn connect(socket: SocketAddr, name: ServerName<'static>) -> Result<Chain,
         .map_err(|_| Unreachable::Handshake)?;
     let mut config =
         config.dangerous().with_custom_certificate_verifier(Arc::<Shown>::clone(&shown)).with_no_client_auth();
-    // As the API server does.
+    // The protocol that the API server uses.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let stream = TcpStream::connect(socket).await.map_err(|_| Unreachable::Connection)?;
     match TlsConnector::from(Arc::new(config)).connect(name, stream).await {
         Ok(mut stream) => {
-            // That it does not wait for a request. It need not hear it.
+            // Close the connection without a request. The endpoint need not notice.
             let _ = stream.shutdown().await;
         }
         Err(error) => {
@@ -78,8 +78,8 @@ async fn connect(socket: SocketAddr, name: ServerName<'static>) -> Result<Chain,
     shown.chain().filter(|chain| !chain.is_empty()).ok_or(Unreachable::Handshake)
 }
 
-/// Keeps the certificates of the peer, whatever they are worth. The handshake's signature is verified: it says that the
-/// peer has the leaf's key.
+/// Keeps the peer's certificates, whether valid or not. It verifies the handshake's signature, which proves that the
+/// peer has the key.
 struct Shown {
     provider: Arc<CryptoProvider>,
     chain: Mutex<Option<Chain>>,

@@ -1,4 +1,4 @@
-//! Summarises verdicts for the rotation: how many rounds in a row found all endpoints with the newest certificate.
+//! Summarises verdicts for the rotation: the consecutive rounds that found all endpoints with the newest certificate.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,23 +8,23 @@ use tokio::time::Instant;
 use super::{Endpoint, Expected, Probed, Unfit, Verdict};
 use crate::certificates::rotation::{Endpoints, Generation};
 
-/// What has to stay the same for rounds to be counted together, beside the endpoints themselves.
+/// Rounds count together only if this stays the same, as well as the set of endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     leaf_epoch: u64,
     newest: Option<Generation>,
 }
 
-/// The rounds that were passed, one after the other.
+/// The number of consecutive passed rounds.
 #[derive(Debug, Default)]
 pub struct Rounds {
     of: Option<(Key, BTreeSet<Endpoint>)>,
     passed: u32,
-    /// When the last one that counted began.
+    /// Start of the last counted round.
     last: Option<Instant>,
 }
 
-/// Nothing is known of any endpoint: so nothing is proven.
+/// Without results, nothing is proven.
 pub(crate) const UNKNOWN: Endpoints =
     Endpoints { answering: 0, rounds: 0, older: false, stranger: false, unreachable: 0 };
 
@@ -35,11 +35,11 @@ impl From<&Expected> for Key {
 }
 
 impl Rounds {
-    /// One more round, of all endpoints that there are; it began at `began`.
+    /// Adds a round over all endpoints, which began at `began`.
     ///
-    /// A round is passed if there are endpoints and each serves the newest leaf. It counts if it began at least `gap` after
-    /// the last that counted. Any that is not passed, another leaf, another authority, and an endpoint that came or
-    /// went make the count begin anew.
+    /// A round is passed if there are endpoints and each serves the newest certificate. It counts if it began at least
+    /// `gap` after the last counted one. The count starts again after a failed round, or when the certificate, the CA
+    /// or the set of endpoints changes.
     pub fn add(&mut self, key: Key, probed: &[Probed], began: Instant, gap: Duration) -> Endpoints {
         let endpoints: BTreeSet<_> = probed.iter().map(|each| each.endpoint.clone()).collect();
         let is_passed = !probed.is_empty() && probed.iter().all(|each| each.verdict == Verdict::Newest);
@@ -61,7 +61,7 @@ impl Rounds {
     }
 }
 
-/// Whether somebody who trusts the newest authority alone would not call such an endpoint, now.
+/// Whether a client that trusts only the newest CA would reject the endpoint now.
 const fn is_another(verdict: Verdict) -> bool {
     match verdict {
         Verdict::Newest | Verdict::Unfit(Unfit::Expiring) | Verdict::Unreachable(_) => false,
@@ -91,10 +91,10 @@ mod tests {
         Key { leaf_epoch, newest: Some(Generation(newest)) }
     }
 
-    /// What a round found, by address.
+    /// The verdicts of a round, by address.
     type Verdicts<'v> = &'v [(&'v str, Verdict)];
 
-    /// How many rounds have been passed after each of these, `seconds` after the first.
+    /// The count after each of these rounds, which begin `seconds` after the first.
     fn after(rounds: &[(u64, Key, Verdicts<'_>)]) -> Vec<u32> {
         let zero = Instant::now();
         let mut count = Rounds::default();
@@ -158,10 +158,10 @@ mod tests {
         let all = add(&[("a", Verdict::Newest), ("b", OLD), ("c", Verdict::Unreachable(Unreachable::Handshake))]);
         let expected = Endpoints { answering: 2, rounds: 0, older: true, stranger: false, unreachable: 1 };
         assert_eq!(all, expected);
-        // A leaf of nobody is one of another authority.
+        // An untrusted certificate also counts as one of another CA.
         let stranger = add(&[("a", Verdict::Stranger)]);
         assert_eq!(stranger, Endpoints { older: true, stranger: true, ..UNKNOWN });
-        // One that nobody would call any more is as good as another's; one that ends soon is not.
+        // An expired certificate counts as another CA's; an expiring one does not.
         assert!(add(&[("a", Verdict::Unfit(Unfit::Expired))]).older);
         assert!(!add(&[("a", Verdict::Unfit(Unfit::Expiring))]).older);
         assert_eq!(add(&[("a", Verdict::Unreachable(Unreachable::Timeout))]), Endpoints { unreachable: 1, ..UNKNOWN });

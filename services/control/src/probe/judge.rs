@@ -14,7 +14,7 @@ use super::dial::Unreachable;
 use crate::certificates::rotation::Generation;
 use crate::release::Release;
 
-/// An authority of the record.
+/// A CA of the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// Its number.
@@ -23,57 +23,57 @@ pub struct Known {
     pub certificate: CertificateDer<'static>,
 }
 
-/// What endpoints are judged by.
+/// The requirements on endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// The name that an API server expects in a leaf.
+    /// The name that an API server requires in the certificate.
     pub server_name: ServerName<'static>,
-    /// The authorities of the record, whether they are trusted at present or not.
+    /// The CAs of the record, trusted or not.
     pub known: Vec<Known>,
-    /// The newest of them, whose leaves endpoints ought to serve. `None` where certificates are of somebody else's making.
+    /// The newest of them, which should sign all served certificates. `None` with another issuer.
     pub newest: Option<Generation>,
-    /// The certificates that API servers trust. While there are none, no API server calls anybody, and those who are known
-    /// stand for them.
+    /// The certificates that API servers trust. While it is empty, no API server calls the webhook, and `known` is used
+    /// instead.
     pub bundle: Vec<CertificateDer<'static>>,
-    /// The record's epoch at which leaves last had to become others.
+    /// The epoch of the record at which the serving certificate last had to change.
     pub leaf_epoch: u64,
 }
 
-/// What an endpoint serves.
+/// The verdict on an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// A leaf that the newest authority alone verifies, and for long enough.
+    /// A valid certificate of the newest CA.
     Newest,
-    /// A leaf of another known authority.
+    /// A certificate of another known CA.
     Older(Generation),
-    /// A leaf that the bundle verifies, where no authority is ours.
+    /// A certificate of another issuer that the bundle trusts.
     Trusted,
-    /// A leaf of nobody who is known.
+    /// An untrusted certificate.
     Stranger,
-    /// A leaf of the right authority that will not do.
+    /// An invalid certificate of the right CA.
     Unfit(Unfit),
-    /// Nobody knows.
+    /// The endpoint could not be probed.
     Unreachable(Unreachable),
 }
 
-/// Why a leaf of the right authority will not do.
+/// Why a certificate of the right CA is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unfit {
-    /// It will do for a short time only.
+    /// It expires soon.
     Expiring,
-    /// Its time is over.
+    /// It has expired.
     Expired,
-    /// Its time has not come.
+    /// It is not valid yet.
     NotYetValid,
-    /// It is for other names.
+    /// It has other names.
     WrongName,
-    /// Its authority's time is over, or has not come: the API server looks at that too.
+    /// Its CA has expired or is not valid yet, which the API server checks too.
     Authority,
-    /// It is not for servers, or is broken.
+    /// It is no server certificate, or is broken.
     Unusable,
 }
 
-/// Judges leaves, at one time.
+/// Checks certificates at one moment.
 #[derive(Debug)]
 pub struct Judge<'e> {
     expected: &'e Expected,
@@ -83,25 +83,25 @@ pub struct Judge<'e> {
     bundle: Roots,
 }
 
-/// Some authorities that are trusted together.
+/// CAs that are trusted together.
 #[derive(Debug)]
 struct Roots {
-    /// Those whose time it is, now; `None` if there are none.
+    /// The CAs that are valid now; `None` if there are none.
     now: Option<Arc<WebPkiServerVerifier>>,
-    /// Those whose time it is still going to be when the least time that a leaf has to be good for is over.
+    /// The CAs that are also valid at the end of the required validity.
     later: Option<Arc<WebPkiServerVerifier>>,
-    /// Whatever their times.
+    /// All of them, whatever their validity.
     any: Option<Arc<WebPkiServerVerifier>>,
 }
 
-/// The verdict on one endpoint's certificates.
+/// The verdict on an endpoint's certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judgement {
-    /// What it serves.
+    /// What kind of certificate it serves.
     pub verdict: Verdict,
-    /// Whether API servers with the bundle would call it, now.
+    /// Whether API servers with the bundle would trust it now.
     pub trusted: bool,
-    /// When the leaf ends, if it can be read.
+    /// End of the certificate's validity, if readable.
     pub not_after: Option<Timestamp>,
 }
 
@@ -109,7 +109,7 @@ impl Verdict {
     /// The labels of all verdicts.
     pub const LABELS: [&str; 7] = ["newest", "older", "trusted", "stranger", "expiring", "unfit", "unreachable"];
 
-    /// The verdict as it stands in metrics.
+    /// The verdict as a metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -125,9 +125,9 @@ impl Verdict {
 }
 
 impl Expected {
-    /// What endpoints of a release are judged by.
+    /// The requirements on a release's endpoints.
     ///
-    /// `None` if the release's name is no DNS name, which [`Release`] does not let through.
+    /// `None` if the release's name is not a DNS name, which [`Release`] does not allow.
     #[must_use]
     pub fn of(
         release: &Release,
@@ -141,20 +141,20 @@ impl Expected {
         Some(Self { server_name, known, newest, bundle, leaf_epoch })
     }
 
-    /// The same where certificates are of somebody else's making: nobody is known but the bundle.
+    /// The same for certificates of another issuer: only the bundle is known.
     #[must_use]
     pub fn of_strangers(release: &Release, bundle: Vec<CertificateDer<'static>>) -> Option<Self> {
         Self::of(release, Vec::new(), None, bundle, 0)
     }
 }
 
-/// All certificates of a text in PEM form, as a `caBundle` is; what is none is passed over.
+/// All certificates in a PEM text, such as a `caBundle`; anything else is skipped.
 #[must_use]
 pub fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem).filter_map(Result::ok).collect()
 }
 
-/// From when until when a certificate is valid.
+/// Start and end of a certificate's validity.
 fn validity(certificate: &CertificateDer<'_>) -> Option<(Timestamp, Timestamp)> {
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
     let time = |time: x509_parser::time::ASN1Time| Timestamp::from_second(time.timestamp()).ok();
@@ -179,18 +179,18 @@ impl Roots {
             };
             let mut roots = RootCertStore::empty();
             for certificate in all.iter().copied().filter(valid) {
-                // What is no authority cannot be trusted, and nobody does.
+                // A certificate that is not a CA is never trusted.
                 let _ = roots.add(certificate.clone());
             }
             let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-            // Err says that there is none.
+            // An error means that there are no CAs.
             WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().ok()
         };
         Self { now: at(&[now]), later: at(&[now, later]), any: at(&[]) }
     }
 }
 
-/// Whether some root verifies the chain, at that time.
+/// Verifies the chain against these CAs, at this time.
 fn verify(
     roots: Option<&Arc<WebPkiServerVerifier>>,
     chain: &[CertificateDer<'_>],
@@ -217,7 +217,7 @@ const fn unfit(error: &CertificateError) -> Unfit {
 }
 
 impl<'e> Judge<'e> {
-    /// Judges at `now`; a leaf has to be good for `least_left` more.
+    /// Checks certificates at `now`; they must stay valid for `least_left`.
     #[must_use]
     pub fn new(expected: &'e Expected, now: Timestamp, least_left: Duration) -> Self {
         let later = now.checked_add(least_left).unwrap_or(Timestamp::MAX);
@@ -234,7 +234,7 @@ impl<'e> Judge<'e> {
         Self { expected, now, least_left, known, bundle }
     }
 
-    /// The verdict on what an endpoint shows: its leaf, and what else it sends.
+    /// The verdict on an endpoint's certificate chain.
     #[must_use]
     pub fn judge(&self, chain: &[CertificateDer<'_>]) -> Judgement {
         let validity = chain.first().and_then(validity);
@@ -259,7 +259,7 @@ impl<'e> Judge<'e> {
         Judgement { verdict, trusted, not_after: validity.map(|(_, until)| until) }
     }
 
-    /// Who signed a leaf, whatever its time and its names.
+    /// The CA that signed the certificate, whatever its validity and names.
     fn signer(&self, chain: &[CertificateDer<'_>], from: Timestamp) -> Option<(Generation, &Roots)> {
         let mut signers = self.known.iter().filter(|(_, roots)| self.signed(roots, chain, from));
         signers.next().map(|(generation, roots)| (*generation, roots))
@@ -268,18 +268,18 @@ impl<'e> Judge<'e> {
     fn signed(&self, roots: &Roots, chain: &[CertificateDer<'_>], from: Timestamp) -> bool {
         match self.verify(roots.any.as_ref(), chain, from) {
             Ok(()) => true,
-            // Names, and what a leaf is for, are looked at when its signature is known to be good.
+            // Names are checked after the signature, so a wrong name means a valid signature.
             Err(error) => matches!(unfit(&error), Unfit::WrongName),
         }
     }
 
-    /// Whether API servers that trust these alone will call the endpoint, now and for long enough.
+    /// Whether API servers that trust only these CAs would accept the certificate, now and for long enough.
     fn fitness(&self, roots: &Roots, chain: &[CertificateDer<'_>]) -> Result<(), Unfit> {
         if roots.now.is_none() {
             return Err(Unfit::Authority);
         }
         self.verify(roots.now.as_ref(), chain, self.now).map_err(|error| match error {
-            // Of several, the one that signed it.
+            // Of several valid CAs, none signed it.
             CertificateError::UnknownIssuer => Unfit::Authority,
             error => unfit(&error),
         })?;

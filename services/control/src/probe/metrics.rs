@@ -15,14 +15,14 @@ use prometheus_client::registry::{Registry, Unit};
 use super::{Probed, Verdict};
 use crate::certificates::rotation::Endpoints;
 
-/// How a round ended.
+/// The result of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every endpoint serves what it ought to.
+    /// Every endpoint serves the required certificate.
     Passed,
-    /// Some does not, or there is none.
+    /// Some endpoint does not, or there is none.
     Failed,
-    /// It is not known which endpoints there are.
+    /// The endpoints could not be listed.
     Error,
 }
 
@@ -35,7 +35,7 @@ pub struct ProbeMetrics {
     expiry: Expiry,
 }
 
-/// When the first leaf of an endpoint ends. How far that is, is known when it is asked for.
+/// The earliest end of an endpoint's certificate. The time left is computed when metrics are scraped.
 #[derive(Clone, Debug, Default)]
 struct Expiry(Arc<Mutex<Option<Timestamp>>>);
 
@@ -50,10 +50,10 @@ struct OutcomeLabel {
 }
 
 impl Outcome {
-    /// All of them.
+    /// All results.
     pub const ALL: [Self; 3] = [Self::Passed, Self::Failed, Self::Error];
 
-    /// As it stands in metrics.
+    /// The result as a metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -65,7 +65,7 @@ impl Outcome {
 }
 
 impl ProbeMetrics {
-    /// Makes them and registers them with the prefix `pillion_controller`.
+    /// Creates the metrics and registers them with the prefix `pillion_controller`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion_controller");
@@ -85,7 +85,7 @@ impl ProbeMetrics {
         metrics
     }
 
-    /// A round has ended.
+    /// Records a round.
     pub(super) fn found(&self, probed: &[Probed], folded: Endpoints) {
         for result in Verdict::LABELS {
             let number = probed.iter().filter(|each| each.verdict.as_str() == result).count();
@@ -102,7 +102,7 @@ impl ProbeMetrics {
         self.rounds.get_or_create_owned(&OutcomeLabel { outcome: outcome.as_str() }).inc();
     }
 
-    /// Nobody probes any more: what was found is no news of today.
+    /// Resets the results when probing ends.
     pub(super) fn forget(&self) {
         for result in Verdict::LABELS {
             self.endpoints.get_or_create_owned(&ResultLabel { result }).set(0);

@@ -1,8 +1,8 @@
-//! Connects to every endpoint of the webhook and judges the certificate that it serves.
+//! Connects to every endpoint of the webhook and checks the certificate that it serves.
 //!
 //! The Secret does not prove what a replica serves, and a ready replica need not be one that the API server trusts. So
 //! each address behind the Service gets a TLS connection of its own, whether it is ready, not ready or terminating. Its
-//! certificate is judged against the *bundle* that API servers have, and against the *newest* CA alone. The handshake
+//! certificate is checked against the *bundle* that API servers have, and against the *newest* CA alone. The handshake
 //! proves that the replica has the key.
 //!
 //! [`targets`] selects the endpoints, [`dial`] connects, [`judge`] gives the verdict, [`fold`] summarises verdicts for
@@ -28,22 +28,22 @@ pub use metrics::ProbeMetrics;
 pub use run::{Found, Prober, report, run};
 pub use targets::{Endpoint, Replicas, Selected};
 
-/// How probing is done. All durations scale down for tests.
+/// Settings of the probes. Tests scale all durations down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Between two rounds. Rounds that are nearer to each other count as one.
+    /// Time between two rounds. Rounds with less time between them count as one.
     pub gap: Duration,
-    /// How long one endpoint may take, connection and handshake together.
+    /// Timeout for one endpoint, connection and handshake together.
     pub timeout: Duration,
-    /// How many endpoints are probed at one time.
+    /// Number of concurrent probes.
     pub parallel: usize,
-    /// How long a leaf has to be good for, at least.
+    /// How long a certificate must stay valid, at least.
     pub least_left: Duration,
-    /// The Service's port that is probed, by name; the only one of a slice that has one port.
+    /// The name of the probed port of the Service. If a slice has only one port, that one is used.
     pub port: String,
-    /// Whether the pods that the Service selects are probed beside its endpoints: whoever keeps the list of endpoints may be
-    /// late, and a pod that it does not know yet or not any more is one all the same.
+    /// Whether to probe the pods that the Service selects as well as its endpoints: the list of endpoints may lag
+    /// behind the pods.
     pub pods: bool,
 }
 
@@ -60,15 +60,15 @@ impl Default for Settings {
     }
 }
 
-/// One endpoint, and what was found.
+/// The result for one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probed {
-    /// Where.
+    /// The endpoint.
     pub endpoint: Endpoint,
     /// What it serves.
     pub verdict: Verdict,
-    /// Whether API servers with the bundle would call it.
+    /// Whether API servers with the bundle would trust it.
     pub trusted: bool,
-    /// When its leaf ends, if it shows one that can be read.
+    /// End of its certificate's validity, if readable.
     pub not_after: Option<jiff::Timestamp>,
 }

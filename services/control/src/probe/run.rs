@@ -21,20 +21,20 @@ use crate::leader::LeaderContext;
 use crate::release::Release;
 use crate::webhook_config::switch::Making;
 
-/// What one round found.
+/// Results of a round.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// What endpoints were judged by.
+    /// The requirements on the endpoints.
     pub expected: Arc<Expected>,
-    /// What the rotation observes.
+    /// The summary for the rotation.
     pub endpoints: Endpoints,
-    /// Every endpoint, for people.
+    /// The result for every endpoint, for logs.
     pub probed: Vec<Probed>,
-    /// When the round began: what came to be after that was not seen.
+    /// Start of the round: it does not reflect later changes.
     pub began: Instant,
 }
 
-/// Makes rounds of probes, and remembers how many were passed.
+/// Probes endpoints in rounds and counts the passed ones.
 #[derive(Debug)]
 pub struct Prober {
     settings: Settings,
@@ -44,7 +44,7 @@ pub struct Prober {
 }
 
 impl Found {
-    /// What the rotation observes when it expects this: nothing at all, if this was not what was looked for.
+    /// The summary for these requirements; unknown if the round had other ones.
     #[must_use]
     pub fn of(found: Option<&Self>, expected: &Expected) -> Endpoints {
         found.filter(|found| *found.expected == *expected).map_or(UNKNOWN, |found| found.endpoints)
@@ -52,22 +52,22 @@ impl Found {
 }
 
 impl Prober {
-    /// One that has passed no round.
+    /// Without any passed round yet.
     #[must_use]
     pub fn new(settings: Settings, metrics: ProbeMetrics) -> Self {
         Self { settings, metrics, rounds: Rounds::default(), clock: None }
     }
 
-    /// The same, judging by what time it is for the API server, whatever this machine's clock says.
+    /// Judges validity by the API server's time instead of the local time.
     #[must_use]
     pub fn by(self, clock: Clock) -> Self {
         Self { clock: Some(clock), ..self }
     }
 
-    /// One round: every endpoint that there is now, each within [`Settings::timeout`].
+    /// Probes every current endpoint once, each within [`Settings::timeout`].
     ///
     /// # Errors
-    /// It is not known which endpoints there are.
+    /// The endpoints could not be listed.
     pub async fn round(&mut self, client: &Client, release: &Release, expected: &Arc<Expected>) -> kube::Result<Found> {
         let began = Instant::now();
         let listed = tokio::time::timeout(self.settings.timeout, Selected::list(client, release, &self.settings)).await;
@@ -107,8 +107,8 @@ impl Prober {
     }
 }
 
-/// Probes while it leads: at once when something else is expected, and then every [`Settings::gap`]. While nothing is
-/// expected, or nobody knows which endpoints there are, nothing is found.
+/// Probes while this controller leads: at once when the requirements change, then every [`Settings::gap`]. Without
+/// requirements or a list of endpoints, there are no results.
 pub async fn run(
     leading: LeaderContext,
     settings: Settings,
@@ -136,7 +136,7 @@ pub async fn run(
         tokio::select! {
             biased;
             () = leading.stop.cancelled() => break,
-            // What is going on, and what was found, is for something that nobody wants to know any more.
+            // The current round and its results are for outdated requirements.
             changed = expected.wait_for(|now| *now != wanted) => {
                 if changed.is_err() {
                     break;
@@ -150,9 +150,9 @@ pub async fn run(
     metrics.forget();
 }
 
-/// Probes endpoints whose certificates are of somebody else's making: the leaves that they serve, against the `caBundle`s of
-/// the webhook configuration. Nothing is made of what it finds but the `ConfigMap` of the kill switch, once there is somebody
-/// whom API servers would call: nobody else is there to make it, and guardrails hold only while it is there.
+/// Probes endpoints with certificates of another issuer, against the `caBundle`s of the webhook configuration, and logs
+/// the results. Once API servers would trust an endpoint, it also creates the `ConfigMap` of the kill switch: no other
+/// task does so here, and guardrails need it.
 pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMetrics) {
     let gap = settings.gap;
     let mut prober = Prober::new(settings, metrics.clone());
@@ -185,18 +185,19 @@ pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMe
     metrics.forget();
 }
 
-/// Makes the `ConfigMap` of the kill switch where there is none. It is asked for and not watched: so often is often enough.
+/// Creates the `ConfigMap` of the kill switch if it is missing. It is read once per round, which is often enough
+/// without a watch.
 async fn keep_switch(leading: &LeaderContext, making: &mut Making) {
     let LeaderContext { client, release, .. } = leading;
     let switches = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
-    // Whoever cannot be told makes it, which does no harm to one that is there.
+    // If reading fails, try to create it: that does no harm to an existing one.
     if let Ok(found) = switches.get_metadata_opt(release.switch()).await {
         making.seen(found.is_some());
     }
     making.make(client, release).await;
 }
 
-/// All certificates that any entry trusts.
+/// All CA certificates of all entries.
 fn bundle(configuration: &MutatingWebhookConfiguration) -> Vec<rustls_pki_types::CertificateDer<'static>> {
     let entries = configuration.webhooks.iter().flatten();
     let mut all: Vec<_> = entries
@@ -208,7 +209,7 @@ fn bundle(configuration: &MutatingWebhookConfiguration) -> Vec<rustls_pki_types:
     all
 }
 
-/// Tells the log what is not as it was in the round before.
+/// Logs what has changed since the previous round.
 fn tell(told: &mut Vec<Probed>, round: Result<&Found, &kube::Error>) {
     let found = match round {
         Ok(found) => found,

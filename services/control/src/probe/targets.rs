@@ -13,35 +13,35 @@ use kube::api::{Api, ListParams};
 use super::Settings;
 use crate::release::Release;
 
-/// An endpoint as the cluster names it.
+/// An endpoint in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
-    /// Its address, an IP address unless somebody writes slices by hand.
+    /// Its address: an IP address, unless a slice was written by hand.
     pub address: String,
-    /// Its port; `None` if the slice has none of the name that was asked for.
+    /// Its port; `None` if the slice has no port with the requested name.
     pub port: Option<u16>,
 }
 
-/// Which endpoints are probed.
+/// The selected endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selected {
-    /// All of them: ready, not ready, and on their way out.
+    /// All endpoints: ready, not ready and terminating.
     pub endpoints: BTreeSet<Endpoint>,
 }
 
-/// The pods behind a Service, as it says itself.
+/// How a Service selects its pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replicas {
-    /// Their labels, as a list of the API server is asked by.
+    /// Its label selector, as text for a list request.
     pub selector: String,
-    /// The port of theirs to which it leads.
+    /// The target port in the pods.
     pub port: IntOrString,
-    /// Of which families its addresses are (`IPv4`, `IPv6`), none if it does not say.
+    /// Its IP families (`IPv4`, `IPv6`); empty if not specified.
     pub families: Vec<String>,
 }
 
 impl Endpoint {
-    /// Where to connect to, if it is a place at all.
+    /// The socket address, if the endpoint has a valid one.
     #[must_use]
     pub fn socket(&self) -> Option<SocketAddr> {
         let address: IpAddr = self.address.parse().ok()?;
@@ -60,7 +60,7 @@ impl fmt::Display for Endpoint {
 }
 
 impl Selected {
-    /// Those in slices of one Service, at the port of this name.
+    /// Selects the endpoints in slices of one Service, at the port with this name.
     #[must_use]
     pub fn of_slices<'s>(slices: impl IntoIterator<Item = &'s EndpointSlice>, port: &str) -> Self {
         let mut endpoints = BTreeSet::new();
@@ -72,10 +72,10 @@ impl Selected {
         Self { endpoints }
     }
 
-    /// The addresses of pods that may serve, at the port that the Service leads to: all that have one and have not ended.
+    /// Adds the addresses of pods at the Service's target port: all pods that have an address and have not ended.
     ///
-    /// In a cluster of two families each pod has an address of either, whatever it listens on. Only those count by which
-    /// the Service can lead to it: nobody else connects to it by another, and one where nothing listens never answers.
+    /// In a dual-stack cluster each pod has addresses of both families, whichever it listens on. Only the Service's
+    /// families count: no other address receives its traffic, and a probe of it might never be answered.
     pub fn add_pods<'p>(&mut self, pods: impl IntoIterator<Item = &'p Pod>, replicas: &Replicas) {
         for pod in pods {
             let Some(status) = &pod.status else { continue };
@@ -86,17 +86,17 @@ impl Selected {
             let all = status.pod_ips.iter().flatten().map(|ip| &ip.ip).chain(&status.pod_ip);
             let mut reached: Vec<_> = all.filter(|address| replicas.lead_to(address)).collect();
             if reached.is_empty() {
-                // A pod that may serve is probed in any case, be it by the one address that each has.
+                // Fall back to the pod's primary address, so that each pod is probed.
                 reached.extend(&status.pod_ip);
             }
             self.endpoints.extend(reached.into_iter().map(|address| Endpoint { address: address.clone(), port }));
         }
     }
 
-    /// As the API server has them now, not a cache.
+    /// Lists them from the API server, not from a cache.
     ///
     /// # Errors
-    /// They cannot be listed.
+    /// The list request failed.
     pub async fn list(client: &Client, release: &Release, settings: &Settings) -> kube::Result<Self> {
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), release.namespace());
         let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}", release.service()));
@@ -115,7 +115,7 @@ impl Selected {
 }
 
 impl Replicas {
-    /// Which pods a Service selects, and how it leads to them. `None` if its endpoints are somebody's own affair.
+    /// Reads how a Service selects pods and reaches them. `None` if its endpoints are managed by hand.
     fn of(service: &Service, port: &str) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         let selector = spec.selector.as_ref().filter(|selector| !selector.is_empty())?;
@@ -131,7 +131,7 @@ impl Replicas {
         })
     }
 
-    /// Whether the Service can lead to this address.
+    /// Whether the Service can route to this address.
     fn lead_to(&self, address: &str) -> bool {
         let family = match address.parse() {
             Ok(IpAddr::V4(_)) => "IPv4",
@@ -142,7 +142,7 @@ impl Replicas {
     }
 }
 
-/// The port of a pod that is meant, by number or by the name that a container gives it.
+/// The target port of a pod, by number or by a container's port name.
 fn target_port(pod: &Pod, target: &IntOrString) -> Option<u16> {
     let number = match target {
         IntOrString::Int(number) => *number,
@@ -155,7 +155,7 @@ fn target_port(pod: &Pod, target: &IntOrString) -> Option<u16> {
     u16::try_from(number).ok()
 }
 
-/// The port of this name, or the only one.
+/// The port with this name, or the only one.
 fn port_of(slice: &EndpointSlice, name: &str) -> Option<u16> {
     let ports = slice.ports.as_deref().unwrap_or_default();
     let port = match ports {

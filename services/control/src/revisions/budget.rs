@@ -7,20 +7,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Of one namespace, and of the platform's own profiles.
+/// For one namespace, and for the platform's own profiles.
 const EACH: Rate = Rate { at_once: 25, pause: Duration::from_secs(2) };
 
-/// Of all namespaces together: it takes ten that are noisy at once, and for long twenty, to silence the others.
+/// For all namespaces together: ten noisy namespaces exhaust it in a burst, and twenty in the long run.
 const ALL: Rate = Rate { at_once: 250, pause: Duration::from_millis(100) };
 
-/// So many at once, and then one for each pause.
+/// A burst, then one for each pause.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     at_once: u32,
     pause: Duration,
 }
 
-/// What is left. A namespace that has all left is not kept.
+/// The remaining budgets. A namespace with a full budget has no entry.
 #[derive(Debug, Default)]
 pub(super) struct Budget {
     namespaces: HashMap<Box<str>, Used>,
@@ -32,12 +32,12 @@ pub(super) struct Budget {
 struct Used {
     rate: Rate,
     left: u32,
-    /// Up to when what was gained is counted.
+    /// Time up to which the budget has been refilled.
     at: Instant,
 }
 
 impl Budget {
-    /// Takes one, if one is left; `None` is for one of the platform's own profiles.
+    /// Takes one, if available; `None` stands for the platform's own profiles.
     pub(super) fn take(&mut self, namespace: Option<&str>, now: Instant) -> bool {
         let Some(namespace) = namespace else {
             return self.platform.get_or_insert_with(|| Used::nothing(EACH, now)).take(now);
@@ -46,8 +46,8 @@ impl Budget {
             used.gain(now);
             used.left < EACH.at_once
         });
-        // A namespace that has nothing left takes nothing of what all have; one that is kept waiting by the others pays for
-        // it with nothing of its own.
+        // A namespace without budget takes nothing from the total. A namespace that the total blocks keeps its own
+        // budget.
         if self.namespaces.get(namespace).is_some_and(|used| used.left == 0) {
             return false;
         }

@@ -1,9 +1,9 @@
 //! Finds profiles that interfere with one another by their texts alone, for the condition `Conflicted`.
 //!
-//! * A value such as `true` of a key that two profiles of one scope share means neither of them, and the pod gets none.
+//! * If two profiles of one scope share a key, a value such as `true` selects neither of them, and the pod gets none.
 //! * If a namespaced profile has the name of a cluster profile, the name means the namespaced one in its namespace.
 //!
-//! What two profiles do to the same pod is not considered here: that is decided with the pod, and reported by its
+//! How two profiles affect the same pod is not considered here: that is decided with the pod, and reported by its
 //! warnings and by the audit.
 
 use std::collections::{BTreeSet, HashMap};
@@ -11,16 +11,16 @@ use std::collections::{BTreeSet, HashMap};
 use pillion_api::profile::Activation;
 use pillion_engine::profile::{CompiledProfile, ProfileName};
 
-/// So many of those that share a key are compared with each, at most; and so many are named.
+/// Maximum number of profiles with a shared key that are compared with each one, and that are named.
 const COMPARED: usize = 64;
 const NAMED: usize = 5;
 
-/// What is in a profile's way.
+/// A conflict of a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Conflict {
-    /// A value that asks for the default of this key may mean these, too.
+    /// A value that asks for the default of this key may also mean these profiles.
     AmbiguousRequest { key: Box<str>, others: Vec<Box<str>> },
-    /// A profile of the platform's has the same name.
+    /// A cluster profile has the same name.
     SharesName(Box<str>),
 }
 
@@ -33,7 +33,7 @@ impl Conflict {
         }
     }
 
-    /// What it means, and what to do.
+    /// The explanation, and what to do.
     pub(super) fn message(&self) -> String {
         match self {
             Self::AmbiguousRequest { key, others } => format!(
@@ -49,7 +49,7 @@ impl Conflict {
     }
 }
 
-/// What is in each profile's way, of those that are.
+/// The conflict of each profile that has one.
 pub(super) fn conflicts<'p>(profiles: impl Iterator<Item = &'p CompiledProfile>) -> HashMap<ProfileName, Conflict> {
     let at_work: Vec<_> = profiles.filter(|profile| profile.activation() != Activation::Never).collect();
     let mut platforms = BTreeSet::new();
@@ -112,7 +112,7 @@ mod tests {
         let expected = [
             (cluster("java"), ambiguous("python")),
             (cluster("python"), ambiguous("java")),
-            // A namespace's own default stands before the platform's: that is how it is meant.
+            // A namespace's own default is meant to take precedence over the platform's.
             (shop("nginx"), Conflict::SharesName("nginx".into())),
         ];
         assert_eq!(found, HashMap::from(expected));

@@ -23,31 +23,31 @@ use serde_json::{Value as Json, json};
 use crate::client::chain;
 use crate::leader::FIELD_MANAGER;
 
-/// Bytes of what is wrong with a profile in its status. The schema takes 32 KiB; people read less.
+/// Maximum bytes of a profile's errors in its status. The schema allows 32 KiB, but shorter messages are readable.
 pub(super) const MESSAGE_BYTES: usize = 2_000;
 
-/// Name of the pod, and of its namespace where the profile is for all of them.
+/// Name of the pod, and of its namespace for a cluster profile.
 const NAME: &str = "pillion-dry-run";
-/// Id of the review that the engine is given.
+/// UID of the review for the engine.
 const UID: &str = "00000000-0000-4000-8000-000000000000";
 
-/// What is known of the pods that a revision makes.
+/// The result of a dry run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The API server accepts the pod.
     Valid,
-    /// The API server rejects the pod, with these words.
+    /// The API server rejects the pod, with this message.
     Rejected(String),
-    /// The engine left the revision out, because the API server would reject the pod for this reason.
+    /// The engine did not apply the revision, because the API server would reject the pod for this reason.
     Invalid(String),
     /// The revision does not change the pod of the dry run, for this reason.
     NotApplicable(String),
-    /// The API server gave no verdict, for this reason.
+    /// The API server did not validate the pod, for this reason.
     NotAsked(String),
 }
 
 impl Verdict {
-    /// Status, reason and message of the condition about this revision.
+    /// Status, reason and message of the condition for this revision.
     pub(super) fn condition(&self, revision: &str) -> (&'static str, &'static str, String) {
         match self {
             Self::Valid => ("True", "DryRun", format!("the API server accepts a pod with revision {revision}")),
@@ -69,10 +69,10 @@ impl Verdict {
     }
 }
 
-/// Reason of the condition while the API server has not answered.
+/// Reason of the condition while there is no response from the API server.
 pub(super) const NOT_ASKED: &str = "NotAsked";
 
-/// The object that is created by a dry run.
+/// Builds the object for the dry run.
 ///
 /// # Errors
 /// The engine does not apply the revision: [`Verdict::Invalid`] or [`Verdict::NotApplicable`].
@@ -87,7 +87,7 @@ pub(super) fn pod_template(profile: &Arc<CompiledProfile>) -> Result<DynamicObje
     Ok(DynamicObject { metadata, ..object })
 }
 
-/// The minimal pod with the profile applied, or why it is not.
+/// Applies the profile to the minimal pod, or returns why it does not apply.
 fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, Verdict> {
     if !profile.injects() {
         return Err(Verdict::NotApplicable("the profile only validates".to_owned()));
@@ -129,7 +129,7 @@ fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, Verdict> {
     Ok(pod)
 }
 
-/// A pod that asks for a profile by its name, with the defaults that the API server sets before it calls webhooks.
+/// A pod that requests a profile by name, with the defaults that the API server sets before it calls webhooks.
 fn minimal_pod(namespace: &str, profile: &str, labels: &BTreeMap<String, String>) -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -148,7 +148,7 @@ fn minimal_pod(namespace: &str, profile: &str, labels: &BTreeMap<String, String>
     })
 }
 
-/// Labels that a selector matches, if there are any.
+/// Labels that match a selector, if there are any.
 fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
     let Some(LabelSelector { match_labels, match_expressions }) = selector else { return BTreeMap::new() };
     let mut labels = match_labels.clone();
@@ -161,7 +161,7 @@ fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
     labels
 }
 
-/// What the answer to the dry run means. Only the API server's own validation rejects a pod: a policy or a quota for
+/// Interprets the response to the dry run. Only the API server's own validation rejects a pod: a policy or a quota for
 /// `PodTemplates` says nothing about pods.
 pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
     let error = match answer {
@@ -170,7 +170,7 @@ pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
     };
     let bounded = |text: &str| text.get(..text.floor_char_boundary(MESSAGE_BYTES)).unwrap_or_default().to_owned();
     if let kube::Error::Api(status) = &error {
-        // `PodTemplate "pillion-dry-run" is invalid: template.spec…`, where the name says nothing to authors.
+        // `PodTemplate "pillion-dry-run" is invalid: template.spec…`: the name means nothing to authors.
         let invalid = status.message.strip_prefix("PodTemplate \"").and_then(|rest| rest.split_once("\" is invalid: "));
         let unreadable = || status.message.contains("cannot be handled as a PodTemplate");
         match (status.code, invalid) {

@@ -34,41 +34,41 @@ use crate::guard::guarded;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::revisions::profile_status::{self, kind};
 
-/// How many changes are taken at a time.
+/// Maximum number of changes handled at once.
 const BATCH: usize = 1024;
-/// How many profiles are read again in one look, at most.
+/// Maximum number of profiles that are read again in one pass.
 const READ_AT_ONCE: usize = 256;
-/// How many profiles are written about at one time.
+/// Profiles that are written concurrently.
 const AT_ONCE: usize = 8;
-/// How often what follows from what was done is looked at in a row: a revision, then the status that publishes it.
+/// Consecutive rounds in one pass: first a revision, then the status that publishes it.
 const ROUNDS: usize = 3;
-/// How many dry runs are under way at one time.
+/// Concurrent dry runs.
 const DRY_RUNS: usize = 4;
-/// How long one of them may take. The API server may have to call webhooks of others.
+/// Timeout of a dry run. The API server may call other webhooks for it.
 const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of what an event says; the API server takes 1 KiB.
+/// Maximum bytes of an Event's note; the API server allows 1 KiB.
 const NOTE_BYTES: usize = 1_000;
 
-/// What was done about a profile.
+/// Result of the actions for a profile.
 enum Done {
     Made(Box<ObjectMeta>),
     Written {
         name: ProfileName,
         metadata: Box<ObjectMeta>,
         status: Box<ProfileStatus>,
-        /// The revisions that are gone.
+        /// The deleted revisions.
         deleted: Vec<Box<str>>,
-        /// Whether one is not that should be.
+        /// Whether some revision could not be deleted.
         in_vain: bool,
     },
-    /// It is another one by now than what was observed: the watch says so, or will.
+    /// The profile has changed since it was observed; the watch delivers the change.
     TooLate,
-    /// It failed, and has to be tried again.
+    /// The action failed and must be retried.
     InVain,
     Nothing,
 }
 
-/// Accepts and publishes for as long as this one leads.
+/// Accepts and publishes profiles while this controller leads.
 pub async fn run(leading: LeaderContext, settings: Settings, metrics: Metrics) {
     let stop = leading.stop.clone();
     tokio::select! {
@@ -92,7 +92,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics) 
         Writer { client: client.clone(), metrics: metrics.clone(), teller: Arc::new(EventRecorder::new(&client)) };
     let mut seen = observe::seen(&client, &settings.opt_in).ready_chunks(BATCH);
     let mut schedule = Schedule::new(settings.clone());
-    // Nothing else waits for a dry run.
+    // No other work waits for a dry run.
     let (questions, asked) = unbounded();
     let pod_templates = Api::namespaced_with(client.clone(), home, &ApiResource::erase::<PodTemplate>(&()));
     let mut answers = asked.map(|question| ask(&pod_templates, question)).buffer_unordered(DRY_RUNS);
@@ -111,7 +111,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics) 
                     store.take(seen);
                     tokio::task::coop::consume_budget().await;
                 }
-                // Nothing is looked at before all first lists are complete.
+                // Nothing is planned before all first lists are complete.
                 if store.is_complete() {
                     schedule.changed(Instant::now());
                 }
@@ -138,17 +138,17 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics) 
     }
 }
 
-/// Reads profiles once more for which there was no memory, and is now. How that ended.
+/// Reads profiles again that lacked memory and now fit. Returns how that ended.
 async fn read_again(client: &Client, store: &mut RevisionStore) -> Ended {
     let names = store.index.take_readable(READ_AT_ONCE);
-    // There may be more.
+    // More profiles may fit.
     let mut ended = if names.is_empty() { Ended::Well } else { Ended::Open };
     let reading = stream::iter(names).map(|name| async move { (observe::read_again(client, &name).await, name) });
     let mut reading = reading.buffer_unordered(AT_ONCE);
     while let Some((read, name)) = reading.next().await {
         match read {
             Ok(Some(seen)) => store.take(seen),
-            // It is gone, as the watch says or will say.
+            // The profile is gone; the watch delivers that.
             Ok(None) => {}
             Err(error) => {
                 let error = chain(&error);
@@ -161,8 +161,8 @@ async fn read_again(client: &Client, store: &mut RevisionStore) -> Ended {
     ended
 }
 
-/// Looks at all profiles, and does what is to be done. How that ended. What is in vain for one is not tried again in this look,
-/// and keeps no other waiting.
+/// Plans all profiles and executes the plans. Returns how that ended. A failure for one profile is not retried in this
+/// pass and does not block others.
 async fn look_at_all(
     store: &mut RevisionStore,
     writer: &Writer,
@@ -177,14 +177,14 @@ async fn look_at_all(
         let all = store.profiles.iter().filter(|(name, _)| !in_vain.contains(*name));
         let all: Vec<_> = all.map(|(name, profile)| (name.clone(), Arc::clone(profile))).collect();
         for (name, profile) in all {
-            // A panic over one of them must not end the term: the next leader would find the same profile.
+            // A panic over one profile must not end leadership: the next leader would read the same profile.
             let decided = guarded(&format_args!("the plan of {name}"), || decide(store, &name, &profile, keep));
             if let Ok(Some((plan, revision))) = decided {
                 work.push((name, profile, plan, revision));
             }
         }
         for question in store.questions.drain(..) {
-            // The other end goes with this one.
+            // The receiver lives as long as this task.
             let _ = questions.unbounded_send(question);
         }
         if work.is_empty() {
@@ -219,11 +219,11 @@ async fn look_at_all(
             return ended(&in_vain).max(Ended::Open);
         }
     }
-    // There is more to do than is done in a row.
+    // There is more to do than one pass does.
     ended(&in_vain).max(Ended::Open)
 }
 
-/// What is to be done about a profile, with the revision that is to be made of it; `None`: nothing.
+/// The plan for a profile, with the revision to create; `None` if there is nothing to do.
 pub(super) fn decide(
     store: &mut RevisionStore,
     name: &ProfileName,
@@ -244,14 +244,14 @@ pub(super) fn decide(
             });
             match kept.unwrap_or_else(|panicked| Some(Err(panicked.diagnostic())))? {
                 Ok(kept) if *kept.revision != *accepted => {
-                    // Another build wrote the revision that is gone, and this one writes its text otherwise.
+                    // Another build wrote the missing revision, and this build serializes its text differently.
                     store.forget_alias(name);
                     return decide(store, name, profile, keep);
                 }
                 Ok(kept) => Some(kept),
                 Err(fault) => {
                     store.refuse(name.clone(), accepted, fault);
-                    // It is told in the status, for which nothing is made.
+                    // The status reports it, without a new revision.
                     return decide(store, name, profile, keep);
                 }
             }
@@ -267,7 +267,7 @@ pub(super) fn decide(
     (!is_idle).then_some((plan, revision))
 }
 
-/// Asks the API server about a revision by a dry run.
+/// Runs the dry run of a revision.
 async fn ask(pod_templates: &Api<DynamicObject>, question: Question) -> (Question, Verdict) {
     let name = &question.name;
     let applied = guarded(&format_args!("the dry run of {name}"), || pod_template(&question.profile));
@@ -288,7 +288,7 @@ async fn ask(pod_templates: &Api<DynamicObject>, question: Question) -> (Questio
     (question, answer)
 }
 
-/// Writes.
+/// Writes revisions and status.
 #[derive(Clone)]
 struct Writer {
     client: Client,
@@ -356,7 +356,7 @@ impl Writer {
         Done::Written { name, metadata: Box::new(metadata), status: Box::new(status), deleted, in_vain }
     }
 
-    /// Makes a revision; `None` if it has to be tried again.
+    /// Creates a revision; `None` if it must be retried.
     async fn make(
         &self,
         name: &ProfileName,
@@ -396,10 +396,10 @@ impl Writer {
                 let Some(there) = api.get_metadata_opt(&object).await? else { return Ok(None) };
                 let owners = there.metadata.owner_references.iter().flatten();
                 if owners.into_iter().any(|owner| *owner.uid == *profile.uid) {
-                    // The same text has the same name: it is what was to be made.
+                    // The same text has the same name, so this is the wanted revision.
                     return Ok(Some(there.metadata));
                 }
-                // Of a profile of this name that is deleted, and which it goes after.
+                // It belongs to a deleted profile of this name and will be deleted with it.
                 let preconditions = Preconditions { uid: there.metadata.uid, resource_version: None };
                 let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
                 let _ = api.delete(&object, &parameters).await?;
@@ -409,7 +409,7 @@ impl Writer {
         }
     }
 
-    /// Writes the status, if nobody changed the profile since it was observed.
+    /// Writes the status, unless the profile has changed since it was observed.
     async fn publish(
         &self,
         name: &ProfileName,
@@ -442,7 +442,7 @@ impl Writer {
     }
 }
 
-/// Tells by Events, as many as people read.
+/// Records Events, within a budget.
 struct EventRecorder {
     recorder: Recorder,
     budget: Mutex<Budget>,
@@ -455,7 +455,7 @@ impl EventRecorder {
         Self { recorder, budget: Mutex::default() }
     }
 
-    /// Whether it was told.
+    /// Returns whether the Event was recorded.
     async fn tell(&self, name: &ProfileName, uid: &str, news: News) -> bool {
         if !self.budget.lock().await.take(name.namespace.as_deref(), Instant::now()) {
             return false;

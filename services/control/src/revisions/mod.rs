@@ -38,30 +38,30 @@ pub use execute::run;
 
 use crate::informer::share;
 
-/// By what a revision is bounded, as a label: who follows only the metadata of revisions has to know it.
+/// The label for how a revision is bounded: a watch of the metadata alone needs it.
 const BOUNDS_LABEL: &str = "pillion.dev/bounds";
-/// Its value of one that is bounded by its parent alone.
+/// Its value for a revision that is bounded only by its parent.
 const BOUNDED_BY_PARENT: &str = "Parent";
 
-/// How revisions are kept.
+/// Settings of the revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How many of the latest revisions of a profile are kept, besides those that are published.
+    /// Number of latest revisions of a profile that are kept, besides the published ones.
     pub keep: usize,
-    /// How long changes are gathered before all profiles are looked at.
+    /// How long changes are collected before all profiles are planned.
     pub settle: Duration,
-    /// How often the namespaces that profiles match are counted, at most.
+    /// Minimum time between two counts of matching namespaces.
     pub count_every: Duration,
-    /// How long after a write in vain it is tried again, whatever changes meanwhile.
+    /// Pause after a failed write, whatever changes meanwhile.
     pub retry: Duration,
-    /// By which labels namespaces opt in.
+    /// The labels by which namespaces opt in.
     pub opt_in: OptIn,
-    /// The memory that the profiles of namespaces may take.
+    /// The memory for namespaced profiles.
     pub memory: share::Limits,
 }
 
 impl Default for Settings {
-    /// Ten revisions; a tenth of a second, a minute, two seconds; Pillion's own label.
+    /// 10 revisions, 100 ms, one minute, 2 s, and Pillion's own label.
     fn default() -> Self {
         Self {
             keep: 10,
@@ -74,7 +74,7 @@ impl Default for Settings {
     }
 }
 
-/// What the task tells of itself. Clones share it.
+/// Metrics of the task. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     rejected: Gauge,
@@ -90,7 +90,7 @@ struct WriteLabels {
 }
 
 impl Metrics {
-    /// Makes them and registers them with the prefix `pillion_controller`.
+    /// Creates the metrics and registers them with the prefix `pillion_controller`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion_controller");

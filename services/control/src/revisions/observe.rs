@@ -30,7 +30,7 @@ use crate::informer::served::read_status;
 use crate::informer::share;
 use crate::informer::watch;
 
-/// What is kept of a profile besides its text.
+/// The data of a profile besides its text.
 #[derive(Clone, Debug)]
 pub(super) struct Profile {
     pub(super) uid: Box<str>,
@@ -41,7 +41,7 @@ pub(super) struct Profile {
     rollback_from: Option<Box<str>>,
 }
 
-/// A revision that is there.
+/// An existing revision.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     owner: Box<str>,
@@ -49,14 +49,14 @@ pub(super) struct Known {
     bounded_by_parent: bool,
 }
 
-/// What a watch says.
+/// A change from a watch.
 pub(super) enum Seen {
     Profile(Change<ProfileName, Box<(Profile, StoredProfile)>>, bool),
     Revision(Change<RevisionObject, RevisionObject>, bool),
     Namespace(Update),
 }
 
-/// An object that holds a revision, by its metadata.
+/// The metadata of an object that holds a revision.
 #[derive(Clone, Debug)]
 pub(super) struct RevisionObject {
     namespace: Option<Box<str>>,
@@ -66,7 +66,7 @@ pub(super) struct RevisionObject {
     bounded_by_parent: bool,
 }
 
-/// The revisions of one profile that are there, with the time of their making.
+/// The existing revisions of one profile, with their creation times.
 #[derive(Default)]
 pub(super) struct Existing {
     pub(super) made: BTreeMap<Box<str>, Timestamp>,
@@ -76,7 +76,7 @@ pub(super) struct Existing {
 /// Namespace and name of an object.
 type ObjectKey = (Option<Box<str>>, Box<str>);
 
-/// Lists of the objects of one scope that are not complete yet.
+/// Unfinished lists of the objects of one scope.
 #[derive(Default)]
 struct Listing {
     profiles: BTreeSet<ProfileName>,
@@ -84,33 +84,33 @@ struct Listing {
     revisions_synced: bool,
 }
 
-/// All that is known.
+/// The leader's complete state.
 pub(super) struct RevisionStore {
     pub(super) index: Index,
-    /// Shared with who acts on them: after each event all are looked at.
+    /// Shared with the tasks that act on them: after each event all are planned.
     pub(super) profiles: BTreeMap<ProfileName, Arc<Profile>>,
     revisions: BTreeMap<ObjectKey, Known>,
     cluster: Listing,
     namespaced: Listing,
-    /// Accepted texts that cannot be kept, and why.
+    /// Accepted texts that cannot be stored, and why.
     refused: HashMap<ProfileName, (Box<str>, Vec<Diagnostic>)>,
-    /// What is wrong with the generation that is stored.
+    /// Errors of the stored generations.
     diagnostics: HashMap<ProfileName, Vec<Diagnostic>>,
-    /// What bounds what was accepted.
+    /// The bounds of the accepted revisions.
     pub(super) bounds: HashMap<ProfileName, RevisionBounds>,
-    /// What this build calls a text that another build accepted, and what that build called it.
+    /// This build's hash of a text that another build accepted, and that build's hash.
     aliases: HashMap<ProfileName, (Box<str>, Box<str>)>,
-    /// What is in the way of profiles.
+    /// Conflicts of profiles.
     conflicts: HashMap<ProfileName, Conflict>,
     /// The dry runs of accepted revisions.
     pub(super) trials: Trials,
-    /// Dry runs that are to begin.
+    /// Dry runs to start.
     pub(super) questions: Vec<Question>,
     namespaces_changed: bool,
     counts: HashMap<String, i64>,
 }
 
-/// The part of a profile that tells what was accepted of it.
+/// The part of a profile that names its accepted revision.
 #[derive(Deserialize)]
 struct WithStatus {
     metadata: ObjectMeta,
@@ -158,10 +158,10 @@ impl RevisionStore {
         }
     }
 
-    /// What was there before the watches: the texts that were accepted last.
+    /// Reads the texts that were accepted before the watches start.
     ///
     /// # Errors
-    /// The API server cannot be asked.
+    /// The API server is unavailable or returned an error.
     pub(super) async fn begin(client: &Client, memory: share::Limits) -> kube::Result<Self> {
         let mut accepted: HashMap<ProfileName, (Box<str>, Box<str>)> = HashMap::new();
         let mut note = |object: WithStatus| {
@@ -190,7 +190,7 @@ impl RevisionStore {
         Ok(store)
     }
 
-    /// Remembers what was accepted by whoever led before.
+    /// Adds a revision that an earlier leader had accepted.
     fn accept(&mut self, name: ProfileName, uid: Box<str>, spec: &RevisionSpec) {
         self.bounds.insert(name.clone(), spec.bounds);
         let now =
@@ -201,12 +201,12 @@ impl RevisionStore {
         self.index.seed(name, uid, spec.source.as_deref().unwrap_or(&spec.text));
     }
 
-    /// Calls a text that another build accepted as this build does.
+    /// Uses this build's hash for a text that another build accepted.
     pub(super) fn forget_alias(&mut self, name: &ProfileName) {
         self.aliases.remove(name);
     }
 
-    /// Takes what a watch says.
+    /// Applies a change from a watch.
     pub(super) fn take(&mut self, seen: Seen) {
         match seen {
             Seen::Profile(change, is_cluster) => self.take_profile(change, is_cluster),
@@ -253,7 +253,7 @@ impl RevisionStore {
         }
     }
 
-    /// Forgets what was known of profiles that are gone, and what was wrong with those that are mended.
+    /// Removes the data of deleted profiles, and the errors of corrected ones.
     pub(super) fn tidy(&mut self) {
         let (index, profiles) = (&self.index, &self.profiles);
         self.diagnostics.retain(|name, _| index.state(name).is_some_and(|state| state.broken));
@@ -304,12 +304,12 @@ impl RevisionStore {
         self.revisions.insert((namespace, object), Known { owner, made, bounded_by_parent });
     }
 
-    /// A revision was made, as the watch will say later.
+    /// Adds a created revision before the watch delivers it.
     pub(super) fn made(&mut self, metadata: ObjectMeta) {
         self.add_revision(RevisionObject::new(metadata));
     }
 
-    /// The status of a profile was written, as the watch will say later.
+    /// Updates the written status before the watch delivers it.
     pub(super) fn written(&mut self, name: &ProfileName, metadata: ObjectMeta, status: ProfileStatus) {
         if let Some(profile) = self.profiles.get_mut(name) {
             let profile = Arc::make_mut(profile);
@@ -318,27 +318,27 @@ impl RevisionStore {
         }
     }
 
-    /// An accepted text cannot be kept.
+    /// Records that an accepted text cannot be stored.
     pub(super) fn refuse(&mut self, name: ProfileName, revision: Box<str>, fault: Diagnostic) {
         self.refused.insert(name, (revision, vec![fault]));
     }
 
-    /// A revision was deleted.
+    /// Removes a deleted revision.
     pub(super) fn unmade(&mut self, name: &ProfileName, revision: &str) {
         self.revisions.remove(&(name.namespace.clone(), object_name(&name.name, revision).into()));
     }
 
-    /// Whether all first lists were complete.
+    /// Whether all first lists are complete.
     pub(super) const fn is_complete(&self) -> bool {
         self.index.is_complete() && self.cluster.revisions_synced && self.namespaced.revisions_synced
     }
 
-    /// How many profiles are stored as they cannot be accepted.
+    /// Number of profiles whose stored generation is invalid.
     pub(super) fn rejected(&self) -> usize {
         self.diagnostics.len()
     }
 
-    /// The revisions of a profile that are there, by their hashes.
+    /// The existing revisions of a profile, by hash.
     pub(super) fn existing(&self, name: &ProfileName, uid: &str) -> Existing {
         let mut existing = Existing::default();
         self.each_of(name, uid, |revision, known| {
@@ -351,7 +351,7 @@ impl RevisionStore {
     }
 
     fn each_of(&self, name: &ProfileName, uid: &str, mut see: impl FnMut(&str, &Known)) {
-        // All names of a profile's revisions have the same begin, behind which nothing but a hash stands.
+        // All names of a profile's revisions share a prefix, followed only by a hash.
         let begin = object_name(&name.name, "");
         let from = (name.namespace.clone(), begin.as_str().into());
         let all = self
@@ -366,8 +366,8 @@ impl RevisionStore {
         }
     }
 
-    /// What is observed of a profile; `None` if it is not compiled yet, also if it was seen anew and what was compiled is
-    /// another generation of it, or of one of its name that was there before: a list comes in pages, and is taken at its end.
+    /// The observed state of a profile; `None` until its current generation is compiled. The compiled text may still be
+    /// an earlier generation or a deleted profile's, since a list comes in pages and is applied at its end.
     pub(super) fn observe<'w>(
         &'w self,
         name: &ProfileName,
@@ -411,18 +411,18 @@ impl RevisionStore {
         })
     }
 
-    /// Whether namespaces have to be counted anew.
+    /// Whether namespaces must be counted again.
     pub(super) const fn namespaces_changed(&self) -> bool {
         self.namespaces_changed
     }
 
-    /// Counts namespaces from now on anew.
+    /// Discards the counts of namespaces.
     pub(super) fn count_anew(&mut self) {
         self.counts.clear();
         self.namespaces_changed = false;
     }
 
-    /// How many opted-in namespaces a profile may act in.
+    /// Number of opted-in namespaces that a profile may match.
     pub(super) fn count(&mut self, name: &ProfileName) -> i64 {
         let good = self.index.state(name).and_then(|state| state.good);
         let Some(selector) = good.map(|good| good.namespace_selector()) else { return 0 };
@@ -448,7 +448,7 @@ impl RevisionStore {
 impl RevisionObject {
     fn new(metadata: ObjectMeta) -> Self {
         let bounds = metadata.labels.and_then(|mut labels| labels.remove(BOUNDS_LABEL));
-        // Others may have set references of their own, before it or behind it.
+        // Other clients may have added owner references before or after it.
         let is_profile = |owner: &&OwnerReference| {
             owner.api_version.split('/').next() == Some(GROUP)
                 && [InjectionProfile::KIND, ClusterInjectionProfile::KIND].contains(&&*owner.kind)

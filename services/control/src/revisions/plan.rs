@@ -1,4 +1,4 @@
-//! Plans what to do about one profile from its observed state. Pure: it writes nothing and reads no clock.
+//! Plans the actions for one profile from its observed state. Pure: it writes nothing and reads no clock.
 //!
 //! * An accepted generation becomes a revision and is published. A generation that was not accepted changes nothing
 //!   that is published, and the profile's status gives the reason.
@@ -9,10 +9,10 @@
 //! * The latest revisions and all published ones are kept.
 //! * An accepted revision is tried once by a dry run, whose result does not prevent publication.
 //! * A profile that only its parent bounds is published as its parent is now, to all namespaces: no rollout, rollback
-//!   or pin keeps what the platform has taken back, and no older revision of it is kept.
+//!   or pin keeps what the platform has withdrawn, and no older revision of it is kept.
 //!
-//! The profile's status holds what is published, together with the list of kept revisions. It is written at once, so no
-//! reader sees half of it.
+//! The profile's status holds the published revisions, together with the list of kept ones. It is written at once, so
+//! no reader sees half of it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,58 +28,58 @@ use pillion_engine::profile::Diagnostic;
 use super::conflicts::Conflict;
 use super::dry_run::{MESSAGE_BYTES, NOT_ASKED, Verdict};
 
-/// Whether the latest generation is at work, as a condition.
+/// Condition: whether the latest generation is accepted.
 pub(super) const ACCEPTED: &str = "Accepted";
-/// Whether anything of the profile is served.
+/// Condition: whether any revision of the profile is served.
 pub(super) const READY: &str = "Ready";
-/// Whether another profile is in its way.
+/// Condition: whether another profile conflicts with it.
 pub(super) const CONFLICTED: &str = "Conflicted";
-/// Whether the API server accepts a pod with the accepted revision.
+/// Condition: whether the API server accepts a pod with the accepted revision.
 pub(super) const VALID: &str = "Valid";
 
-/// Reason of a condition about which nothing is known yet.
+/// Reason of a condition that is not known yet.
 const PENDING: &str = "Pending";
 
 /// A generation that compiles.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Accepted {
-    /// The revision that it is.
+    /// Its revision.
     pub(super) revision: Box<str>,
     pub(super) rollout: Option<Rollout>,
 }
 
-/// What is observed of one profile.
+/// The observed state of one profile.
 #[derive(Clone, Debug)]
 pub(super) struct Observed<'o> {
     pub(super) generation: Option<i64>,
     /// The last generation that compiles, merged with its parents as they are now.
     pub(super) accepted: Option<Accepted>,
-    /// What is wrong with the generation that is stored, if anything is.
+    /// The errors of the stored generation, if it is invalid.
     pub(super) rejected: Option<&'o [Diagnostic]>,
-    /// What bounds what is published.
+    /// The bounds of the published revision.
     pub(super) bounds: Option<RevisionBounds>,
     pub(super) status: &'o ProfileStatus,
     pub(super) rollback: Option<Rollback<'o>>,
-    /// The revisions that are there, with the time of their making.
+    /// The existing revisions with their creation times.
     pub(super) existing: &'o BTreeMap<Box<str>, Timestamp>,
-    /// Those of them that are bounded by a parent alone.
+    /// Existing revisions that are bounded only by a parent.
     pub(super) bounded_by_parent: &'o BTreeSet<Box<str>>,
-    /// How many namespaces it may act in.
+    /// Number of namespaces that it may match.
     pub(super) namespaces: i64,
-    /// What is in its way.
+    /// The conflict with another profile.
     pub(super) conflict: Option<&'o Conflict>,
-    /// What came of the dry run of the accepted revision in this term, if it was tried.
+    /// Result of the dry run of the accepted revision under this leader, if there was one.
     pub(super) verdict: Option<&'o Verdict>,
 }
 
-/// What the annotations ask for.
+/// The rollback that the annotations request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rollback<'o> {
     pub(super) to: &'o str,
     pub(super) from: Option<&'o str>,
 }
 
-/// What is told of a profile as an Event.
+/// An Event for a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// A generation does not compile.
@@ -92,22 +92,22 @@ pub(super) enum News {
     Invalid(String),
 }
 
-/// What is to be done, in this order.
+/// The actions for a profile, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Plan {
-    /// The accepted generation has no revision yet. Nothing else is done before it is there.
+    /// Create the revision of the accepted generation. Everything else waits for it.
     pub(super) create: bool,
-    /// The accepted revision has no verdict of the API server's. All else goes on without it.
+    /// Start a dry run of the accepted revision. Nothing else waits for it.
     pub(super) dry_run: bool,
-    /// The status as it ought to be, if it is not. The times of its conditions are those of what did not change; others
-    /// are the epoch.
+    /// The desired status, if it differs from the stored one. Unchanged conditions keep their times; others have time
+    /// zero.
     pub(super) status: Option<ProfileStatus>,
     pub(super) news: Vec<News>,
-    /// Revisions that are not kept any longer.
+    /// Revisions to delete.
     pub(super) delete: Vec<Box<str>>,
 }
 
-/// What is published, and why.
+/// The published revisions, and why.
 struct Publication<'o> {
     newest: Option<&'o str>,
     promoted: Option<&'o str>,
@@ -115,7 +115,7 @@ struct Publication<'o> {
     rolled_back: bool,
 }
 
-/// Decides. `keep` is how many of the latest revisions are kept.
+/// Plans the actions. `keep` is the number of latest revisions that are kept.
 pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
     let Observed { accepted, status, existing, .. } = observed;
     if let Some(accepted) = accepted
@@ -125,7 +125,7 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
     }
     let accepted_revision = match accepted {
         Some(accepted) => Some(&*accepted.revision),
-        // Nothing compiles: what was accepted before stays, unless it was the platform's to give and is given no more.
+        // Nothing compiles: the revision accepted before stays, unless the platform granted it and has withdrawn it.
         None if observed.bounds == Some(RevisionBounds::Parent) => None,
         None => status.accepted_revision.as_deref(),
     };
@@ -146,7 +146,7 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
         accepted.is_some() && valid.as_ref().is_none_or(|(_, reason, _)| [PENDING, NOT_ASKED].contains(&&**reason));
     wanted.conditions = conditions(observed, &publication, valid);
     let news = news(observed, &wanted, &publication);
-    // Conditions of others are theirs.
+    // Conditions of other writers stay theirs.
     let mut known = (*status).clone();
     known.conditions.retain(|condition| [ACCEPTED, READY, CONFLICTED, VALID].contains(&&*condition.type_));
     let changed = wanted != known;
@@ -154,8 +154,8 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
 }
 
 impl Observed<'_> {
-    /// Whether a revision may be served besides the accepted one. One that is its parent's may not: it is the platform's
-    /// text as it was once.
+    /// Whether an earlier revision may be served besides the accepted one. One bounded only by its parent may not: it
+    /// has the platform's earlier text.
     fn may_be_older(&self, revision: &str) -> bool {
         self.bounds != Some(RevisionBounds::Parent) && !self.bounded_by_parent.contains(revision)
     }
@@ -170,7 +170,7 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publica
         return Publication { newest: Some(to), promoted: Some(to), rollout: None, rolled_back: true };
     }
     let rollout = match &observed.accepted {
-        // The text of a revision has no rollout: what is at work while the profile is broken stays as it was.
+        // A revision's text has no rollout, so a broken profile keeps its active rollout.
         Some(accepted) => {
             accepted.rollout.as_ref().or_else(|| status.rollout.as_ref().filter(|_| observed.rejected.is_some()))
         }
@@ -180,8 +180,8 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publica
     let rollout = rollout.filter(is_partial);
     let promoted = match rollout {
         None => accepted,
-        // What was promoted last; before the first rollout that is what everybody had. Also if somebody has deleted it: who
-        // has it at hand serves it, and to name none would take the profile away from all who are not in the share.
+        // The last promoted revision, even if it was deleted: replicas may still serve it. Without one, pods outside
+        // the rollout would lose the profile. Before the first rollout, all pods had it.
         Some(_) => status
             .promoted_revision
             .as_deref()
@@ -191,7 +191,7 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publica
     Publication { newest: accepted, promoted, rollout, rolled_back: false }
 }
 
-/// The revision that the annotations ask for, if they ask for one that is there and is not rolled forward since.
+/// The revision that the annotations request, if it exists and no later one was accepted.
 fn rollback_target<'o>(observed: &'o Observed<'_>, accepted: &str) -> Option<&'o str> {
     let Rollback { to, from } = observed.rollback?;
     let is_current = from.is_none_or(|from| !from.is_empty() && accepted.starts_with(from));
@@ -207,7 +207,7 @@ fn rollback_target<'o>(observed: &'o Observed<'_>, accepted: &str) -> Option<&'o
     }
 }
 
-/// The revisions that are kept, the latest first, and the others.
+/// The revisions to keep, latest first, and the others.
 fn keep_latest(
     observed: &Observed<'_>,
     publication: &Publication<'_>,
@@ -215,7 +215,7 @@ fn keep_latest(
     keep: usize,
 ) -> (Vec<String>, Vec<Box<str>>) {
     let mut latest: Vec<_> = observed.existing.iter().collect();
-    // Times are in seconds: of the same second, what was not listed before is later than what was.
+    // Times are in whole seconds: within a second, a revision that was not listed before is later.
     let listed = |revision: &str| observed.status.revisions.iter().position(|other| other == revision);
     latest.sort_by_cached_key(|(revision, made)| (Reverse(**made), listed(revision), (*revision).clone()));
     let in_use = [publication.newest, publication.promoted, accepted];
@@ -231,12 +231,12 @@ fn keep_latest(
     (kept, gone)
 }
 
-/// The condition [`VALID`] in a status, which is always about the accepted revision of that status.
+/// The condition [`VALID`] in a status, which is always about that status's accepted revision.
 fn valid_before(status: &ProfileStatus) -> Option<&Condition> {
     status.conditions.iter().find(|condition| condition.type_ == VALID)
 }
 
-/// Status, reason and message of the condition [`VALID`]; `None` if there is nothing to say yet.
+/// Status, reason and message of the condition [`VALID`]; `None` if nothing is known yet.
 fn valid(observed: &Observed<'_>, accepted: Option<&str>) -> Option<(String, String, String)> {
     let accepted = accepted?;
     if let Some(verdict) = observed.verdict {
@@ -324,7 +324,7 @@ fn conditions(
         .collect()
 }
 
-/// What is told to those who look at events: what was not said before. Whoever leads next reads in the status what was.
+/// The Events for changes of the status. The next leader sees in the status what was reported.
 fn news(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publication<'_>) -> Vec<News> {
     let before = |type_: &str| observed.status.conditions.iter().find(|condition| condition.type_ == type_);
     let mut news = Vec::new();
@@ -357,7 +357,7 @@ fn news(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publicati
     news
 }
 
-/// What is wrong, in as many words as people read.
+/// The errors as a bounded message.
 pub(super) fn told(diagnostics: &[Diagnostic]) -> String {
     let mut text = String::new();
     for (number, diagnostic) in diagnostics.iter().enumerate() {

@@ -12,12 +12,12 @@ pub(crate) fn kind(name: &ProfileName) -> &'static str {
     if name.namespace.is_some() { InjectionProfile::KIND } else { ClusterInjectionProfile::KIND }
 }
 
-/// Where a profile is.
+/// The API for a profile.
 pub(crate) fn api(client: &Client, name: &ProfileName) -> Api<DynamicObject> {
     by_scope::<ClusterInjectionProfile, InjectionProfile>(client, name).0
 }
 
-/// One of two kinds, by the scope of a profile.
+/// Selects one of two kinds by the scope of a profile.
 pub(crate) fn by_scope<C, N>(client: &Client, name: &ProfileName) -> (Api<DynamicObject>, ApiResource)
 where
     C: Resource<DynamicType = ()>,
@@ -32,8 +32,8 @@ where
     }
 }
 
-/// Server-side applies what `manager` says of the status. `guard` is what metadata it must still have: its `uid`, or its
-/// `resourceVersion`. The object as it is then.
+/// Server-side applies the fields of the status that `manager` owns. `guard` is metadata that must still match: the
+/// `uid` or the `resourceVersion`. Returns the new object.
 pub(crate) async fn apply(
     client: &Client,
     name: &ProfileName,

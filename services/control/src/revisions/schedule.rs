@@ -9,44 +9,44 @@ use tokio::time::Instant;
 
 use super::Settings;
 
-/// How a look ended.
+/// Result of a pass over all profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ended {
-    /// All is as it ought to be.
+    /// All profiles are in their desired state.
     Well,
-    /// Something is left to do, or was observed too late. What has changed meanwhile says more than time.
+    /// Work is left, or an observation was outdated. The next pass follows the next change.
     Open,
-    /// A write failed, and would again.
+    /// A write failed, and an immediate retry would fail too.
     InVain,
 }
 
-/// When it is looked next.
+/// The time of the next pass.
 #[derive(Debug)]
 pub(super) struct Schedule {
     settings: Settings,
     look_at: Option<Instant>,
-    /// Not before, whatever changes.
+    /// No pass before this time, whatever changes.
     retry_at: Option<Instant>,
     counted_at: Option<Instant>,
 }
 
 impl Schedule {
-    /// Nothing is looked at before something has changed.
+    /// Without any pass before the first change.
     pub(super) const fn new(settings: Settings) -> Self {
         Self { settings, look_at: None, retry_at: None, counted_at: None }
     }
 
-    /// When it is looked next; `None`: when something has changed.
+    /// Time of the next pass; `None` until something changes.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.retry_at.or(self.look_at)
     }
 
-    /// Something has changed.
+    /// Records a change.
     pub(super) fn changed(&mut self, now: Instant) {
         self.look_by(now + self.settings.settle);
     }
 
-    /// A look begins. Whether it is to count namespaces, if they have changed.
+    /// Records the start of a pass. Returns whether it counts namespaces, if they have changed.
     pub(super) fn begins(&mut self, namespaces_changed: bool, now: Instant) -> bool {
         (self.look_at, self.retry_at) = (None, None);
         if !namespaces_changed {
@@ -60,7 +60,7 @@ impl Schedule {
         again.is_none()
     }
 
-    /// It has ended.
+    /// Records the end of a pass.
     pub(super) fn ended(&mut self, how: Ended, now: Instant) {
         match how {
             Ended::Well => {}
@@ -69,7 +69,7 @@ impl Schedule {
         }
     }
 
-    /// It is looked at this time at the latest, unless a write was in vain.
+    /// Schedules a pass at this time at the latest, unless a write failed.
     pub(super) fn look_by(&mut self, at: Instant) {
         self.look_at = Some(self.look_at.map_or(at, |before| before.min(at)));
     }
@@ -102,7 +102,7 @@ mod tests {
             schedule.changed(ended + Duration::from_millis(passed));
             assert_eq!(schedule.next_look(), Some(ended + RETRY), "after {passed} ms");
         }
-        // One look for all of it, and nothing is left of the wait.
+        // One pass handles all changes, and clears the wait.
         schedule.begins(false, ended + RETRY);
         schedule.ended(Ended::Well, ended + RETRY);
         assert_eq!(schedule.next_look(), None);

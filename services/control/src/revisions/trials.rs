@@ -1,7 +1,7 @@
 //! Tracks which dry runs of accepted revisions are due, running and done. Pure.
 //!
-//! Each revision is tried once in a term. A dry run without a response is repeated after pauses that double. A
-//! namespace that accepts revisions faster than its budget allows waits, and delays no other namespace.
+//! Each leader tries each revision once. A dry run without a response is repeated after pauses that double. A namespace
+//! that accepts revisions faster than its budget allows waits, and delays no other namespace.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,26 +13,26 @@ use tokio::time::Instant;
 use super::budget::Budget;
 use super::dry_run::Verdict;
 
-/// The pause before the second question about a revision, and before a namespace whose budget is used up is looked at again.
+/// Pause before the second dry run of a revision, and before a namespace without budget is considered again.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_mins(10);
 
-/// A revision that the API server is to be asked about.
+/// A revision for a dry run.
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     pub(super) name: ProfileName,
-    /// Its name in the cluster, which another build may have given it.
+    /// Its name in the cluster, possibly from another build.
     pub(super) revision: Box<str>,
     pub(super) profile: Arc<CompiledProfile>,
 }
 
-/// All dry runs of a term.
+/// All dry runs of this leader.
 #[derive(Debug, Default)]
 pub(super) struct Trials {
     all: HashMap<ProfileName, Trial>,
     budget: Budget,
-    /// When a namespace whose budget was used up may have some again.
+    /// When a namespace without budget may have some again.
     budget_at: Option<Instant>,
 }
 
@@ -53,12 +53,12 @@ enum State {
 }
 
 impl Trials {
-    /// What came of the dry run of a revision.
+    /// Result of the dry run of a revision.
     pub(super) fn verdict(&self, name: &ProfileName, revision: &str) -> Option<&Verdict> {
         self.all.get(name).filter(|trial| *trial.revision == *revision)?.verdict.as_ref()
     }
 
-    /// The question about a revision that has no verdict, if it may be asked now.
+    /// The dry run of a revision without a result, if it may start now.
     pub(super) fn begin(
         &mut self,
         name: &ProfileName,
@@ -80,7 +80,7 @@ impl Trials {
         Some(Question { name: name.clone(), revision: revision.into(), profile: Arc::clone(profile) })
     }
 
-    /// Takes an answer, unless another revision is accepted meanwhile.
+    /// Records a result, unless another revision was accepted meanwhile.
     pub(super) fn answered(&mut self, name: &ProfileName, revision: &str, verdict: Verdict, now: Instant) {
         let Some(trial) = self.all.get_mut(name).filter(|trial| *trial.revision == *revision) else { return };
         trial.state = State::Done;
@@ -91,7 +91,7 @@ impl Trials {
         trial.verdict = Some(verdict);
     }
 
-    /// When the next question may be due. Those that were due at this time already were asked, or have no use any more.
+    /// When the next dry run may be due. Those already due at `begun` were started or are obsolete.
     pub(super) fn next_after(&self, begun: Instant) -> Option<Instant> {
         let again = self.all.values().filter_map(|trial| match trial.state {
             State::Again(at) => Some(at),
@@ -100,7 +100,7 @@ impl Trials {
         again.chain(self.budget_at).filter(|at| *at > begun).min()
     }
 
-    /// Forgets profiles that are gone.
+    /// Removes deleted profiles.
     pub(super) fn retain(&mut self, is_there: impl Fn(&ProfileName) -> bool) {
         self.all.retain(|name, _| is_there(name));
     }

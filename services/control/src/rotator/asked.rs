@@ -1,5 +1,5 @@
-//! An operator's request for a rotation: an annotation of the Lease, which `pillion certs rotate` writes. Everybody who
-//! runs the controllers may write it, and it holds no secret.
+//! An operator's request for a rotation: an annotation of the Lease, which `pillion certs rotate` writes. All operators
+//! of the controllers may write it, and it holds no secret.
 //!
 //! A request has an identity. It is fulfilled when the Secret with the record carries the same identity. Record and
 //! identity are written at once, so no request is fulfilled twice, and none is lost.
@@ -14,12 +14,12 @@ use crate::certificates::rotation::Trigger;
 
 /// The Lease's annotation with the request.
 pub const ASK_ANNOTATION: &str = "pillion.dev/rotate";
-/// The annotation of the authorities' Secret with the last request that was fulfilled.
+/// The annotation of the CAs' Secret with the last fulfilled request.
 pub const ASKED_ANNOTATION: &str = "pillion.dev/rotated";
 
-/// What stands before the identity when the authority's key is known to others.
+/// The prefix of the identity if the CA's key is compromised.
 const COMPROMISED: &str = "compromised:";
-/// Bytes of an identity.
+/// Maximum bytes of an identity.
 const MAX_IDENTITY: usize = 128;
 
 /// A request for a rotation.
@@ -27,11 +27,11 @@ const MAX_IDENTITY: usize = 128;
 pub struct RotationRequest {
     /// Identifies the request; the operator chooses it, such as the current time.
     pub identity: String,
-    /// Whether the authority's key is known to others, so that the old one is not kept for a while.
+    /// Whether the CA's key is compromised, so that the old CA is removed without an overlap.
     pub compromised: bool,
 }
 
-/// The annotation cannot be read as a request.
+/// The annotation is not a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected 1 to {MAX_IDENTITY} letters, digits, and any of - _ . : +")]
 pub struct ParseRequestError;
@@ -51,7 +51,7 @@ impl RotationRequest {
         if self.compromised { Trigger::Compromised } else { Trigger::Asked }
     }
 
-    /// Notes in the Secret that it is fulfilled.
+    /// Records in the Secret that the request is fulfilled.
     pub(super) fn fulfil(&self, record: &mut Secret) {
         record.metadata.annotations.get_or_insert_default().insert(ASKED_ANNOTATION.to_owned(), self.to_string());
     }

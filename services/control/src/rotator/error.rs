@@ -1,4 +1,4 @@
-//! Why a turn failed.
+//! Errors of a turn.
 
 use std::time::Duration;
 
@@ -6,49 +6,49 @@ use crate::certificates::authority::{MakeError, MissingAuthority};
 use crate::trust_probe::server::IdentityError;
 use crate::webhook_config::WriteError;
 
-/// Why a turn came to nothing.
+/// Why a turn failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TurnError {
-    /// Something changed while it was read, or before it was written.
+    /// An object changed while it was read, or before it was written.
     #[error("an object of the rotation was changed by somebody else")]
     Changed,
-    /// It took too long.
+    /// The turn exceeded its time limit.
     #[error("the API server did not answer within {0:?}")]
     Late(Duration),
-    /// Something cannot be read.
+    /// An object could not be read.
     #[error("an object of the rotation cannot be read")]
     Read(#[source] kube::Error),
-    /// A Secret cannot be written.
+    /// A Secret could not be written.
     #[error("the Secret {name} cannot be written")]
     Secret {
-        /// Which one.
+        /// Its name.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: kube::Error,
     },
-    /// A configuration cannot be written.
+    /// A webhook configuration could not be written.
     #[error(transparent)]
     Configuration(WriteError),
-    /// No certificate can be made.
+    /// A certificate could not be created.
     #[error("no certificate can be made")]
     Make(#[from] MakeError),
-    /// The record speaks of an authority that is not there.
+    /// The material of a CA in the record is missing.
     #[error(transparent)]
     Missing(#[from] MissingAuthority),
-    /// The canary cannot show what was made for it.
+    /// The trust probe cannot serve its new certificate.
     #[error("the canary has nothing to show")]
     Canary(#[from] IdentityError),
-    /// There is no record, though the step is one that needs it.
+    /// The step needs a record, and there is none.
     #[error("the record of the rotation cannot be read")]
     NoRecord,
-    /// The record cannot be written down.
+    /// The record could not be serialized.
     #[error("the record of the rotation makes no text")]
     Text(#[from] serde_json::Error),
 }
 
 impl TurnError {
-    /// Whether looking again will do.
+    /// Whether another turn resolves it.
     pub(super) const fn is_conflict(&self) -> bool {
         matches!(
             self,

@@ -26,7 +26,7 @@ struct StepLabels {
     result: &'static str,
 }
 
-/// What the leader's rotation shows. A controller that does not lead shows no phase, and its times are 0.
+/// The state of the leader's rotation. A controller that does not lead reports no phase, and its times are 0.
 #[derive(Clone, Debug, Default)]
 pub struct RotatorMetrics {
     phases: Family<PhaseLabel, Gauge>,
@@ -41,7 +41,7 @@ pub struct RotatorMetrics {
 }
 
 impl RotatorMetrics {
-    /// Every series from the beginning.
+    /// Creates the metrics and registers them, with all series.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         for phase in Phase::ALL {
@@ -116,7 +116,7 @@ impl RotatorMetrics {
         self.begun.get_or_create_owned(&ReasonLabel { reason: trigger.as_str() }).inc();
     }
 
-    /// Not the leader any more.
+    /// Resets the metrics when leadership ends.
     pub(super) fn forget(&self) {
         self.looked(Timestamp::UNIX_EPOCH, None, None);
         self.waits(None);

@@ -51,51 +51,51 @@ use crate::webhook_config::{Live, Rules, Target};
 
 pub use metrics::RotatorMetrics;
 
-/// Writes that may follow one another before somebody has to look: a rotation has ten.
+/// Maximum number of consecutive writes without a pause: a rotation has ten.
 const MOST_AT_ONCE: u32 = 64;
-/// How long a turn may take: a few requests. An API server that hangs is one to be given up, and another is asked.
+/// Timeout of a turn, which has a few requests. If an API server hangs, the next turn may reach another one.
 const TURN_LIMIT: Duration = Duration::from_secs(10);
 /// The first pause after an error, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// What the rotation depends on, besides what is there.
+/// Settings of the rotation.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How long its parts take.
+    /// Durations of its phases.
     pub rotation: rotation::Settings,
-    /// How long authorities and leaves live.
+    /// Lifetimes of CAs and serving certificates.
     pub lifetimes: Lifetimes,
-    /// What the webhook configurations say, but for the bundle.
+    /// The settings of the webhook configurations, without the bundle.
     pub webhooks: webhook_configuration::Settings,
-    /// How often there is a turn at least.
+    /// Maximum time between two turns.
     pub interval: Duration,
 }
 
 /// The channels between the rotation and the other tasks of the leader.
 #[derive(Debug)]
 pub struct RotatorChannels {
-    /// What the profiles are for; `None` until they are known, and nothing of that is changed.
+    /// The rules for the profiles; `None` until they are known, and the current rules stay.
     pub rules: watch::Receiver<Option<Rules>>,
-    /// What endpoints are to be probed for.
+    /// The requirements for probing endpoints.
     pub expected: watch::Sender<Option<Arc<Expected>>>,
-    /// What probing them found.
+    /// Results of probing them.
     pub found: watch::Receiver<Option<Found>>,
-    /// What API servers are to be asked.
+    /// The question for the API servers.
     pub question: watch::Sender<Option<Question>>,
-    /// What they answered.
+    /// Their answers.
     pub answered: watch::Receiver<Option<Answered>>,
-    /// Whom they call for it.
+    /// The endpoint that they call for it.
     pub canary: Canary,
-    /// How the webhook configurations ought to be, for whoever repairs them.
+    /// The desired state of the webhook configurations, for the task that corrects drift.
     pub target: watch::Sender<Option<Arc<Target>>>,
-    /// The webhook configurations, as whoever repairs them sees them: that they changed.
+    /// The observed state of the webhook configurations, from the task that corrects drift. A change starts a turn.
     pub live: watch::Receiver<Option<Live>>,
-    /// Whether the clock agrees with the API server's.
+    /// The comparison of the local clock with the API server's.
     pub clock: Clock,
 }
 
-/// How a write of the rotation ended, as metrics tell it.
+/// The result of a write, as a metric label.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done;
 
@@ -105,14 +105,14 @@ impl Done {
     pub(crate) const RESULTS: [&'static str; 3] = ["ok", "conflict", "error"];
 }
 
-/// Rotates while it leads.
+/// Runs the rotation while this controller leads.
 pub async fn run(leading: LeaderContext, settings: Settings, mut channels: RotatorChannels, metrics: RotatorMetrics) {
     let wake = wake::Wake::new(&leading);
     let mut reconciler = Reconciler::new(leading.clone(), settings.clone(), metrics.clone());
     let teller = EventRecorder::new(&leading);
     let (mut pause, mut writes, mut told) = (FIRST_PAUSE, 0, None);
     while !leading.stop.is_cancelled() {
-        // What is cut off is looked at again: every write is guarded.
+        // A turn can be interrupted safely, since every write is guarded: the next turn reads everything again.
         let made = timeout(TURN_LIMIT, reconciler.make(&mut channels));
         let looked = Box::pin(leading.stop.run_until_cancelled(made)).await;
         let looked = looked.map(|made| made.unwrap_or(Err(TurnError::Late(TURN_LIMIT))));
@@ -174,7 +174,7 @@ pub async fn run(leading: LeaderContext, settings: Settings, mut channels: Rotat
     metrics.forget();
 }
 
-/// Waits until somebody tells something else; for ever, if nobody is there any more who could.
+/// Waits for a change of the value; for ever if its sender is gone.
 async fn changed<T>(wire: &mut watch::Receiver<T>) {
     if wire.changed().await.is_err() {
         std::future::pending::<()>().await;

@@ -25,34 +25,34 @@ use crate::webhook_config::{self, Live};
 pub(super) struct Objects {
     /// The Secret with the record, for its `resourceVersion`.
     pub(super) record: Option<Secret>,
-    /// What is in it.
+    /// Its contents.
     pub(super) authority: AuthoritySecret,
-    /// The Secret with the leaf, for its `resourceVersion`.
+    /// The Secret with the serving certificate, for its `resourceVersion`.
     pub(super) leaf: Option<Secret>,
-    /// What is in it.
+    /// Its contents.
     pub(super) serving: ServingSecret,
     /// The webhook configurations.
     pub(super) live: Live,
-    /// What the rotation makes of them.
+    /// The state of the webhook configurations for the rotation.
     pub(super) configuration: Configuration,
-    /// Certificates in them of nobody who is known.
+    /// Unknown certificates in them.
     pub(super) unknown: Vec<CertificateDer<'static>>,
-    /// What a person asks for.
+    /// The operator's request, if there is one.
     pub(super) request: Option<RotationRequest>,
-    /// By what time all this was judged, and whether that may be gone by.
+    /// The time at which all this was read, and whether the clock can be trusted.
     pub(super) time: Reading,
 }
 
 /// Observations besides the objects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Observations {
-    /// What probes found.
+    /// Results of probing the endpoints.
     pub(super) endpoints: Endpoints,
-    /// What API servers answered.
+    /// Results of asking the API servers.
     pub(super) propagation: Propagation,
-    /// An authority that could not sign.
+    /// A CA that failed to sign.
     pub(super) unable: Option<Generation>,
-    /// For how long the bundle is what it is.
+    /// How long the bundle has been unchanged.
     pub(super) standing: Duration,
 }
 
@@ -75,7 +75,7 @@ impl ObjectClients {
 }
 
 impl Objects {
-    /// Reads all, as they are now and not as some cache has them.
+    /// Reads all objects from the API server, not from a cache.
     pub(super) async fn read(
         clients: &ObjectClients,
         release: &Release,
@@ -104,14 +104,14 @@ impl Objects {
         Ok(Self { record, authority, leaf, serving, live, configuration, unknown, request, time })
     }
 
-    /// The record with its material, if it can be read.
+    /// The record with its CAs, if readable.
     pub(super) fn known(&self) -> Option<&Known> {
         self.authority.stored.get()
     }
 
-    /// The record as the rotation sees it. The key of an authority that cannot sign is as good as lost; and if its writer's
-    /// clock was behind the API server's, the phase did not begin before it was written. Of several API servers one may be
-    /// far ahead of the others: what it says of that counts for nothing, or the phase would last until its time has come.
+    /// The record for the rotation. The key of a CA that failed to sign counts as lost. If the writer's clock was
+    /// behind the API server's, the phase begins when the record was written. A write time far ahead is ignored: one
+    /// API server's clock may be wrong, and the phase would last until that time.
     fn record(&self, unable: Option<Generation>) -> Stored<Record> {
         let mut record = self.authority.record();
         if let Stored::Is(record) = &mut record {
@@ -124,7 +124,7 @@ impl Objects {
         record
     }
 
-    /// The configuration as the rotation sees it: who wrote when, by what clock, is not asked.
+    /// The configuration for the rotation. This leader's own observation replaces the time of writing.
     fn configuration(&self, standing: Duration) -> Configuration {
         let mut configuration = self.configuration.clone();
         if let Configuration::Present(bundle) = &mut configuration {
@@ -133,7 +133,7 @@ impl Objects {
         configuration
     }
 
-    /// All that the next step depends on.
+    /// The inputs of the next step.
     pub(super) fn observed(&self, release: &Release, besides: Observations) -> Observed {
         let Observations { endpoints, propagation, unable, standing } = besides;
         let claimed = self.unknown.iter().filter_map(|unknown| identity::claimed(release, unknown)).max();
@@ -151,7 +151,7 @@ impl Objects {
     }
 }
 
-/// When a controller wrote an object last, by the API server's clock. A time after `latest` is none.
+/// The time of the controller's last write of an object, by the API server's clock. Times after `latest` are ignored.
 fn written(secret: &Secret, latest: Timestamp) -> Option<Timestamp> {
     let entries = secret.metadata.managed_fields.iter().flatten();
     let ours = entries.filter(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));

@@ -1,4 +1,4 @@
-//! Asks API servers for trust probes or connectivity checks, again and again while the rotation waits for them.
+//! Asks API servers for trust probes or connectivity checks, repeatedly while the rotation waits for them.
 
 use std::time::Duration;
 
@@ -10,48 +10,47 @@ use crate::certificates::rotation::{Generation, Propagation};
 use crate::leader::LeaderContext;
 use crate::trust_probe::Asker;
 
-/// What is asked. An answer to another question is none to this.
+/// A question for the API servers. An answer belongs to one question only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Whether the newest authority is trusted since the configuration was written.
+    /// Whether they trust the newest CA, after the configuration was written.
     Trust {
-        /// The newest authority.
+        /// The newest CA.
         newest: Generation,
-        /// The epoch of the configuration that API servers ought to have.
+        /// The epoch of the configuration that API servers should have.
         epoch: u64,
-        /// When it was written, by the clock of whoever did: it tells one writing from another, and is compared with no clock.
+        /// When it was written, by the writer's clock: it only distinguishes writes, and is compared with no clock.
         written: Timestamp,
     },
-    /// Whether replicas are reached.
+    /// Whether they reach the replicas.
     Replica {
-        /// The epoch of the configuration that leads to them.
+        /// The epoch of the configuration that routes to them.
         epoch: u64,
     },
 }
 
-/// How long there is between two rounds of asking whether replicas are reached: a moment, since pods are let through
-/// meanwhile.
+/// Time between two rounds of the connectivity check: short, since pods are allowed without injection meanwhile.
 const REHEARSAL_PAUSE: Duration = Duration::from_millis(200);
 
-/// What the last round of asking found.
+/// Results of the last round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answered {
     question: Question,
     propagation: Propagation,
 }
 
-/// Nobody was asked.
+/// Without any answers.
 pub(super) const UNASKED: Propagation = Propagation { proven: 0, behind: 0, silent: 0 };
 
 impl Answered {
-    /// What is known of this question.
+    /// The results for this question.
     pub(super) fn to(answered: Option<&Self>, question: Option<Question>) -> Propagation {
         let asked = answered.filter(|answered| Some(answered.question) == question);
         asked.map_or(UNASKED, |answered| answered.propagation)
     }
 }
 
-/// Asks while it leads and while there is a question, with a `pause` between two rounds.
+/// Asks while this controller leads and there is a question, with a `pause` between two rounds.
 pub async fn run(
     leading: LeaderContext,
     mut asker: Asker,

@@ -27,39 +27,39 @@ use crate::trust_probe::Identity;
 use crate::webhook_config::live::Versions;
 use crate::webhook_config::{self, Live, Rules, Target};
 
-/// What comes after a turn.
+/// The action after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Something was written: look again.
+    /// An object was written: start another turn.
     Again,
     /// There is nothing to write.
     Wait {
-        /// Why.
+        /// The reason.
         blocked: Blocked,
-        /// When time alone changes it.
+        /// The time, if it alone ends the wait.
         until: Option<Timestamp>,
     },
 }
 
-/// Makes turns, and keeps the state of the leader's term.
+/// Runs turns, and keeps the state of this leader.
 pub(super) struct Reconciler {
     leading: LeaderContext,
     clients: ObjectClients,
     settings: Settings,
     metrics: RotatorMetrics,
-    /// What the `ConfigMap` said last, for when it says neither.
+    /// Whether the webhooks were disabled last, used if the `ConfigMap` has an unknown value.
     disarmed: bool,
-    /// The authority that could not sign when it was asked to: it has ended, or was made for other names.
+    /// The CA that failed to sign: it has expired, or has other names.
     unable: Option<Generation>,
-    /// Which versions of the configurations there are, and since when this leader has seen them so.
+    /// The versions of the configurations, and when this leader first saw them.
     standing: (Versions, Instant),
-    /// Who is trusted and not known, while that has to stay: also what somebody took out of the configuration since.
+    /// Unknown certificates that must stay trusted, even if they were removed from the configuration since.
     strangers: Vec<CertificateDer<'static>>,
-    /// When the leaf that the canary shows is to be made anew.
+    /// When to renew the trust probe's certificate.
     canary_renewal: Timestamp,
-    /// Whether API servers are known to reach the replicas.
+    /// The connectivity check.
     rehearsal: Rehearsal,
-    /// Whether it was given up to wait for that, and nobody was told.
+    /// Whether the connectivity check timed out and that is not reported yet.
     gave_up: bool,
 }
 
@@ -81,12 +81,12 @@ impl Reconciler {
         }
     }
 
-    /// Whether it was given up, since the last time that this was asked, to wait until API servers reach the replicas.
+    /// Whether the connectivity check has timed out since the last call.
     pub(super) const fn gave_up(&mut self) -> bool {
         std::mem::replace(&mut self.gave_up, false)
     }
 
-    /// One turn.
+    /// Runs one turn.
     pub(super) async fn make(&mut self, channels: &mut RotatorChannels) -> Result<Next, TurnError> {
         let release = Arc::clone(&self.leading.release);
         let lifetimes = &self.settings.lifetimes;
@@ -99,7 +99,7 @@ impl Reconciler {
         self.rehearsal = self.rehearsal.after(stage, Instant::now());
         let asked = self.question(&objects);
         let answered = Answered::to(channels.answered.borrow_and_update().as_ref(), asked);
-        // That a replica was reached is no proof of whom an API server trusts besides.
+        // A reached replica does not prove which CAs an API server trusts.
         let propagation = if self.rehearsal.goes_on() { UNASKED } else { answered };
         self.rehearse(answered);
         let question = self.question(&objects);
@@ -135,7 +135,7 @@ impl Reconciler {
             return Ok(Next::Wait { blocked, until });
         }
         if let Step::WriteBundle { repair: Repair::Damaged | Repair::Foreign, .. } = step {
-            // Whoever damaged it may do so again and again: that is paced by who repairs.
+            // Another writer may damage it again and again: the task that corrects drift limits the repairs.
             let target = self.wanted(&step, &objects, channels)?;
             replace(&channels.target, target.map(Arc::new));
             self.metrics.waits(Some(Blocked::Repair));
@@ -259,14 +259,14 @@ impl Reconciler {
         Ok(())
     }
 
-    /// How a step wants the configurations to be.
+    /// The configurations that a step requires.
     fn wanted(&self, step: &Step, objects: &Objects, channels: &RotatorChannels) -> Result<Option<Target>, TurnError> {
         let Step::WriteBundle { authorities, keep_unknown, epoch, .. } = step else { return Ok(None) };
         let known = objects.known().ok_or(TurnError::NoRecord)?;
         self.filled(objects, known, authorities, *keep_unknown, *epoch, channels).map(Some)
     }
 
-    /// How the configurations ought to be while nothing is to be written for the rotation's sake.
+    /// The desired configurations while the rotation has nothing to write.
     fn target(&self, objects: &Objects, seen: &Observed, channels: &RotatorChannels) -> Option<Target> {
         let Configuration::Present(bundle) = &seen.configuration else { return None };
         let known = objects.known()?;
@@ -292,7 +292,7 @@ impl Reconciler {
         Ok(Target::new(settings, rules, bundle.into_bytes(), epoch))
     }
 
-    /// Ends the rehearsal if it is time.
+    /// Ends the connectivity check when it is due.
     fn rehearse(&mut self, answered: Propagation) {
         let Some(end) = self.rehearsal.end(answered, Instant::now()) else { return };
         self.rehearsal = Rehearsal::Over;
@@ -316,7 +316,7 @@ impl Reconciler {
         }
     }
 
-    /// What is to be asked.
+    /// The question for the API servers.
     fn question(&self, objects: &Objects) -> Option<Question> {
         match &objects.configuration {
             Configuration::Present(bundle) if self.rehearsal.goes_on() => {
@@ -326,8 +326,8 @@ impl Reconciler {
         }
     }
 
-    /// For how long this leader has seen the configurations as they are. The time in their annotation is that of somebody's
-    /// clock; this one runs on whatever the time is said to be.
+    /// How long this leader has seen the configurations unchanged. It uses a monotonic clock; the time in their
+    /// annotation is from another clock.
     fn stands_for(&mut self, live: &Live) -> Duration {
         let versions = live.versions();
         if self.standing.0 != versions {
@@ -336,7 +336,7 @@ impl Reconciler {
         self.standing.1.elapsed()
     }
 
-    /// An object says that it was written for an epoch that has not been yet.
+    /// Ignores forged epochs: higher ones than the rotation has reached.
     fn disbelieve(&self, highest: u64, objects: &mut Objects) {
         let manager = objects.live.disbelieve(highest);
         self.metrics.disbelieved();
@@ -349,7 +349,7 @@ impl Reconciler {
         );
     }
 
-    /// An authority was asked to sign, and did not.
+    /// Records that a CA failed to sign.
     fn note_unable(&mut self, signer: Generation, error: &MakeError) {
         if error.is_final() && self.unable != Some(signer) {
             warn!(authority = signer.0, %error, "the authority cannot sign any more: it needs a successor");
@@ -369,7 +369,7 @@ impl Reconciler {
         }
     }
 
-    /// Has the canary show a leaf of the authority that is asked about, for as long as somebody is asked.
+    /// Lets the trust probe serve a certificate of the CA in question, while there is a question.
     fn show(
         &mut self,
         question: Option<Question>,
@@ -385,7 +385,7 @@ impl Reconciler {
         } else if objects.time.now < self.canary_renewal {
             return Ok(());
         }
-        // One that is made by a wrong clock is not valid yet when API servers are shown it, or not any more.
+        // With a wrong clock, the certificate would not be valid yet, or not any more.
         if objects.time.agrees {
             let names = self.leading.release.canary_names();
             let leaf = match self.making(objects.time.now, |making| known.sign(newest, &names, making)) {
@@ -402,7 +402,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// What endpoints are judged by. While no API server calls, the bundle is empty.
+    /// The requirements on endpoints. While no API server calls the webhook, the bundle is empty.
     fn expected(&self, objects: &Objects) -> Option<Arc<Expected>> {
         let known = objects.known()?;
         let record = known.record();
@@ -416,7 +416,7 @@ impl Reconciler {
         Expected::of(&self.leading.release, authorities, newest, bundle, record.leaf_epoch).map(Arc::new)
     }
 
-    /// Whom every entry trusts.
+    /// The CA certificates that every entry trusts.
     fn bundle(objects: &Objects, known: &Known) -> Vec<CertificateDer<'static>> {
         let Configuration::Present(bundle) = &objects.configuration else { return Vec::new() };
         let trusted = |authority: &&crate::certificates::authority::AuthorityMaterial| {
@@ -426,7 +426,7 @@ impl Reconciler {
         ours.chain(objects.unknown.iter().cloned()).collect()
     }
 
-    /// Makes something now.
+    /// Creates certificates with the current time.
     fn making<T>(
         &self,
         now: Timestamp,
@@ -436,7 +436,7 @@ impl Reconciler {
         Ok(make(&mut Making { release, lifetimes, now, random: &mut SystemRandomness })?)
     }
 
-    /// Writes a Secret, guarded by what was read.
+    /// Writes a Secret, guarded by the version that was read.
     async fn put(&self, secret: Secret, is_there: bool) -> Result<(), TurnError> {
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let name = secret.name_any();
@@ -447,14 +447,14 @@ impl Reconciler {
         };
         match written {
             Ok(_) => Ok(()),
-            // Changed or gone since it was read, or there although it was not.
+            // It was changed, deleted or created since it was read.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Err(TurnError::Changed),
             Err(source) => Err(TurnError::Secret { name, source }),
         }
     }
 }
 
-/// What is to be asked: only while a rotation waits for the answer, and when the configuration is as it is wanted.
+/// The question for a rotation that waits for API servers; only if the configuration is in its desired state.
 fn question(objects: &Objects) -> Option<Question> {
     let record = objects.known()?.record();
     if !matches!(record.phase, Phase::Expanded | Phase::Contracted) {
@@ -467,7 +467,7 @@ fn question(objects: &Objects) -> Option<Question> {
     is_wanted.then_some(Question::Trust { newest, epoch: *epoch, written: *written })
 }
 
-/// Tells others, if it is anything new.
+/// Sends the value if it has changed.
 fn replace<T: PartialEq>(sender: &tokio::sync::watch::Sender<T>, value: T) {
     sender.send_if_modified(|known| {
         let differs = *known != value;

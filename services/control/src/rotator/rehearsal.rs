@@ -2,13 +2,13 @@
 //! response.
 //!
 //! A replica that answers at its own address proves nothing about the Service: endpoints, and the rules for them on
-//! each API server's machine, follow seconds later. So an empty configuration is first written for a check, in which a
-//! failed call rejects no pod and canaries lead to the replicas. Each API server is asked for a canary. When each has
+//! each API server's machine, follow seconds later. So an empty configuration is first written for a check: a failed
+//! call rejects no pod, and dry runs are routed to the replicas. Each API server is asked for a dry run. When each has
 //! reached a replica, the final configuration is written. After a time limit it is written anyway, since then only the
 //! replicas' own readiness is known.
 //!
-//! The result holds for the leader's term, so a deleted configuration comes back at once, until an operator disables
-//! the webhooks.
+//! The result holds while this controller leads, so a deleted configuration comes back at once, until an operator
+//! disables the webhooks.
 
 use std::time::Duration;
 
@@ -18,41 +18,41 @@ use crate::certificates::rotation::{Configuration, Propagation};
 use crate::release::Release;
 use crate::webhook_config::Live;
 
-/// How long it is waited for at most.
+/// Time limit of the check.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
-/// What is known.
+/// State of the connectivity check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rehearsal {
-    /// Nothing is called yet: what is filled is filled for a rehearsal.
+    /// No webhook is called yet; the configuration will be written for a check.
     Due,
-    /// It goes on since then.
+    /// The check started at this time.
     Since(Instant),
-    /// It is over, or never was needed: who led before has called for pods to be refused.
+    /// The check ended, or was not needed: an earlier leader wrote the final configuration.
     Over,
 }
 
-/// How one ended.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// Each API server reached a replica.
     Proven,
-    /// Some did, and nothing is known of the others: they cannot be asked one by one, for example.
+    /// Some did, and the others are unknown: for example, they cannot be asked one by one.
     Partly,
-    /// None did, as far as is known.
+    /// No API server is known to have reached a replica.
     Late,
 }
 
-/// What there is, as far as it matters.
+/// State of the configuration, as far as the check needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Nobody is called, and that is how a person wants it.
+    /// No webhook is called, since an operator disabled the webhooks.
     Disarmed,
-    /// Nobody is called.
+    /// No webhook is called.
     Empty,
-    /// It is filled for a rehearsal.
+    /// It is written for a check.
     Rehearsal,
-    /// It is filled to stay.
+    /// It is final.
     Filled,
 }
 
@@ -68,28 +68,28 @@ impl Stage {
 }
 
 impl Rehearsal {
-    /// Whether what is written is for a rehearsal.
+    /// Whether configurations are written for a check.
     pub(super) const fn is_wanted(self) -> bool {
         !matches!(self, Self::Over)
     }
 
-    /// Whether it goes on.
+    /// Whether the check is running.
     pub(super) const fn goes_on(self) -> bool {
         matches!(self, Self::Since(_))
     }
 
-    /// What is known, after this is seen at `now`.
+    /// The next state, after this stage was observed at `now`.
     pub(super) const fn after(self, stage: Stage, now: Instant) -> Self {
         match (self, stage) {
             (_, Stage::Disarmed) => Self::Due,
             (Self::Due, Stage::Rehearsal) => Self::Since(now),
             (Self::Due, Stage::Filled) => Self::Over,
-            // Once begun it goes on, and once it is over it stays so, whatever somebody else wrote or deleted.
+            // A check that has started or ended stays so, even if another client writes or deletes the configuration.
             (known, _) => known,
         }
     }
 
-    /// How it ends, if it ends now.
+    /// The result, if the check ends now.
     pub(super) fn end(self, propagation: Propagation, now: Instant) -> Option<End> {
         let Self::Since(since) = self else { return None };
         let Propagation { proven, behind, silent } = propagation;
@@ -118,12 +118,12 @@ mod tests {
         assert_eq!(after(&[Stage::Empty, Stage::Rehearsal]), Rehearsal::Since(now));
         assert_eq!(after(&[Stage::Filled]), Rehearsal::Over, "of an earlier leader");
         assert_eq!(after(&[Stage::Rehearsal]), Rehearsal::Since(now), "of an earlier leader, who did not see the end");
-        // What is deleted comes back as it was, and who writes a rehearsal into it is overruled.
+        // A deleted configuration comes back unchanged, and another writer's check is overruled.
         assert_eq!(after(&[Stage::Filled, Stage::Empty]), Rehearsal::Over);
         assert_eq!(after(&[Stage::Filled, Stage::Rehearsal]), Rehearsal::Over);
-        // Who filled it before there was a proof is overruled too.
+        // A configuration that another writer made final too early is overruled too.
         assert_eq!(after(&[Stage::Rehearsal, Stage::Filled]), Rehearsal::Since(now));
-        // A person who arms it again has others come up meanwhile.
+        // After an operator enables the webhooks again, other replicas may have started.
         assert_eq!(after(&[Stage::Filled, Stage::Disarmed, Stage::Empty]), Rehearsal::Due);
     }
 

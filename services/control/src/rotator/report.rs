@@ -12,10 +12,10 @@ use crate::certificates::rotation::Blocked;
 use crate::client::chain;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 
-/// How long one may take. It is told once: the log and the metrics say the same.
+/// Timeout of one Event. It is sent once: the log and the metrics have the same information.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// What is to be done about an authority that cannot sign.
+/// Instructions for a CA that cannot sign.
 pub(super) const UNABLE: &str = "the newest authority cannot sign, and replicas may serve its certificates already, so that no other \
                                  can take its place: delete the Secret RELEASE-authority, and a new one comes beside all who are \
                                  trusted now";
@@ -26,7 +26,7 @@ const CLOCK: &str = "the controller's clock and the API server's differ by minut
 const DISARMED: &str = "the webhook configurations were taken away on purpose, and nobody is injected: write webhooks: armed to \
                         the release's ConfigMap to have them back";
 
-/// What is told when nothing is known of how API servers reach the replicas.
+/// The message if no API server is known to reach a replica.
 pub(super) const UNREACHED: &str = "no API server has shown in time that it reaches a replica by the Service, though replicas answer: pods \
                                     of namespaces that require injection are refused from now on where nobody answers. Is there \
                                     a network policy, a firewall or a proxy between the control plane and the replicas?";
@@ -55,12 +55,12 @@ impl EventRecorder {
         Self { recorder: Recorder::new(client.clone(), reporter), about }
     }
 
-    /// It waits for something else than before.
+    /// Records that the rotation waits for something else than before.
     pub(super) async fn waits(&self, before: Option<Blocked>, now: Blocked) {
         self.tell(events(before, now)).await;
     }
 
-    /// It does not wait any more for API servers to show that they reach the replicas.
+    /// Records that the connectivity check timed out.
     pub(super) async fn unreached(&self) {
         self.tell([event(EventType::Warning, "ReplicasUnreached", UNREACHED)]).await;
     }
@@ -76,7 +76,7 @@ impl EventRecorder {
     }
 }
 
-/// What people ought to know of a change.
+/// The Events for a change of the wait.
 fn events(before: Option<Blocked>, now: Blocked) -> impl Iterator<Item = Event> {
     let over = before.filter(|before| *before != now).and_then(news).map(|(reason, _, over)| (reason, over));
     let over = over.map(|(reason, over)| event(EventType::Normal, reason, over));
@@ -84,7 +84,7 @@ fn events(before: Option<Blocked>, now: Blocked) -> impl Iterator<Item = Event> 
     over.into_iter().chain(begun)
 }
 
-/// What is a person's affair: its name, and what to say when it begins and when it is over.
+/// Conditions that need operator action: the reason, and the messages at the start and at the end.
 const fn news(blocked: Blocked) -> Option<(&'static str, &'static str, &'static str)> {
     match blocked {
         Blocked::Clock => Some(("ClocksDiffer", CLOCK, AGREED)),
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(told(Some(Blocked::Disarmed), Blocked::Clock), ["Normal Disarmed", "Warning ClocksDiffer"]);
         assert_eq!(told(Some(Blocked::Soaking), Blocked::Idle), [""; 0]);
         for blocked in Blocked::ALL {
-            // The API server takes no more of a note.
+            // The API server limits notes to 1 KiB.
             assert!(events(None, blocked).all(|event| event.note.unwrap_or_default().len() < 1024));
         }
     }

@@ -18,7 +18,7 @@ use super::asked::ASK_ANNOTATION;
 use crate::client::watch_object::{self, Seen};
 use crate::leader::LeaderContext;
 
-/// Tells of changes. Dropping it ends the watches.
+/// Reports changes. Dropping it ends the watches.
 #[derive(Debug)]
 pub(super) struct Wake {
     woken: Arc<Notify>,
@@ -38,7 +38,7 @@ impl Wake {
         Self { woken, _watching: AbortOnDropHandle::new(tokio::spawn(watching)) }
     }
 
-    /// Waits for a change since the last time.
+    /// Waits for a change since the last call.
     pub(super) async fn woken(&self) {
         self.woken.notified().await;
     }
@@ -51,14 +51,14 @@ fn changes(leading: &LeaderContext) -> Vec<BoxStream<'static, ()>> {
     vec![
         of(secret(), "the rotation's record", &release.authority_secret(), ResourceExt::resource_version),
         of(secret(), "the serving certificate", &release.serving_secret(), ResourceExt::resource_version),
-        // It is renewed every few seconds, which changes nothing here.
+        // The Lease is renewed every few seconds, so only its annotation counts.
         of(lease, "the wish for a rotation", &release.lease(), |lease| {
             lease.annotations().get(ASK_ANNOTATION).cloned()
         }),
     ]
 }
 
-/// Changes of one object, by its name, as far as they change this of it.
+/// Changes of one object, limited to the value that `what` reads from it.
 fn of<K>(
     api: Api<PartialObjectMeta<K>>,
     called: &'static str,

@@ -4,53 +4,53 @@ use pillion_api::canary::{REACHED, WEBHOOK};
 
 use crate::certificates::rotation::{Generation, Propagation};
 
-/// What a call proves.
+/// The result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shown {
-    /// Whose leaf was shown to who called, and trusted.
+    /// The CA of the certificate that the API server saw and trusted.
     pub(super) leaf: Generation,
-    /// The epoch of the entry that was followed.
+    /// The epoch of the webhook entry that the API server used.
     pub(super) epoch: u64,
 }
 
-/// What is known of one API server.
+/// The result for one API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It called, and trusted the leaf.
+    /// It called, and trusted the certificate.
     Proven,
-    /// It called, and did not trust the leaf.
+    /// It called, and did not trust the certificate.
     Behind,
     /// Neither is known.
     Silent(Silence),
 }
 
-/// Why nothing is known of an API server.
+/// Why there is no result for an API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Silence {
-    /// No connection, or it broke off.
+    /// The connection failed or was interrupted.
     Unreachable,
-    /// No answer in time.
+    /// The request timed out.
     Timeout,
-    /// It answered yes without a call: it does not know the entry yet, or nobody wrote it.
+    /// It allowed the request without a call: it does not have the entry yet, or the entry does not exist.
     NotCalled,
-    /// It called by an entry that was written for an earlier epoch: it does not know the configuration as it is.
+    /// It used an entry of an earlier epoch: it does not have the current configuration.
     Stale,
-    /// It called, and another leaf was shown: the canary's was changed meanwhile.
+    /// It saw another certificate: the trust probe's certificate changed meanwhile.
     OtherLeaf,
-    /// It refused for another reason, which is this.
+    /// It rejected the request for this other reason.
     Refused(String),
-    /// The canary has no leaf of the newest authority to show.
+    /// The trust probe has no certificate of the newest CA.
     NoLeaf,
 }
 
-/// An answer, as far as it matters.
+/// A response, reduced to what matters.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Said<'a> {
     /// The dry run succeeded.
     Yes,
-    /// It was refused, with this message.
+    /// The dry run was rejected, with this message.
     No(&'a str),
-    /// There was no answer.
+    /// There was no response.
     Nothing(&'a Silence),
 }
 
@@ -58,7 +58,7 @@ impl Outcome {
     /// The labels of all outcomes.
     pub const LABELS: [&str; 3] = ["proven", "behind", "silent"];
 
-    /// As it stands in metrics.
+    /// The outcome as a metric label.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -69,11 +69,10 @@ impl Outcome {
     }
 }
 
-/// What is known after an answer, if the canary was called with the request's name on a connection on which it had shown a
-/// leaf of `shown`.
+/// Interprets a response. `shown` is the call with the request's name, with the certificate of its connection.
 ///
-/// That a leaf is trusted proves that the authority came into the bundle; that the entry is of this epoch, or a later one, proves
-/// that the bundle is the one that was written for it, and that whoever was taken out of it is trusted no more.
+/// A trusted certificate proves that the API server has the CA in its bundle. An entry of this epoch or a later one
+/// proves that it has the bundle written for it, so removed CAs are no longer trusted.
 pub(super) fn outcome(said: Said<'_>, shown: Option<Shown>, newest: Generation, epoch: u64) -> Outcome {
     match (said, shown) {
         (Said::Yes, Some(shown)) if shown.leaf == newest && shown.epoch >= epoch => Outcome::Proven,
@@ -86,12 +85,12 @@ pub(super) fn outcome(said: Said<'_>, shown: Option<Shown>, newest: Generation, 
     }
 }
 
-/// What is known after an answer of an API server whose canaries are led to the replicas: they say that they were reached,
-/// and nobody else does.
+/// Interprets a response while the dry runs are routed to the replicas: only a replica's response proves that it was
+/// reached.
 pub(super) fn reached(said: Said<'_>) -> Outcome {
     match said {
         Said::No(message) if message.contains(WEBHOOK) && message.contains(REACHED) => Outcome::Proven,
-        // It knows no entry yet, or the one of before.
+        // It does not have the entry yet, or has an earlier one.
         Said::Yes => Outcome::Silent(Silence::NotCalled),
         Said::No(message) if is_mistrust(message) => Outcome::Behind,
         Said::No(message) => Outcome::Silent(Silence::Refused(message.to_owned())),
@@ -99,14 +98,14 @@ pub(super) fn reached(said: Said<'_>) -> Outcome {
     }
 }
 
-/// Whether a refusal is for the canary's certificate. Every error of Go's package of that name begins with it: an unknown
-/// authority, another name, another time.
+/// Whether the rejection is about the trust probe's certificate. All errors of Go's `x509` package begin with this: an
+/// unknown CA, another name, another time.
 fn is_mistrust(message: &str) -> bool {
     message.contains(WEBHOOK) && message.contains("x509: ")
 }
 
-/// What is known of all of `servers`, of which some may not have been asked. If their number is not known, at least one has
-/// not answered: whoever did may be one of several.
+/// Summarises the outcomes for `servers` API servers, of which some may not have been asked. If their number is
+/// unknown, at least one counts as silent, since several may share an address.
 pub fn fold<'o>(outcomes: impl IntoIterator<Item = &'o Outcome>, servers: Option<usize>) -> Propagation {
     let (mut proven, mut behind, mut silent) = (0, 0, 0);
     for outcome in outcomes {
@@ -138,7 +137,7 @@ mod tests {
         assert_eq!(outcome(Said::Yes, by(NEWEST, 6), NEWEST, 7), Outcome::Silent(Silence::Stale));
         assert_eq!(outcome(Said::Yes, None, NEWEST, 7), Outcome::Silent(Silence::NotCalled));
         assert_eq!(outcome(Said::Yes, by(Generation(1), 7), NEWEST, 7), Outcome::Silent(Silence::OtherLeaf));
-        // It called and went on to say no, or nothing: for whatever reason, that is no proof.
+        // It called, but its response was a rejection or is missing: that proves nothing.
         assert!(matches!(outcome(Said::No("quota"), by(NEWEST, 7), NEWEST, 7), Outcome::Silent(Silence::Refused(_))));
         let silence = outcome(Said::Nothing(&Silence::Timeout), by(NEWEST, 7), NEWEST, 7);
         assert_eq!(silence, Outcome::Silent(Silence::Timeout));

@@ -1,4 +1,4 @@
-//! Sends a dry run of a canary to each API server, and waits for the call that results from it.
+//! Sends a dry run to each API server, and waits for the resulting call.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,30 +36,30 @@ pub struct Asker {
     clients: BTreeMap<Option<SocketAddr>, Client>,
 }
 
-/// What is to be proven.
+/// What to prove.
 #[derive(Clone, Copy, Debug)]
 enum Wanted {
-    /// That it trusts this authority, and has the configuration of this epoch.
+    /// The API server trusts this CA and has the configuration of this epoch.
     Trust(Generation, u64),
-    /// That it reaches a replica.
+    /// The API server reaches a replica.
     Replica,
 }
 
-/// What one round found.
+/// Results of one round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// What the rotation observes.
+    /// The summary for the rotation.
     pub propagation: Propagation,
-    /// Every answer, for people.
+    /// The result for every API server, for logs.
     pub answers: Vec<Answer>,
 }
 
-/// One API server's answer.
+/// The result for one API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Which; `None` is whoever is behind the configured address.
+    /// Its address; `None` for the configured address.
     pub server: Option<SocketAddr>,
-    /// What is known of it.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
@@ -74,8 +74,8 @@ impl fmt::Debug for Asker {
 }
 
 impl Asker {
-    /// Asks with the credentials and authorities of `config`. `address` is where API servers reach the canary: the
-    /// controller's own pod.
+    /// Uses the credentials and CAs of `config`. `address` is where API servers reach the trust probe: the controller's
+    /// own pod.
     #[must_use]
     pub fn new(
         (client, config): (Client, Config),
@@ -89,18 +89,17 @@ impl Asker {
         Self { client, config, release, canary, address, settings, metrics, servers, clients }
     }
 
-    /// Asks every API server that there is, at one time, whether it trusts this authority and has the configuration of this
-    /// epoch. Takes at most three times [`Settings::timeout`], and never fails:
-    /// whoever could not be asked is silent.
+    /// Asks all API servers concurrently whether they trust this CA and have the configuration of this epoch. Takes at
+    /// most three times [`Settings::timeout`] and never fails: unreachable API servers count as silent.
     ///
-    /// Where no API server can be reached by its own address, the configured address is asked; what it proves is that one
-    /// of them has the bundle, and the others stay silent.
+    /// If no API server is reachable at its own address, the configured address is asked. That proves the bundle for
+    /// only one API server, and the others count as silent.
     pub async fn ask(&mut self, newest: Generation, epoch: u64) -> Asked {
         let asked = if self.canary.shows() == Some(newest) {
             let listed = self.list().await;
             self.ask_listed(&listed, Wanted::Trust(newest, epoch)).await
         } else {
-            // Whoever calls now is shown something else, or nothing.
+            // The endpoint shows another certificate, or none.
             let outcome = Outcome::Silent(Silence::NoLeaf);
             Asked { propagation: fold([], None), answers: vec![Answer { server: None, outcome }] }
         };
@@ -112,7 +111,7 @@ impl Asker {
         asked
     }
 
-    /// Asks every API server, in the same way, whether it reaches a replica, while the configuration leads canaries there.
+    /// Asks all API servers in the same way whether they reach a replica, while dry runs are routed to the replicas.
     pub async fn rehearse(&mut self) -> Asked {
         let listed = timeout(self.settings.timeout, Listed::list(&self.client)).await;
         let listed = self.note(listed);
@@ -138,7 +137,7 @@ impl Asker {
     }
 
     fn note(&mut self, listed: Result<Listed, Elapsed>) -> Listed {
-        // In vain: neither addresses nor their number are known.
+        // The list failed: neither the addresses nor their number are known.
         self.servers.note(listed.unwrap_or_default(), Instant::now(), self.settings.vanished)
     }
 
@@ -173,7 +172,7 @@ impl Asker {
         }
         let answers = join_all(asking).await;
         for answer in &answers {
-            // Its connection may be one that nobody listens to any more.
+            // Drop the client, since its connection may be dead.
             if matches!(answer.outcome, Outcome::Silent(Silence::Unreachable | Silence::Timeout)) {
                 self.clients.remove(&answer.server);
             }
@@ -199,14 +198,14 @@ impl Asker {
 
     fn config_of(&self, server: Option<SocketAddr>) -> Option<Config> {
         let mut config = self.config.clone();
-        // A refusal is an answer, and time is short.
+        // A rejection is a valid response, so retries would only take time.
         config.default_retry = false;
         config.connect_timeout = Some(self.settings.timeout);
         config.read_timeout = None;
         if let Some(address) = server {
             config.cluster_url = format!("https://{address}").parse().ok()?;
             config.tls_server_name.get_or_insert_with(|| self.settings.server_name.clone());
-            // To that very one.
+            // Connect to this API server directly.
             config.proxy_url = None;
         }
         Some(config)

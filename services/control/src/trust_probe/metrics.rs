@@ -9,7 +9,7 @@ use prometheus_client::registry::Registry;
 use super::answer::Outcome;
 use crate::certificates::rotation::Propagation;
 
-/// Gauges and counters of the canary. Clones share them.
+/// Gauges and counters of the trust probe. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct CanaryMetrics {
     servers: Family<ResultLabel, Gauge>,
@@ -23,7 +23,7 @@ struct ResultLabel {
 }
 
 impl CanaryMetrics {
-    /// Makes them and registers them with the prefix `pillion_controller`.
+    /// Creates the metrics and registers them with the prefix `pillion_controller`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion_controller");
@@ -41,7 +41,7 @@ impl CanaryMetrics {
         metrics
     }
 
-    /// How many calls were answered.
+    /// Number of answered calls.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls.get()

@@ -6,8 +6,8 @@
 //! object is stored. Each API server, at its own address, is asked for a dry run of creating one. It must call the
 //! endpoint, and so shows which CA it trusts.
 //!
-//! Only a proof counts. Each request has a random name; the endpoint remembers the names that it was called with and
-//! the certificate that it showed in that connection's handshake; and a connection serves one call, so that an earlier
+//! Only a proof counts. Each request has a random name; the endpoint records the names that it was called with and the
+//! certificate that it showed in that connection's handshake; and a connection serves one call, so that an earlier
 //! handshake never counts for a later call.
 //!
 //! [`server`] is the endpoint, [`asker`] sends the dry runs, [`servers`] lists the API servers, and [`answer`]
@@ -32,21 +32,20 @@ pub use metrics::CanaryMetrics;
 pub use server::{Canary, Identity};
 pub use slice::{service, slice};
 
-/// How long things take, and how much is taken at one time. All durations scale down for tests.
+/// Timeouts and limits. Tests scale all durations down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// How long one API server may take to answer, its call of the canary among it.
+    /// Timeout of one dry run, including the API server's call.
     pub timeout: Duration,
-    /// How long an API server that is not listed any more is still asked, and counts as one that is silent if it does not
-    /// answer: it may be one that is stopped, and goes on with what it knew. At least as long as the rotation waits for API
-    /// servers that are silent.
+    /// How long an API server that left the list is still asked, and counts as silent without a response: it may be
+    /// paused and continue with an old state. At least as long as the rotation waits for silent API servers.
     pub vanished: Duration,
-    /// How long one call of the canary may take, from the connection to the answer.
+    /// Timeout of one call to the endpoint, from the connection to the response.
     pub call_limit: Duration,
-    /// How many connections the canary has at one time; more wait.
+    /// Maximum number of connections to the endpoint; others wait.
     pub connections: usize,
-    /// The name in the certificates of API servers, where the client's configuration says no other.
+    /// The name in the API servers' certificates, unless the client's configuration has another.
     pub server_name: String,
 }
 

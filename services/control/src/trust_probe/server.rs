@@ -1,4 +1,4 @@
-//! The endpoint that API servers call: it allows everything, and remembers the names of the calls and the certificate
+//! The endpoint that API servers call: it allows everything, and records the names of the calls and the certificate
 //! that it showed.
 
 use std::collections::HashMap;
@@ -34,47 +34,47 @@ use super::answer::Shown;
 use super::{CanaryMetrics, Settings};
 use crate::certificates::rotation::Generation;
 
-/// How long to rest when no connection can be accepted: there are too many files open, mostly.
+/// Pause after a connection could not be accepted, usually because too many files are open.
 const REST: Duration = Duration::from_millis(50);
 
-/// A leaf of an authority, ready to be served.
+/// A serving certificate with its CA, ready to be served.
 #[derive(Clone)]
 pub struct Identity {
     generation: Generation,
     config: Arc<ServerConfig>,
 }
 
-/// They are no certificate and key to serve.
+/// The certificate and key cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// One of the texts is not in PEM form.
+    /// One of them is not PEM.
     #[error("the canary's {0} is not PEM text")]
     Pem(&'static str),
-    /// They do not go together, or are of a kind that cannot be served.
+    /// They do not match, or are of an unsupported kind.
     #[error("the canary's certificate and key are of no use together")]
     Unusable(#[from] rustls::Error),
 }
 
-/// The endpoint. Clones are the same.
+/// The endpoint. Clones share its state.
 #[derive(Clone)]
 pub struct Canary(Arc<Shared>);
 
 struct Shared {
     identity: ArcSwapOption<Identity>,
-    /// The names that calls are expected with.
+    /// The expected calls by name.
     expected: Mutex<HashMap<String, Calls>>,
     metrics: CanaryMetrics,
 }
 
-/// The calls that came with a name, and of whose leaf the one was that was shown to the caller: each configuration has an
-/// entry, and an API server may know the one as it is and the other as it was.
+/// The calls with one name, each with the certificate that it saw. Each configuration has an entry, and an API server
+/// may have the current version of one and an earlier version of the other.
 #[derive(Clone, Copy, Debug, Default)]
 struct Calls {
     mutating: Option<Shown>,
     validating: Option<Shown>,
 }
 
-/// A call that is waited for, until it is dropped.
+/// An expected call, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Expectation {
     canary: Canary,
@@ -106,10 +106,10 @@ impl fmt::Debug for Canary {
 }
 
 impl Identity {
-    /// A leaf of this authority, its certificates and its key in PEM form. It has to be for the names of the canary's Service.
+    /// Loads a certificate of this CA with its key, both PEM. It must have the names of the canary's Service.
     ///
     /// # Errors
-    /// They are not in PEM form, or do not belong together.
+    /// They are not PEM or do not match.
     pub fn new(generation: Generation, certificates: &[u8], key: &[u8]) -> Result<Self, IdentityError> {
         let chain = CertificateDer::pem_slice_iter(certificates)
             .collect::<Result<Vec<_>, _>>()
@@ -121,13 +121,13 @@ impl Identity {
             .with_no_client_auth()
             .with_single_cert(chain, key)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // Whoever resumes a session does not look at the leaf again.
+        // A client that resumes a session would not verify the certificate again.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Self { generation, config: Arc::new(config) })
     }
 
-    /// Whose leaf it is.
+    /// The CA that signed the certificate.
     #[must_use]
     pub const fn generation(&self) -> Generation {
         self.generation
@@ -135,32 +135,32 @@ impl Identity {
 }
 
 impl Canary {
-    /// One that shows nothing yet: connections are closed.
+    /// Without a certificate; connections are closed.
     #[must_use]
     pub fn new(metrics: CanaryMetrics) -> Self {
         let (identity, expected) = (ArcSwapOption::empty(), Mutex::default());
         Self(Arc::new(Shared { identity, expected, metrics }))
     }
 
-    /// Shows this leaf from now on, in new connections; or none.
+    /// Serves this certificate on new connections from now on; `None` for none.
     pub fn show(&self, identity: Option<Identity>) {
         self.0.identity.store(identity.map(Arc::new));
     }
 
-    /// Whose leaf it shows.
+    /// The CA of the served certificate.
     #[must_use]
     pub fn shows(&self) -> Option<Generation> {
         self.0.identity.load().as_ref().map(|identity| identity.generation)
     }
 
-    /// Serves until `stop`. All that it does is bounded: connections, their time, and what is read of each.
+    /// Serves until `stop`. Connections, their duration and the bytes read are limited.
     pub async fn serve(&self, listener: TcpListener, settings: &Settings, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(settings.connections.max(1)));
         let mut connections = JoinSet::new();
         let accept = async {
             loop {
                 while connections.try_join_next().is_some() {}
-                // Never closed.
+                // The semaphore is never closed.
                 let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
                 let stream = match listener.accept().await {
                     Ok((stream, _)) => stream,
@@ -185,13 +185,14 @@ impl Canary {
         }
     }
 
-    /// One connection, one handshake, one call.
+    /// Serves one connection with one handshake and one call.
     async fn connection(&self, stream: TcpStream) {
         let Some(identity) = self.0.identity.load_full() else { return };
         let stream = match TlsAcceptor::from(Arc::clone(&identity.config)).accept(stream).await {
             Ok(stream) => stream,
             Err(error) => {
-                // Also how an API server says that it does not trust the leaf; it tells the asker too.
+                // An API server that does not trust the certificate ends here too; its response to the dry run reports
+                // that.
                 debug!(%error, "a handshake with the canary failed");
                 return;
             }
@@ -241,7 +242,7 @@ impl Canary {
         }
     }
 
-    /// Waits for a call with this name, which has to be one that nobody guesses.
+    /// Waits for a call with this name, which must not be guessable.
     pub(super) fn expect(&self, name: String) -> Expectation {
         self.lock().insert(name.clone(), Calls::default());
         Expectation { canary: self.clone(), name }
@@ -253,7 +254,7 @@ impl Canary {
 }
 
 impl Expectation {
-    /// What was shown to who called with the name by both configurations, if somebody did by entries of one epoch.
+    /// What both configurations' calls with this name saw, if both used entries of one epoch.
     pub(super) fn shown(&self) -> Option<Shown> {
         let Calls { mutating, validating } = self.canary.lock().get(&self.name).copied()?;
         mutating.filter(|_| mutating == validating)
@@ -308,7 +309,7 @@ mod tests {
         TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(NAME).unwrap(), stream).await
     }
 
-    /// All that the canary says to one request, until it closes the connection, which it does.
+    /// The complete response of the endpoint to one request.
     async fn call(address: std::net::SocketAddr, ca: &TestCa, path: &str, body: &str) -> std::io::Result<String> {
         let mut stream = connect(address, ca).await?;
         let request = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
@@ -365,7 +366,7 @@ mod tests {
         call(address, &second, "/canary/validate", &review("two")).await.unwrap();
         assert_eq!((leaf(&one), leaf(&two)), (Some(Generation(1)), Some(Generation(2))));
         assert_eq!(canary.0.metrics.calls(), 4);
-        // One knows of the change, and the other does not.
+        // One configuration has the change, the other does not.
         canary.show(Some(identity(1, &first)));
         call(address, &first, "/canary", &review("two")).await.unwrap();
         assert_eq!(two.shown(), None);
@@ -399,7 +400,7 @@ mod tests {
         canary.show(Some(identity(1, &ca)));
         assert!(call(address, &ca, "/canary", "junk").await.unwrap().contains("400 Bad Request"));
         assert!(call(address, &ca, "/mutate", &review("x")).await.unwrap().contains("404 Not Found"));
-        // Refused before it is read, so that the answer may be cut off with the rest.
+        // The request is rejected before it is read, so the response may be cut off.
         let large = call(address, &ca, "/canary", &review(&"x".repeat(MAX_REVIEW_BYTES))).await;
         assert!(!large.as_deref().unwrap_or_default().contains("200 OK"), "{large:?}");
         assert_eq!(canary.0.metrics.calls(), 0);
@@ -407,7 +408,7 @@ mod tests {
 
     #[tokio::test]
     async fn connections_that_say_nothing_are_cut_and_others_served_then() {
-        // Enough for a call on a machine that is busy.
+        // Enough for a call on a busy machine.
         let (connections, call_limit) = (2, Duration::from_secs(1));
         let (canary, address, stop) = start(Settings { call_limit, connections, ..Settings::default() }).await;
         let ca = TestCa::new().unwrap();
@@ -416,7 +417,7 @@ mod tests {
         for _ in 0..6 {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
-        // Those before it go after so long, two at one time.
+        // The earlier connections time out, two at a time.
         let answer = timeout(Duration::from_secs(30), call(address, &ca, "/canary", &review("x"))).await.unwrap();
         assert!(answer.unwrap().contains("200 OK"));
         stop.cancel();

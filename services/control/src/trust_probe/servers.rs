@@ -14,24 +14,24 @@ use tracing::warn;
 use crate::client::chain;
 use crate::probe::{Endpoint, Selected};
 
-/// The API servers that are known, also for a while after they are not listed any more.
+/// The known API servers, including those that left the list recently.
 #[derive(Debug, Default)]
 pub struct Servers {
     seen: BTreeMap<SocketAddr, Instant>,
 }
 
-/// The API servers to be asked.
+/// The API servers to ask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listed {
-    /// Where they are.
+    /// Their addresses.
     pub addresses: BTreeSet<SocketAddr>,
-    /// How many there are: several may be behind one address. `None` if that is not known.
+    /// Their number: several may share one address. `None` if unknown.
     pub number: Option<usize>,
 }
 
 impl Servers {
-    /// Those that are there now, and those that were a moment ago: an API server that hangs leaves the list, and goes on
-    /// with what it knew.
+    /// Merges the current list with recently listed API servers: one that hangs leaves the list, but continues with its
+    /// old state.
     pub fn note(&mut self, listed: Listed, now: Instant, vanished: Duration) -> Listed {
         self.seen.extend(listed.addresses.into_iter().map(|address| (address, now)));
         self.seen.retain(|_, last| now.saturating_duration_since(*last) < vanished || *last == now);
@@ -42,13 +42,13 @@ impl Servers {
 }
 
 impl Listed {
-    /// The addresses behind the Service `kubernetes`, and how many API servers have a Lease of their identity. What cannot be
-    /// listed is not known: neither a failed list nor an empty one says that there are no other API servers.
+    /// Lists the addresses behind the Service `kubernetes`, and counts the identity Leases of API servers. A failed or
+    /// empty list means "unknown", not that there are no other API servers.
     pub async fn list(client: &Client) -> Self {
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
         let of_service = ListParams::default().labels("kubernetes.io/service-name=kubernetes");
         let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-system");
-        // One for each API server by the name of its machine; one that is gone for good stays for an hour.
+        // Each API server has one by its host name; the Lease of a removed one stays for an hour.
         let of_identity = ListParams::default().labels("apiserver.kubernetes.io/identity=kube-apiserver");
         let (slices, leases) = tokio::join!(slices.list(&of_service), leases.list(&of_identity));
         let addresses = slices.map(|slices| {
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(servers.note(listed(&[1], 1), zero + 9 * second, 10 * second), listed(&[1, 2], 2));
         assert_eq!(servers.note(listed(&[1], 1), zero + 10 * second, 10 * second), listed(&[1], 1));
         assert_eq!(servers.note(listed(&[], 0), zero + 12 * second, 10 * second), listed(&[1], 1));
-        // Also where nothing is to be remembered, those that are there are asked.
+        // Current API servers are asked even if none are kept.
         assert_eq!(servers.note(listed(&[3], 1), zero + 12 * second, Duration::ZERO), listed(&[3], 1));
     }
 
@@ -115,7 +115,7 @@ mod tests {
         ] {
             assert_eq!(Listed::of(addresses, leases).number, None);
         }
-        // One that was seen a moment ago is asked all the same.
+        // A recently listed API server is still asked.
         let now = Instant::now();
         let mut servers = Servers::default();
         servers.note(listed(&[1, 2], 2), now, Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! Writes the endpoint slice that leads the canary's Service to the leading controller.
+//! Writes the endpoint slice that routes the canary's Service to the leading controller.
 //!
 //! The Service has no selector: it would match all controllers, and only the leader has the certificate. So the leader
 //! writes the Service's one endpoint slice.
@@ -14,10 +14,10 @@ use serde_json::json;
 use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
 
-/// The canary's Service, as manifests have it.
+/// The canary's Service, as in the manifests.
 ///
 /// # Errors
-/// Never in practice: it is a Service.
+/// Never in practice: the object is a valid Service.
 pub fn service(release: &Release) -> Result<Service, serde_json::Error> {
     serde_json::from_value(json!({
         "apiVersion": "v1",
@@ -27,10 +27,10 @@ pub fn service(release: &Release) -> Result<Service, serde_json::Error> {
     }))
 }
 
-/// The endpoint slice that leads to the canary at this address.
+/// The endpoint slice that routes to this address.
 ///
 /// # Errors
-/// Never in practice: it is an endpoint slice.
+/// Never in practice: the object is a valid endpoint slice.
 pub fn slice(release: &Release, address: SocketAddr) -> Result<EndpointSlice, serde_json::Error> {
     serde_json::from_value(json!({
         "apiVersion": "discovery.k8s.io/v1",
@@ -40,7 +40,7 @@ pub fn slice(release: &Release, address: SocketAddr) -> Result<EndpointSlice, se
             "namespace": release.namespace(),
             "labels": {
                 "kubernetes.io/service-name": release.canary_service(),
-                // Else the endpoint slice controller might think that it is its own, to be cleaned up.
+                // Otherwise the endpoint slice controller might treat it as its own and delete it.
                 "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER,
             },
         },
@@ -50,13 +50,13 @@ pub fn slice(release: &Release, address: SocketAddr) -> Result<EndpointSlice, se
     }))
 }
 
-/// Leads the canary's Service to this address, whoever it led to before.
+/// Routes the canary's Service to this address, replacing the earlier one.
 pub(super) async fn publish(client: &Client, release: &Release, address: SocketAddr) -> kube::Result<()> {
     let slice = slice(release, address).map_err(kube::Error::SerdeError)?;
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), release.namespace());
     let (name, params) = (release.canary_service(), PatchParams::apply(FIELD_MANAGER).force());
     match slices.patch(&name, &params, &Patch::Apply(&slice)).await {
-        // An address of the other family: what kind of addresses a slice has cannot be changed.
+        // The address has the other IP family, and a slice's address type is immutable.
         Err(kube::Error::Api(status)) if status.code == 422 => {
             slices.delete(&name, &DeleteParams::default()).await?;
             slices.patch(&name, &params, &Patch::Apply(&slice)).await.map(drop)

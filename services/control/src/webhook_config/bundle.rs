@@ -1,4 +1,4 @@
-//! The content of a `caBundle`: certificates in an order, and nothing else.
+//! The content of a `caBundle`: an ordered list of certificates, and nothing else.
 
 use std::collections::BTreeSet;
 
@@ -7,17 +7,17 @@ use rustls_pki_types::pem::{PemObject, SectionKind};
 
 use crate::certificates::authority;
 
-/// A bundle that was read.
+/// A parsed bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bundle {
-    /// The certificates, DER, in their order.
+    /// The certificates, DER, in order.
     pub certificates: Vec<Vec<u8>>,
-    /// Whether there is at least one, and nothing else.
+    /// Whether it has at least one certificate, and nothing else.
     pub clean: bool,
 }
 
 impl Bundle {
-    /// Reads PEM. What is not a certificate is passed over, and the bundle is not clean.
+    /// Reads PEM. Anything but certificates is skipped, and the bundle is not clean.
     #[must_use]
     pub fn read(pem: &[u8]) -> Self {
         let (mut certificates, mut clean) = (Vec::new(), has_nothing_outside(pem));
@@ -28,7 +28,7 @@ impl Bundle {
                     certificates.push(der);
                 }
                 Ok(_) => clean = false,
-                // What follows something that cannot be read is not told from it.
+                // Sections after an unreadable one cannot be separated from it.
                 Err(_) => {
                     clean = false;
                     break;
@@ -46,13 +46,13 @@ impl Bundle {
     }
 }
 
-/// The DER of certificates as PEM, in this order.
+/// Encodes DER certificates as PEM, in this order.
 #[must_use]
 pub fn to_pem<'c>(certificates: impl IntoIterator<Item = &'c CertificateDer<'c>>) -> Vec<u8> {
     certificates.into_iter().map(authority::pem).collect::<String>().into_bytes()
 }
 
-/// Whether there is nothing but sections and empty lines.
+/// Whether there are only sections and empty lines.
 fn has_nothing_outside(pem: &[u8]) -> bool {
     let mut inside = false;
     for line in pem.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii) {
@@ -67,7 +67,7 @@ fn has_nothing_outside(pem: &[u8]) -> bool {
     !inside
 }
 
-/// Whether it has the outer form of a certificate: one sequence, from the first byte to the last.
+/// Whether it has the outer form of a certificate: one sequence over all bytes.
 fn is_one_sequence(der: &[u8]) -> bool {
     let Some(([0x30, first], rest)) = der.split_first_chunk::<2>() else { return false };
     let octets = usize::from(first & 0x7f);
@@ -83,7 +83,7 @@ fn is_one_sequence(der: &[u8]) -> bool {
 pub(super) mod tests {
     use super::*;
 
-    /// A bundle of things that look like certificates, each told by its number.
+    /// A bundle of certificate-like sections, one for each number.
     pub(crate) fn pem(numbers: &[u8]) -> Vec<u8> {
         let certificates: Vec<_> = numbers.iter().map(|number| CertificateDer::from(der(*number))).collect();
         to_pem(&certificates)

@@ -17,18 +17,18 @@ use super::live::Live;
 use super::{EPOCH_ANNOTATION, MANAGED_BY, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
 use crate::release::Release;
 
-/// How many requests are called for because of namespaces' own profiles alone: each resource and operation counts once in each
-/// namespace. Every level and label repeats the names of these namespaces, and etcd stores 1.5 MB in an object.
+/// Maximum number of calls that namespaced profiles may add: each resource and operation counts once in each namespace.
+/// Every failure mode and label repeats the names of these namespaces, and etcd stores 1.5 MB in an object.
 pub const MAXIMUM_OWN_CALLS: usize = 1_000;
 
-/// What the API server calls for.
+/// The requests for which the API server calls the webhooks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// On the mutating paths. Pods when they are created, at least.
+    /// Rules of the mutating webhooks. At least the creation of pods.
     pub mutating: Vec<RuleWithOperations>,
-    /// On the validating paths.
+    /// Rules of the validating webhooks.
     pub validated: Validated,
-    /// Namespaces whose own profiles validate something that is not called for, because there are too many of them.
+    /// Namespaces beyond the limit, whose own profiles validate requests without a call.
     pub left_out: BTreeSet<String>,
 }
 
@@ -39,11 +39,11 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// What these profiles are for, in all their revisions that are at work: while a rollout goes on, also what only the
-    /// promoted one is for. They are compiled, so their targets are such as profiles may have.
+    /// Collects the targets of these profiles, in all their active revisions: during a rollout, also those of the
+    /// promoted one. The profiles are compiled, so their targets are valid.
     ///
-    /// Profiles of namespaces are for pods alone, whose creation is always called for on the mutating paths. What they
-    /// validate beyond cluster profiles is called for in their own namespaces: the first ones by name, up to
+    /// Namespaced profiles mutate only pods, whose creation always calls the mutating webhooks. What they validate
+    /// beyond cluster profiles is called for in their own namespaces: the first ones by name, up to
     /// [`MAXIMUM_OWN_CALLS`].
     #[must_use]
     pub fn of(profiles: &ProfileSet) -> Self {
@@ -71,7 +71,7 @@ impl Rules {
         Self { mutating, validated: Validated { everywhere, own }, left_out }
     }
 
-    /// What is called for at present: for who does not know the profiles yet, and should change nothing about it.
+    /// The current rules, for a controller that does not know the profiles yet and must not change them.
     #[must_use]
     pub fn of_live(live: &Live) -> Self {
         let mutating = live.mutating.iter().flat_map(|mutating| mutating.webhooks.iter().flatten());
@@ -84,7 +84,7 @@ impl Rules {
     }
 }
 
-/// Whether rules have the API server call for an operation on pods or on a subresource of them.
+/// Whether rules match an operation on pods or on one of their subresources.
 fn has_pods_call(rules: &[RuleWithOperations], resource: &str, operation: Operation) -> bool {
     let has = |list: &Option<Vec<String>>, value: &str| list.iter().flatten().any(|one| one == value);
     rules.iter().any(|rule| {
@@ -92,20 +92,20 @@ fn has_pods_call(rules: &[RuleWithOperations], resource: &str, operation: Operat
     })
 }
 
-/// Whether an entry is for a level, by the path that it calls.
+/// Whether an entry is for a failure mode, by its path.
 fn is_for_level(config: &WebhookClientConfig) -> bool {
     let called = config.service.as_ref().and_then(|service| service.path.as_deref());
     InjectionLevel::ALL.into_iter().any(|level| called == Some(level.path()))
 }
 
-/// All that the configurations are made of.
+/// Everything that determines the configurations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
-    /// The settings, with the bundle of authorities in them.
+    /// The settings, with the CA bundle.
     pub settings: webhook_configuration::Settings,
     /// What is called for.
     pub rules: Rules,
-    /// The epoch of the rotation's record that this is for.
+    /// The epoch of the rotation's record.
     pub epoch: u64,
 }
 
@@ -116,7 +116,7 @@ pub(super) struct Desired {
     pub(super) validating: Option<ValidatingWebhookConfiguration>,
 }
 
-/// The settings of a release, without a bundle and with all else at its default.
+/// The default settings of a release, without a bundle.
 #[must_use]
 pub fn settings_of(release: &Release) -> webhook_configuration::Settings {
     webhook_configuration::Settings {
@@ -127,13 +127,13 @@ pub fn settings_of(release: &Release) -> webhook_configuration::Settings {
 }
 
 impl Target {
-    /// The same settings with a bundle and an epoch.
+    /// The settings with this bundle and epoch.
     #[must_use]
     pub fn new(settings: webhook_configuration::Settings, rules: Rules, ca_bundle: Vec<u8>, epoch: u64) -> Self {
         Self { settings: webhook_configuration::Settings { ca_bundle, canary_epoch: epoch, ..settings }, rules, epoch }
     }
 
-    /// Whether its bundle is one that may be written. An empty one would mean the system's roots to the API server.
+    /// Whether the bundle may be written. With an empty one, the API server would trust the system's roots.
     #[must_use]
     pub fn has_authorities(&self) -> bool {
         Bundle::read(&self.settings.ca_bundle).clean
@@ -151,7 +151,7 @@ impl Target {
     }
 }
 
-/// Marks a configuration as the release's. What others wrote there stays.
+/// Marks a configuration as the release's. Other writers' labels and annotations stay.
 pub(super) fn mark(metadata: &mut ObjectMeta, release: &Release, epoch: u64, written: Option<Timestamp>) {
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(EPOCH_ANNOTATION.to_owned(), epoch.to_string());
@@ -160,7 +160,7 @@ pub(super) fn mark(metadata: &mut ObjectMeta, release: &Release, epoch: u64, wri
     metadata.labels.get_or_insert_default().insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
 }
 
-/// How a configuration says whose it is.
+/// The annotation value that identifies the release.
 pub(super) fn owner(release: &Release) -> String {
     format!("{}/{}", release.namespace(), release.name())
 }

@@ -12,22 +12,22 @@ use super::desired::Desired;
 use super::live::{ConfigurationKind, Live, View, annotation, epoch, written};
 use super::{RELEASE_ANNOTATION, managers};
 
-/// How far ahead of the clock the time of writing may be.
+/// How far ahead of the clock the time of the last write may be.
 const AHEAD: Duration = Duration::from_mins(1);
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $name:ident => $text:literal;)+) => {
-        /// In what a configuration differs.
+        /// A kind of difference.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum DriftKind {
             $($(#[doc = $doc])+ $name,)+
         }
 
         impl DriftKind {
-            /// All of them.
+            /// All kinds.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// As it stands in metrics and logs.
+            /// The kind in metrics and logs.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }
@@ -37,50 +37,50 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// The whole configuration is not there.
+    /// The whole configuration is missing.
     Missing => "missing";
-    /// There is one, and nothing that it would be for.
+    /// The configuration exists although no rule needs it.
     Unwanted => "unwanted";
-    /// An entry is not there.
+    /// An entry is missing.
     EntryMissing => "entry_missing";
-    /// There is an entry that is not ours.
+    /// There is an unknown entry.
     EntryExtra => "entry_extra";
-    /// The entries stand in another order, or one stands twice.
+    /// The entries have another order, or one is duplicated.
     EntryOrder => "entry_order";
     /// An entry has no bundle: the API server would trust the system's roots.
     CaBundleEmpty => "ca_bundle_empty";
-    /// An entry's bundle has something that is no certificate.
+    /// An entry's bundle has something besides certificates.
     CaBundleJunk => "ca_bundle_junk";
-    /// An entry's bundle lacks an authority.
+    /// An entry's bundle lacks a CA.
     CaBundleLacking => "ca_bundle_lacking";
-    /// An entry's bundle has an authority that is not to be trusted.
+    /// An entry's bundle has a CA that must not be trusted.
     CaBundleForeign => "ca_bundle_foreign";
-    /// An entry's bundle is in other words, or in another order.
+    /// An entry's bundle has another order or encoding.
     CaBundleOrder => "ca_bundle_order";
-    /// Somebody else is called, or at another path.
+    /// The service or its path differs.
     Service => "service";
-    /// Other namespaces or other objects are selected.
+    /// The namespace selector or the object selector differs.
     Selector => "selector";
-    /// What follows when nobody answers is another, or how it is called.
+    /// The failure policy differs, or how the webhook is called.
     Policy => "policy";
-    /// The time to answer in is another.
+    /// The timeout differs.
     Timeout => "timeout";
-    /// Something else is called for.
+    /// The rules differ.
     Rules => "rules";
-    /// Our own labels and annotations are not as they ought to be.
+    /// Pillion's own labels and annotations differ.
     Marks => "marks";
 }
 
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drift {
-    /// In which configuration.
+    /// The configuration.
     pub which: ConfigurationKind,
-    /// In which entry, if in one.
+    /// The entry, if the difference is in one.
     pub entry: Option<String>,
-    /// In what.
+    /// The kind.
     pub kind: DriftKind,
-    /// Who wrote it, as far as that is known. For people: a client can call itself what it likes.
+    /// The field manager that wrote it, if known. For messages only: a client chooses its own name.
     pub manager: Option<String>,
 }
 
@@ -91,7 +91,7 @@ impl fmt::Display for Drift {
     }
 }
 
-/// All differences; none if all is as it ought to be.
+/// All differences; empty if the observed state is the desired one.
 #[must_use]
 pub(super) fn differences(live: &Live, desired: &Desired, now: Timestamp) -> Vec<Drift> {
     let mutating = live.mutating.as_ref().map(View::mutating);
@@ -143,7 +143,7 @@ fn between(live: Option<View<'_>>, desired: Option<View<'_>>, now: Timestamp) ->
     drifts
 }
 
-/// Whether what we say of a configuration is another. The time of writing is compared with nothing but the clock.
+/// Whether Pillion's own labels or annotations differ. The time of writing is only compared with the clock.
 fn has_other_marks(live: &ObjectMeta, desired: &ObjectMeta, now: Timestamp) -> bool {
     let differs = |key| annotation(live, key) != annotation(desired, key);
     let is_ahead = |written: Timestamp| written.duration_since(now).unsigned_abs() > AHEAD && written > now;
@@ -206,7 +206,7 @@ fn compare_bundles(live: &MutatingWebhook, desired: &MutatingWebhook, told: &mut
     differences.into_iter().filter(|(differs, _)| *differs).for_each(|(_, kind)| told(kind));
 }
 
-/// The API server writes an empty selector where there is none: they mean the same.
+/// The API server stores an empty selector where there is none: they mean the same.
 fn selector(selector: Option<&LabelSelector>) -> LabelSelector {
     let mut selector = selector.cloned().unwrap_or_default();
     selector.match_labels = selector.match_labels.filter(|labels| !labels.is_empty());

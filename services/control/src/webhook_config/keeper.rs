@@ -30,19 +30,19 @@ use crate::leader::LeaderContext;
 use crate::release::Release;
 use crate::webhook_config::switch::{self, Making, Position, SwitchState, WEBHOOKS_KEY};
 
-/// Asks anew, where the rotation's record is kept, whether a target of this epoch still is what is wanted, and whether somebody
-/// answers with a leaf that it trusts.
+/// Reads the rotation's record again. Returns whether a target of this epoch is still wanted, and an endpoint serves a
+/// certificate that it trusts.
 pub type Confirm = Arc<dyn Fn(u64) -> BoxFuture<'static, bool> + Send + Sync>;
 
-/// How long a confirmation may take.
+/// Timeout of a confirmation.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
-/// How long after a target was not confirmed it is asked for again.
+/// Pause after a target was not confirmed.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// The first pause after the API server did not write, and the longest one.
+/// The first pause after a failed write, and the longest one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
-/// Keeps the configurations of a release.
+/// Keeps the configurations of a release in their desired state.
 #[must_use = "nothing is kept until it is run"]
 pub struct Keeper {
     settings: Settings,
@@ -58,28 +58,28 @@ impl fmt::Debug for Keeper {
     }
 }
 
-/// What a watch said.
+/// An event of a watch.
 enum Update {
     Mutating(Seen<MutatingWebhookConfiguration>),
     Validating(Seen<ValidatingWebhookConfiguration>),
     Switch(Seen<ConfigMap>),
 }
 
-/// What is to be done about what is there.
+/// The next action.
 #[derive(Debug, PartialEq)]
 enum Plan {
     Rest,
-    /// They are there, and shall not be.
+    /// They exist and must be removed.
     Remove,
-    /// They are not as they ought to be.
+    /// They differ from the desired state.
     Repair(Vec<Drift>),
     /// They were written for a later epoch.
     Behind(u64),
-    /// They are another release's.
+    /// They belong to another release.
     Stranger(String),
 }
 
-/// Which versions of both configurations.
+/// The resource versions of both configurations.
 type Versions = [Option<String>; 2];
 
 struct Keeping {
@@ -87,21 +87,21 @@ struct Keeping {
     leading: LeaderContext,
     live: Live,
     lever: SwitchState,
-    /// Whether each of the three was seen.
+    /// Whether each of the three objects was seen.
     seen: [bool; 3],
     pacing: Pacing,
     making: Making,
-    /// What was last as it ought to be: if that is what is there, what is wanted has changed, and nobody is to blame.
+    /// Versions that last matched the target. If they are still there, the target has changed, not the objects.
     good: Option<Versions>,
-    /// Since when it is not as it ought to be.
+    /// Start of the current drift.
     since: Option<Instant>,
     failures: u32,
-    /// What was told last, so that it is told once.
+    /// The last log line, so that it is not repeated.
     told: Option<String>,
 }
 
 impl Keeper {
-    /// Keeps what it is told to by `target`; nothing before that. What is there is told in return: it wakes whoever decides.
+    /// Reconciles towards `target`, once it has one. Reports the observed state, which wakes the rotation.
     pub fn new(
         settings: Settings,
         metrics: Metrics,
@@ -112,7 +112,7 @@ impl Keeper {
         (Self { settings, metrics, target, confirm, live }, seen)
     }
 
-    /// Keeps them until the term is over.
+    /// Reconciles until leadership ends.
     pub async fn run(self, leading: LeaderContext) {
         let stop = leading.stop.clone();
         let metrics = self.metrics.clone();
@@ -130,7 +130,7 @@ impl Keeper {
             failures: 0,
             told: None,
         };
-        // Every write is guarded: it does no harm to be stopped in the middle of one.
+        // Every write is guarded: it can be interrupted safely.
         stop.run_until_cancelled(keeping.run()).await;
         for gauge in [&metrics.drifted, &metrics.contested, &metrics.disarmed] {
             gauge.set(0);
@@ -160,7 +160,7 @@ impl Keeping {
                 biased;
                 update = updates.next() => match update {
                     Some(update) => self.take(update),
-                    // A mistake in this program; the term goes on without changes being seen.
+                    // A bug in this program; leadership continues without seeing changes.
                     None => return error!("the watches of the webhook configurations ended by themselves"),
                 },
                 () = changed => {}
@@ -202,7 +202,7 @@ impl Keeping {
                 self.switched(there.as_deref());
                 2
             }
-            // Whoever may not look for the mark cannot wait for it.
+            // Without permission to read the switch, the controller cannot wait for it.
             Update::Switch(Seen::Forbidden) => 2,
             Update::Mutating(Seen::Forbidden) | Update::Validating(Seen::Forbidden) => return,
         };
@@ -212,12 +212,12 @@ impl Keeping {
         self.show();
     }
 
-    /// Makes the `ConfigMap` of the switch where there is none. When to do so, if that is later.
+    /// Creates the `ConfigMap` of the switch if it is missing. Returns when to retry, if later.
     async fn make_switch(&mut self) -> Option<Instant> {
-        // Not before there is something to stop: a guardrail refuses pods that nobody decided about while the `ConfigMap` is
-        // there, and whoever could decide is called only then, and known to be reached. That is so for the first time alone.
-        // A person who arms what was disarmed has a `ConfigMap` already, and the guardrail back at once: docs/break-glass.md
-        // says in which order.
+        // Not before there is something to stop. A guardrail rejects pods without a decision while the `ConfigMap`
+        // exists. Before the first successful connectivity check, the API server does not call the webhooks, so no pod
+        // has a decision. That is so only once: if an operator enables the webhooks again, the `ConfigMap` exists and
+        // the guardrail is active at once. docs/break-glass.md gives the order.
         if self.good.is_none() || self.rehearses() {
             return None;
         }
@@ -244,7 +244,7 @@ impl Keeping {
         self.keeper.metrics.disarmed.set(i64::from(self.lever.off));
     }
 
-    /// Tells what is there, once all of it is known.
+    /// Reports the observed state, once all of it is known.
     fn show(&self) {
         if self.seen == [true; 3] {
             let live = &self.live;
@@ -258,9 +258,9 @@ impl Keeping {
         }
     }
 
-    /// Does what is to be done. When to look again, if time alone is a reason to.
+    /// Executes the next action. Returns when to look again, if time alone is a reason.
     async fn act(&mut self) -> Option<Instant> {
-        // Each round does one thing, and sees what came of it.
+        // Each round does one thing and observes the result.
         for _ in 0..4 {
             if self.seen != [true; 3] {
                 return None;
@@ -324,7 +324,7 @@ impl Keeping {
                 self.live = live;
                 self.failures = 0;
                 self.since = None;
-                // It is good once it was compared: what the API server makes of it may differ for ever.
+                // It counts as good only after a comparison: the API server may store something else for ever.
                 self.good = None;
                 self.show();
                 if is_update {
@@ -343,14 +343,14 @@ impl Keeping {
         }
     }
 
-    /// Writes what ought to be there; `None` if it is not confirmed that it ought to be.
+    /// Writes the desired state; `None` if it was not confirmed.
     async fn write(&mut self, target: &Target) -> Result<Option<Live>, WriteError> {
         let LeaderContext { client, release, .. } = &self.leading;
         let entries = |there: &MutatingWebhookConfiguration| there.webhooks.iter().flatten().next().is_some();
         if self.live.mutating.as_ref().is_some_and(entries) {
             return write(client, release, &self.live, target).await.map(Some);
         }
-        // Nobody is called: whoever is behind has to find that it was claimed, before it is asked whether we are.
+        // Claim before confirming, so that outdated leaders get a conflict. No webhook is called yet.
         let is_ours = self.live.mutating.as_ref().is_some_and(|there| epoch(&there.metadata) == target.epoch);
         if !is_ours {
             self.live = claim(client, release, &self.live, target.epoch).await?;
@@ -380,7 +380,7 @@ impl Keeping {
         }
     }
 
-    /// It was not written: it is tried again, soon if something else came between.
+    /// Schedules a retry after a failed write: soon if another write came between.
     fn failed(&mut self, error: &WriteError) -> Next {
         if let WriteError::Stranger(_) | WriteError::NoAuthority = error {
             self.tell_once(chain(error));
@@ -435,7 +435,7 @@ fn versions(live: &Live) -> Versions {
     [mutating, validating]
 }
 
-/// What a person has to type who took a configuration away on purpose, and sees it come back.
+/// The command for an operator who deleted a configuration on purpose and sees it come back.
 fn keep_away(release: &Release) -> String {
     let (namespace, name) = (release.namespace(), release.switch());
     format!(
@@ -443,7 +443,7 @@ fn keep_away(release: &Release) -> String {
     )
 }
 
-/// Differences in one line of the log.
+/// Differences in one log line.
 struct Drifts<'d>(&'d [Drift]);
 
 impl fmt::Display for Drifts<'_> {

@@ -28,7 +28,7 @@ impl ConfigurationKind {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Mutating, Self::Validating];
 
-    /// As it stands in metrics and logs.
+    /// The configuration in metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -38,21 +38,21 @@ impl ConfigurationKind {
     }
 }
 
-/// What is there.
+/// The observed state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Live {
     /// The mutating configuration.
     pub mutating: Option<MutatingWebhookConfiguration>,
     /// The validating one.
     pub validating: Option<ValidatingWebhookConfiguration>,
-    /// Whether a person said that there shall be none.
+    /// Whether an operator disabled the webhooks.
     pub disarmed: bool,
 }
 
-/// The identity of each configuration, and how many times its entries were changed.
+/// The UID of each configuration, and how many times its entries were changed.
 pub type Versions = Vec<(Option<String>, Option<i64>)>;
 
-/// One configuration of either kind.
+/// A configuration of either kind.
 #[derive(Clone, Debug)]
 pub(super) struct View<'l> {
     pub(super) which: ConfigurationKind,
@@ -61,10 +61,10 @@ pub(super) struct View<'l> {
 }
 
 impl Live {
-    /// What the rotation makes of it. `know` says whose authority a certificate (DER) is.
+    /// The observed state for the rotation. `know` returns the CA of a certificate (DER).
     ///
-    /// Both configurations count as one: an authority is trusted if all entries of both trust it. If there is no mutating
-    /// one, there is none: it is claimed first, and claiming empties both.
+    /// Both configurations count as one: a CA is trusted if all entries of both trust it. Without the mutating
+    /// configuration, both count as missing: it is claimed first, and the claim empties both.
     #[must_use]
     pub fn configuration(&self, know: &dyn Fn(&[u8]) -> Option<Generation>) -> Configuration {
         if self.disarmed {
@@ -97,25 +97,25 @@ impl Live {
         })
     }
 
-    /// Certificates of entries that nobody knows, DER, each once: for who has to keep them.
+    /// Unknown certificates of the entries, DER, each once, for a rotation that has to keep them.
     #[must_use]
     pub fn unknown(&self, know: &dyn Fn(&[u8]) -> Option<Generation>) -> BTreeSet<Vec<u8>> {
         self.bundles().flat_map(|bundle| bundle.certificates).filter(|der| know(der).is_none()).collect()
     }
 
-    /// The latest epoch that any of the configurations was written for.
+    /// The highest epoch of the configurations.
     #[must_use]
     pub fn epoch(&self) -> Option<u64> {
         self.views().map(|view| epoch(view.metadata)).max()
     }
 
-    /// Which versions of their entries there are: the API server counts them, and counts nothing else.
+    /// The versions of their entries: the API server counts changes of the entries only.
     #[must_use]
     pub fn versions(&self) -> Versions {
         self.views().map(|view| (view.metadata.uid.clone(), view.metadata.generation)).collect()
     }
 
-    /// Takes epochs that are higher than this one for what they are: nobody's. Whoever wrote them last, as far as that is known.
+    /// Removes epochs above `highest` as forged. Returns the last writer of one, if known.
     pub fn disbelieve(&mut self, highest: u64) -> Option<String> {
         let mutating = self.mutating.as_mut().map(|mutating| &mut mutating.metadata);
         let validating = self.validating.as_mut().map(|validating| &mut validating.metadata);
@@ -128,13 +128,13 @@ impl Live {
         writer
     }
 
-    /// Whether it is filled for a rehearsal.
+    /// Whether it is filled for a connectivity check.
     #[must_use]
     pub fn rehearses(&self, release: &Release) -> bool {
         self.mutating.as_ref().is_some_and(|mutating| is_rehearsal(mutating, release.service()))
     }
 
-    /// Another release whose configuration stands there under our name.
+    /// The other release that owns a configuration with this release's name.
     pub(super) fn stranger(&self, owner: &str) -> Option<String> {
         let mut owners = self.views().filter_map(|view| view.metadata.annotations.as_ref()?.get(RELEASE_ANNOTATION));
         owners.find(|other| *other != owner).cloned()
@@ -163,7 +163,7 @@ impl<'l> View<'l> {
     }
 }
 
-/// The same fields, so that both are compared by the same code.
+/// Converts the entry, so that the same code compares both kinds.
 fn as_mutating(entry: &ValidatingWebhook) -> MutatingWebhook {
     let entry = entry.clone();
     MutatingWebhook {
@@ -182,12 +182,12 @@ fn as_mutating(entry: &ValidatingWebhook) -> MutatingWebhook {
     }
 }
 
-/// The epoch that a configuration was written for; 0, before all others, if it does not say.
+/// The epoch of a configuration; 0, before all others, without the annotation.
 pub(super) fn epoch(metadata: &ObjectMeta) -> u64 {
     annotation(metadata, EPOCH_ANNOTATION).and_then(crate::certificates::authority::epoch).unwrap_or_default()
 }
 
-/// When it was written, if it says.
+/// The time of the last write, if annotated.
 pub(super) fn written(metadata: &ObjectMeta) -> Option<Timestamp> {
     annotation(metadata, WRITTEN_ANNOTATION).and_then(|text| text.parse().ok())
 }

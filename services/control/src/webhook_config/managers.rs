@@ -1,16 +1,16 @@
-//! Finds out from `managedFields` who wrote a field. The result is for people only, since a client chooses its own
-//! name.
+//! Reads from `managedFields` which client wrote a field. The result is for messages only, since a client chooses its
+//! own name.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use serde_json::Value;
 
 use crate::leader::FIELD_MANAGER;
 
-/// Bytes that are told of a manager's name.
+/// Maximum bytes of a manager's name in messages.
 const NAME_BYTES: usize = 128;
 
-/// Who wrote the field at this path (`f:data`, `f:injection`), or, if nobody is known to have it, who wrote to the object
-/// last. `None` if that was the controller itself, or is not known.
+/// The manager of the field at this path (`f:data`, `f:injection`). If it has no manager, the last writer of the
+/// object. `None` if that is the controller itself, or unknown.
 #[must_use]
 pub fn of_field(metadata: &ObjectMeta, path: &[&str]) -> Option<String> {
     let others = || entries(metadata).filter(|entry| entry.manager.as_deref() != Some(FIELD_MANAGER));
@@ -30,7 +30,7 @@ pub fn of_entry(metadata: &ObjectMeta, entry: &str, path: &[&str]) -> Option<Str
     of_field(metadata, &whole)
 }
 
-/// Who wrote last, if that was somebody else.
+/// The last writer, unless it is the controller itself.
 fn last(metadata: &ObjectMeta) -> Option<String> {
     let newest = entries(metadata).max_by_key(|entry| (time(entry), entry.manager.as_deref() != Some(FIELD_MANAGER)));
     newest.filter(|entry| entry.manager.as_deref() != Some(FIELD_MANAGER)).and_then(name)

@@ -1,4 +1,4 @@
-//! Metrics of the configurations: kinds of drift, the number of repairs, and whether another writer does not give up.
+//! Metrics of the configurations: kinds of drift, number of repairs, and whether another writer keeps changing them.
 //! Only the log names that writer.
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -26,7 +26,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Makes them and registers them. Every series is there from the beginning.
+    /// Creates the metrics and registers them, with all series.
     pub fn register(registry: &mut Registry) -> Self {
         let registry = registry.sub_registry_with_prefix("pillion_controller_configuration");
         let repairs = Family::<Labels, Counter>::default();

@@ -37,9 +37,9 @@ pub use metrics::Metrics;
 pub use pacing::Settings;
 pub use write::{WriteError, claim, observe, remove, write};
 
-/// When its entries were last written, by the clock of whoever did.
+/// The annotation with the time of the last write of the entries, by the writer's clock.
 pub const WRITTEN_ANNOTATION: &str = "pillion.dev/ca-written";
-/// Whose it is, as NAMESPACE/NAME of the release: nobody writes another's.
+/// The annotation with the owning release, as NAMESPACE/NAME. Other releases do not write the object.
 pub const RELEASE_ANNOTATION: &str = "pillion.dev/release";
-/// Who looks after it, for people and for tools that ask.
+/// The label with the managing component, for people and tools.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "pillion-controller");

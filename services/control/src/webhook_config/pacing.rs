@@ -7,26 +7,26 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// How many writers are told apart. All beyond are taken for one.
+/// Maximum number of writers that are tracked separately. All others count as one.
 const MAX_WRITERS: usize = 64;
-/// The name of all of them.
+/// The name for all of those.
 const OTHERS: &str = "(others)";
 
-/// How repairs are paced. All durations scale down for tests.
+/// Settings of the pauses. Tests scale all durations down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// How many repairs against one writer come at once, before the first pause.
+    /// Repairs against one writer before the first pause.
     pub at_once: u32,
     /// The first pause; each one after it is twice as long.
     pub first_pause: Duration,
     /// The longest pause.
     pub longest_pause: Duration,
-    /// A writer who was quiet for so long, beyond the last pause, is one who never wrote.
+    /// A writer that was quiet for this long after its last pause starts again without one.
     pub peace: Duration,
-    /// Over which time repairs are counted for the alert,
+    /// The window in which repairs are counted for the alert.
     pub window: Duration,
-    /// and how many are too many.
+    /// The number of repairs in the window that raises the alert.
     pub many: usize,
 }
 
@@ -43,12 +43,12 @@ impl Default for Settings {
     }
 }
 
-/// Remembers whom repairs were made against.
+/// Tracks the repairs against each writer.
 #[derive(Debug)]
 pub struct Pacing {
     settings: Settings,
     writers: BTreeMap<String, Writer>,
-    /// When repairs were made, the oldest first; no more than are needed to know that there were too many.
+    /// Times of recent repairs, oldest first; only as many as the alert needs.
     recent: VecDeque<Instant>,
 }
 
@@ -59,13 +59,13 @@ struct Writer {
 }
 
 impl Pacing {
-    /// Nobody has written yet.
+    /// Without any repairs yet.
     #[must_use]
     pub const fn new(settings: Settings) -> Self {
         Self { settings, writers: BTreeMap::new(), recent: VecDeque::new() }
     }
 
-    /// When what this writer did may be undone: now, or later.
+    /// When a change of this writer may be corrected: now, or later.
     #[must_use]
     pub fn due(&self, writer: &str, now: Instant) -> Instant {
         let Some(known) = self.writers.get(self.key(writer)) else { return now };
@@ -77,13 +77,13 @@ impl Pacing {
         }
     }
 
-    /// Whether there would be a pause before the next repair against this writer.
+    /// Whether the next repair against this writer has a pause.
     #[must_use]
     pub fn fights(&self, writer: &str) -> bool {
         self.writers.get(self.key(writer)).is_some_and(|known| !self.pause(known.repairs).is_zero())
     }
 
-    /// Something was undone.
+    /// Records a repair.
     pub fn repaired(&mut self, writer: &str, now: Instant) {
         let (settings, key) = (&self.settings, self.key(writer).to_owned());
         let longest = settings.longest_pause + settings.peace;
@@ -99,14 +99,14 @@ impl Pacing {
         }
     }
 
-    /// Whether there were too many repairs of late.
+    /// Whether there were too many recent repairs.
     #[must_use]
     pub fn is_contested(&self, now: Instant) -> bool {
         let of_late = self.recent.iter().filter(|at| now.saturating_duration_since(**at) <= self.settings.window);
         of_late.count() > self.settings.many
     }
 
-    /// The pause after so many repairs.
+    /// The pause after this number of repairs.
     fn pause(&self, repairs: u32) -> Duration {
         match repairs.checked_sub(self.settings.at_once) {
             None => Duration::ZERO,
@@ -127,7 +127,7 @@ impl Pacing {
 mod tests {
     use super::*;
 
-    /// How long each of so many repairs is waited for, one after the other.
+    /// The wait before each of these consecutive repairs.
     fn waits(pacing: &mut Pacing, now: &mut Instant, repairs: usize) -> Vec<u64> {
         let next = |_| {
             let due = pacing.due("vandal", *now);

@@ -34,17 +34,18 @@ pub const INJECTION_KEY: &str = "injection";
 /// The key of the break-glass: `armed` or `disarmed`.
 pub const WEBHOOKS_KEY: &str = "webhooks";
 
-/// Bytes that are shown of a value that cannot be read.
+/// Maximum bytes of an unknown value in messages.
 const SHOWN: usize = 64;
 
-/// Writes `webhooks: disarmed` for who takes the release away; with a `ConfigMap` if there is none. What else it says stays.
+/// Writes `webhooks: disarmed` before a release is uninstalled, and creates the `ConfigMap` if it is missing. Other
+/// keys stay.
 ///
-/// Whoever installs the release anew means to be called: so the `ConfigMap` is given to the controller's service account, and is
-/// deleted with it by Kubernetes, not a moment before nobody is left who could put the configurations back. Whether it was:
-/// there may be no such account.
+/// The controller's service account becomes the owner, so Kubernetes deletes the `ConfigMap` with it: a later
+/// installation starts enabled, and no controller is left to restore the configurations. Returns false without such an
+/// account.
 ///
 /// # Errors
-/// The API server did not do it.
+/// The API server rejected the request.
 pub async fn disarm(client: &Client, release: &Release) -> Result<bool, kube::Error> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), release.namespace());
@@ -64,12 +65,12 @@ pub async fn disarm(client: &Client, release: &Release) -> Result<bool, kube::Er
     Ok(!owners.is_empty())
 }
 
-/// Makes the `ConfigMap` if there is none, with both words as they are ever, so that a person has something to patch and to
-/// read. One that is there is left as it is. (Of one that was made empty, the API server would never say who wrote it.) Whether
-/// it was made.
+/// Creates the `ConfigMap` if it is missing, with both keys at their defaults, so that operators can patch and read it.
+/// An existing one stays unchanged. (For one created empty, the API server would not record the writer of a key.)
+/// Returns whether it was created.
 ///
 /// # Errors
-/// The API server did not do it.
+/// The API server rejected the request.
 pub async fn ensure(client: &Client, release: &Release) -> Result<bool, kube::Error> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
     let metadata = ObjectMeta { name: Some(release.switch().to_owned()), ..ObjectMeta::default() };
@@ -83,18 +84,18 @@ pub async fn ensure(client: &Client, release: &Release) -> Result<bool, kube::Er
     }
 }
 
-/// What a `ConfigMap` says under a key.
+/// The value of a key in the `ConfigMap`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// As ever.
+    /// Normal operation.
     On,
     /// Stopped.
     Off,
-    /// Neither of the two words: this.
+    /// An unknown value.
     Unreadable(String),
 }
 
-/// Something that is on unless a person says otherwise.
+/// A switch that is on unless an operator turns it off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchState {
     /// Whether it is off.
@@ -102,7 +103,7 @@ pub struct SwitchState {
 }
 
 impl SwitchState {
-    /// Moves it. Whether that changed anything; a word that cannot be read does not.
+    /// Applies a position. Returns whether the state changed; an unknown value changes nothing.
     pub fn move_to(&mut self, position: &Position) -> bool {
         let before = self.off;
         self.off = match position {
@@ -114,19 +115,19 @@ impl SwitchState {
     }
 }
 
-/// What it says about injection.
+/// The position of the kill switch.
 #[must_use]
 pub fn injection(config_map: Option<&ConfigMap>) -> Position {
     position(config_map, INJECTION_KEY, "enabled", "disabled")
 }
 
-/// What it says about the webhook configurations.
+/// The position of the break-glass.
 #[must_use]
 pub fn webhooks(config_map: Option<&ConfigMap>) -> Position {
     position(config_map, WEBHOOKS_KEY, "armed", "disarmed")
 }
 
-/// Who wrote a key, as far as it is known: what the client calls itself.
+/// The field manager that wrote a key, if known: a name chosen by the client.
 #[must_use]
 pub fn author(config_map: Option<&ConfigMap>, key: &str) -> Option<String> {
     managers::of_field(&config_map?.metadata, &["f:data", &format!("f:{key}")])
@@ -144,7 +145,7 @@ fn position(config_map: Option<&ConfigMap>, key: &str, on: &str, off: &str) -> P
     }
 }
 
-/// Who is told that injection is switched off, or on again.
+/// Called when injection is disabled or enabled.
 pub type OnChange = Arc<dyn Fn(bool) + Send + Sync>;
 
 /// Follows the kill switch of a release.
@@ -163,7 +164,7 @@ impl std::fmt::Debug for KillSwitch {
     }
 }
 
-/// Registers the gauge that says whether injection is switched off. Where no switch is watched, it stays 0.
+/// Registers the gauge for disabled injection. It stays 0 if no switch is watched.
 pub fn register(registry: &mut Registry) -> Gauge {
     let gauge = Gauge::default();
     registry.sub_registry_with_prefix("pillion").register(
@@ -175,8 +176,8 @@ pub fn register(registry: &mut Registry) -> Gauge {
 }
 
 impl KillSwitch {
-    /// That of a release. `tell` is told of each change; `known` is called once it is known how it stands, or that it is not
-    /// to be known: a replica that starts should not inject before.
+    /// Follows the switch of a release. `tell` is called at each change. `known` is called once the position is known,
+    /// or cannot be read: a starting replica should not inject before.
     pub fn new(
         client: Client,
         release: Release,
@@ -187,7 +188,7 @@ impl KillSwitch {
         Self { client, release, tell, known: Some(Box::new(known)), gauge, lever: SwitchState::default() }
     }
 
-    /// Follows it until `stop`.
+    /// Follows the switch until `stop`.
     pub async fn follow(mut self, stop: CancellationToken) {
         let api = Api::<ConfigMap>::namespaced(self.client.clone(), self.release.namespace());
         let mut seen = std::pin::pin!(watch_object::watch(api, "the kill switch", self.release.switch()));
@@ -200,7 +201,7 @@ impl KillSwitch {
                 known();
             }
         }
-        // Whoever waits for this task sees it end only when it was asked to.
+        // This task must not end before it is stopped.
         stop.cancelled().await;
         self.gauge.set(0);
     }

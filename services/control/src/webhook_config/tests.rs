@@ -1,4 +1,4 @@
-//! What is there and what ought to be, compared; and what follows from it.
+//! Tests the comparison of observed and desired state, and what follows from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,10 +28,10 @@ fn now() -> Timestamp {
     NOW.parse().unwrap()
 }
 
-/// Something that somebody does to what is there.
+/// A change by another client.
 type Change = fn(&mut Live);
 
-/// A target that also validates, with the authorities of these numbers.
+/// A target that also validates, with CAs of these numbers.
 fn target(authorities: &[u8], epoch: u64) -> Target {
     let settings = pillion_api::webhook_configuration::Settings {
         canary: true,
@@ -44,7 +44,7 @@ fn target(authorities: &[u8], epoch: u64) -> Target {
     Target::new(settings, rules, pem(authorities), epoch)
 }
 
-/// What is there after a target was written.
+/// The observed state after a target was written.
 fn after(target: &Target) -> Live {
     let desired = target.desired(&release(), now());
     Live { mutating: Some(desired.mutating), validating: desired.validating, disarmed: false }
@@ -72,7 +72,7 @@ fn annotate(live: &mut Live, key: &str, value: Option<&str>) {
     }
 }
 
-/// The certificate of number n is that of the authority n; from 100 on they are strangers'.
+/// Certificate n belongs to CA n; from 100 on, certificates are unknown.
 fn know(certificate: &[u8]) -> Option<Generation> {
     (0..100).find(|number| der(*number) == certificate).map(|number| Generation(number.into()))
 }
@@ -194,7 +194,7 @@ fn rules_are_those_of_profiles_that_do_something() {
     assert_eq!(Rules::default().validated, Validated::default());
 }
 
-/// What a target is called for in each entry, by the entry's name: failure policy, namespaces that it names, and rules.
+/// The rules of a target by entry: failure policy, namespaces by name, and rules.
 fn validated_by(profiles: &ProfileSet) -> BTreeMap<String, (String, Vec<String>, Vec<String>)> {
     let target = Target::new(settings_of(&release()), Rules::of(profiles), pem(&[1]), 1);
     let entries = target.desired(&release(), now()).validating.and_then(|there| there.webhooks).unwrap_or_default();
@@ -244,7 +244,7 @@ fn tenant_target_is_called_for_in_its_namespace_only() {
     };
     assert_eq!(update, entry("Fail", "pods UPDATE"));
     assert_eq!(delete, entry("Ignore", "pods DELETE"));
-    // In both levels the same; the creation of pods is already called for.
+    // The same for both failure modes; the creation of pods is already covered.
     assert_eq!(with.len(), 8);
     assert!(with.values().all(|(_, namespaces, _)| namespaces == &["bank", "shop"]), "{with:?}");
 }
@@ -348,7 +348,7 @@ fn the_rotation_sees_what_all_entries_of_both_have_in_common() {
             |live| validating_entry(live, "profiles.pillion.dev").client_config.ca_bundle = None,
             present(&[], false, false),
         ),
-        // The later epoch counts, so that who is behind finds it; and the later time, so that every API server has had it.
+        // The later epoch counts, to stop outdated leaders; and the later time, for slow API servers.
         (|live| annotate(live, EPOCH_ANNOTATION, Some("no number")), present(&[1, 2], true, false)),
     ];
     for (number, (change, expected)) in cases.into_iter().enumerate() {

@@ -21,40 +21,40 @@ use crate::webhook_config::switch::{self, SwitchState};
 /// Why a configuration was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// It was written for a later epoch of the rotation's record: who wants this one is behind.
+    /// It was written for a later epoch of the rotation's record: this writer is outdated.
     #[error(
         "the webhook configuration was written for epoch {live}, and this is for epoch {ours}: read the record again"
     )]
     Behind {
-        /// The epoch that it was written for.
+        /// The epoch of the existing configuration.
         live: u64,
-        /// The epoch that was to be written.
+        /// The epoch of this write.
         ours: u64,
     },
-    /// It is not what was read any more.
+    /// It has changed since it was read.
     #[error("the webhook configuration has changed since it was read")]
     Changed,
-    /// There is one of this name, and it is another release's.
+    /// A configuration of this name belongs to another release.
     #[error("the webhook configuration is that of release {0}: two releases cannot have the same name")]
     Stranger(String),
-    /// It has entries already, and would be emptied.
+    /// It already has entries, which a claim would remove.
     #[error("the webhook configuration has entries, and is not emptied")]
     NotEmpty,
-    /// There is no authority in the bundle: to the API server, that means the system's roots.
+    /// The bundle has no CA: the API server would trust the system's roots.
     #[error("the bundle has no certificate, or something else: nothing is written")]
     NoAuthority,
-    /// A person took the configurations away.
+    /// An operator disabled the webhooks.
     #[error("the webhook configurations were disarmed by a person: nothing is written")]
     Disarmed,
-    /// The API server did not do it.
+    /// The API server rejected the request.
     #[error(transparent)]
     Client(#[from] kube::Error),
 }
 
-/// Reads what is there. `was_disarmed`: what is taken if the `ConfigMap` says neither.
+/// Reads the observed state. `was_disarmed` applies if the `ConfigMap` has an unknown value.
 ///
 /// # Errors
-/// The API server does not answer, or not to us.
+/// The API server is unavailable or denies the request.
 pub async fn observe(client: &Client, release: &Release, was_disarmed: bool) -> Result<Live, kube::Error> {
     let name = release.configuration();
     let switch = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await?;
@@ -67,11 +67,11 @@ pub async fn observe(client: &Client, release: &Release, was_disarmed: bool) -> 
     })
 }
 
-/// Writes the mutating configuration without an entry, for this epoch, and takes the validating one away: nobody is called
-/// from then on, and whoever meant to fill them for an earlier epoch meets a conflict. What is there afterwards.
+/// Writes the mutating configuration without entries, for this epoch, and deletes the validating one. From then on, no
+/// webhook is called, and leaders with an earlier epoch get a conflict. Returns the new state.
 ///
 /// # Errors
-/// `live` is not what is there any more, or has entries, or may not be written.
+/// `live` is outdated, has entries, or may not be written.
 pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) -> Result<Live, WriteError> {
     check(release, live, epoch)?;
     let emptied = live.mutating.clone().unwrap_or_default();
@@ -88,11 +88,11 @@ pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) 
     Ok(Live { mutating: Some(mutating), validating: None, disarmed: false })
 }
 
-/// Writes both configurations as they ought to be, or takes the validating one away if nothing validates. What is there
-/// afterwards.
+/// Writes both configurations in their desired state; deletes the validating one if no rule needs it. Returns the new
+/// state.
 ///
 /// # Errors
-/// `live` is not what is there any more, or may not be written. The mutating one may have been written all the same.
+/// `live` is outdated or may not be written. The mutating configuration may have been written nevertheless.
 pub async fn write(client: &Client, release: &Release, live: &Live, target: &Target) -> Result<Live, WriteError> {
     check(release, live, target.epoch)?;
     if !target.has_authorities() {
@@ -111,12 +111,12 @@ pub async fn write(client: &Client, release: &Release, live: &Live, target: &Tar
     Ok(Live { mutating: Some(mutating), validating, disarmed: false })
 }
 
-/// Takes both configurations away, as far as they are this release's: nobody is called any more. Whether any was there.
+/// Deletes both configurations of this release, so that no webhook is called. Returns whether one existed.
 ///
 /// # Errors
-/// The API server did not do it.
+/// The API server rejected the request.
 pub async fn remove(client: &Client, release: &Release) -> Result<bool, kube::Error> {
-    // What changed between reading and deleting is read again: a few times, since nobody writes it for ever.
+    // Retry a few times if a configuration changes between reading and deleting.
     let mut removed = false;
     for _ in 0..5 {
         let live = observe(client, release, true).await?;
@@ -149,7 +149,7 @@ fn check(release: &Release, live: &Live, epoch: u64) -> Result<(), WriteError> {
     }
 }
 
-/// Creates an object, or replaces the one that was read. Labels and annotations of others stay.
+/// Creates an object, or replaces the one that was read. Other writers' labels and annotations stay.
 async fn put<K>(client: &Client, release: &Release, live: Option<&K>, mut desired: K) -> Result<K, WriteError>
 where
     K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope>
@@ -178,7 +178,7 @@ where
     written.map_err(conflict)
 }
 
-/// The metadata as they are, with our labels and annotations.
+/// The existing metadata with Pillion's labels and annotations.
 fn merged(live: &ObjectMeta, ours: ObjectMeta) -> ObjectMeta {
     let mut merged = ObjectMeta { managed_fields: None, ..live.clone() };
     merged.annotations.get_or_insert_default().extend(ours.annotations.unwrap_or_default());
@@ -196,7 +196,7 @@ where
     }
 }
 
-/// Deletes what was read, and nothing else.
+/// Deletes exactly the version that was read.
 async fn delete<K>(client: &Client, live: &K) -> Result<(), WriteError>
 where
     K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope> + Clone + Debug + DeserializeOwned,
@@ -211,7 +211,7 @@ where
     }
 }
 
-/// An object that is not what was read: changed, gone, or there although it was not.
+/// Maps a conflict: the object was changed, deleted or created since it was read.
 fn conflict(error: kube::Error) -> WriteError {
     match error {
         kube::Error::Api(status) if matches!(status.code, 404 | 409) => WriteError::Changed,

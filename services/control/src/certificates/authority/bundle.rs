@@ -1,4 +1,4 @@
-//! The `caBundle` of the webhook configuration, by which API servers trust.
+//! The `caBundle` of the webhook configurations, with the CAs that API servers trust.
 
 use std::collections::BTreeSet;
 
@@ -9,21 +9,21 @@ use super::{certificates, identity, pem};
 use crate::certificates::rotation::Generation;
 use crate::release::Release;
 
-/// What is in a bundle.
+/// The contents of a bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// The record's active and next authority, as far as they are in it.
+    /// Which of the record's active and next CA are in it.
     pub authorities: BTreeSet<Generation>,
-    /// Certificates that are neither's: of nobody who is known, or retired.
+    /// Other certificates: unknown or retired.
     pub unknown: Vec<CertificateDer<'static>>,
-    /// Whether there is something else in it than certificates, each once, as we write them.
+    /// Whether it has anything besides certificates in Pillion's format, each once.
     pub junk: bool,
-    /// The highest number that a certificate claims to have.
+    /// The highest CA number that a certificate claims.
     pub highest: Option<Generation>,
 }
 
 impl Contents {
-    /// Reads a bundle, as the API server does: what is not a certificate is passed over.
+    /// Reads a bundle as the API server does: anything but certificates is skipped.
     #[must_use]
     pub fn read(text: &[u8], known: Option<&Known>, release: &Release) -> Self {
         let mut contents = Self::default();
@@ -44,7 +44,7 @@ impl Contents {
         contents
     }
 
-    /// Whether nobody at all is trusted by it.
+    /// Whether it trusts no CA at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.authorities.is_empty() && self.unknown.is_empty()
@@ -56,11 +56,10 @@ fn without_space(text: &[u8]) -> impl Iterator<Item = u8> {
 }
 
 impl Known {
-    /// The bundle of these authorities, the one that signs today before the next, then those `besides` in an order that is
-    /// always the same.
+    /// Builds the bundle of these CAs: the active one before the next, then those in `besides` in a stable order.
     ///
     /// # Errors
-    /// One of the authorities is neither the record's active nor its next one.
+    /// One of the CAs is neither the record's active nor its next one.
     pub fn bundle(
         &self,
         authorities: &[Generation],

@@ -14,56 +14,56 @@ use crate::release::Release;
 const AUTHORITY: &str = "Pillion authority ";
 const LEAF: &str = "Pillion";
 
-/// Higher numbers are not believed: else whoever puts a certificate into a bundle could use the numbers up.
+/// Higher numbers are ignored: a foreign certificate in a bundle could otherwise use up the numbers.
 pub(super) const MAX_GENERATION: u32 = i32::MAX.unsigned_abs();
 
-/// The name of an authority.
+/// The name of a CA.
 pub(super) fn of_authority(release: &Release, generation: Generation, tag: u32) -> DistinguishedName {
     named(release, format!("{AUTHORITY}{} {tag:08x}", generation.0))
 }
 
-/// The name of a leaf.
+/// The name of a serving certificate.
 pub(super) fn of_leaf(release: &Release) -> DistinguishedName {
     named(release, LEAF.to_owned())
 }
 
 fn named(release: &Release, common_name: String) -> DistinguishedName {
     let mut name = DistinguishedName::new();
-    // Two attributes, as one may have no more than 64 characters.
+    // Two attributes, because one is limited to 64 characters.
     name.push(DnType::OrganizationName, release.namespace());
     name.push(DnType::OrganizationalUnitName, release.name());
     name.push(DnType::CommonName, common_name);
     name
 }
 
-/// Which of the release's authorities a certificate claims to be; `None` if it is not one of its. Only a claim: whether it
-/// is that authority tells a comparison with the one that is stored.
+/// The number of the CA that a certificate claims to be; `None` if it is none of this release. Only a comparison with
+/// the stored certificate proves the claim.
 #[must_use]
 pub fn claimed(release: &Release, certificate: &CertificateDer<'_>) -> Option<Generation> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     generation(release, certificate.subject())
 }
 
-/// Which of the release's authorities a leaf claims to be signed by.
+/// The number of the release's CA that a serving certificate claims as its issuer.
 #[must_use]
 pub fn claimed_issuer(release: &Release, leaf: &CertificateDer<'_>) -> Option<Generation> {
     let (_, leaf) = X509Certificate::from_der(leaf).ok()?;
     generation(release, leaf.issuer())
 }
 
-/// The authority that a certificate says it is signed by.
+/// The CA that a certificate names as its issuer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issuer {
     /// The namespace of the release.
     pub namespace: Box<str>,
     /// The name of the release.
     pub release: Box<str>,
-    /// The authority's number.
+    /// The CA's number.
     pub generation: Generation,
 }
 
 impl Issuer {
-    /// The issuer of a leaf; `None` if it is not an authority that Pillion made. Only a claim.
+    /// The issuer of a serving certificate; `None` if Pillion did not create it. It is only a claim.
     #[must_use]
     pub fn of(leaf: &CertificateDer<'_>) -> Option<Self> {
         let (_, leaf) = X509Certificate::from_der(leaf).ok()?;
@@ -83,7 +83,7 @@ pub(super) fn generation(release: &Release, name: &X509Name<'_>) -> Option<Gener
     ((&*namespace, &*of) == (release.namespace(), release.name())).then_some(generation)
 }
 
-/// A number as it stands in names.
+/// Parses a number in a name.
 pub(super) fn number_of(text: &str) -> Option<Generation> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|number| is_number && *number <= MAX_GENERATION).map(Generation)

@@ -1,8 +1,8 @@
-//! Judges whether a certificate and its key can be served. A replica asks before it takes a new pair, and the leader
-//! asks about the Secret.
+//! Checks whether a certificate and its key can be served. A replica checks each new pair before it loads it, and the
+//! leader checks the Secret.
 //!
-//! A pair is worse than the last valid one if the API server would reject it or the local machine cannot serve it. The
-//! verifier of the TLS library judges trust, as a client's would.
+//! A pair is invalid if the API server would reject it or this machine cannot serve it. The last valid pair is then the
+//! better one. The verifier of the TLS library checks trust, as a client's would.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,53 +19,53 @@ use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// How much later than now a leaf may begin to be valid: clocks differ.
+/// How far in the future a certificate's validity may begin: clocks differ.
 const AHEAD: Duration = Duration::from_mins(5);
 
-/// What a certificate has to be good for.
+/// The requirements on a certificate.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected<'e> {
-    /// The names that it has to have, all of them; at least one.
+    /// The names that it must have; at least one.
     pub names: &'e [String],
-    /// What time it is.
+    /// The current time.
     pub now: Timestamp,
-    /// The authorities of which one has to have signed it; `None` if they are not known.
+    /// The CAs of which one must have signed it; `None` if they are not known.
     pub trusted: Option<&'e [CertificateDer<'static>]>,
 }
 
-/// What is known of a certificate that can be served.
+/// A certificate that can be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fit {
-    /// The leaf itself.
+    /// The serving certificate itself.
     pub leaf: CertificateDer<'static>,
-    /// Since when it is valid.
+    /// Start of its validity.
     pub not_before: Timestamp,
-    /// When it ends.
+    /// End of its validity.
     pub not_after: Timestamp,
 }
 
 /// Why a certificate cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The certificate is missing, or no PEM.
+    /// The certificate is missing or not PEM.
     NoCertificate,
-    /// It is no X.509.
+    /// It is not an X.509 certificate.
     BadCertificate,
-    /// The key is missing, or no PEM.
+    /// The key is missing or not PEM.
     NoKey,
-    /// The key is of no kind that can sign a handshake.
+    /// The key cannot sign a TLS handshake.
     BadKey,
-    /// The two do not belong together.
+    /// The key does not match the certificate.
     Mismatch,
-    /// A name is missing.
+    /// A required name is missing.
     Name,
     /// It is not valid yet.
     NotYet,
-    /// It is not valid any more.
+    /// It has expired.
     Expired,
-    /// It is not for servers.
+    /// It is not a server certificate.
     Purpose,
-    /// No authority that is known signed it, or the one that did is not valid or may not.
+    /// No known CA signed it, or that CA is invalid or may not sign it.
     Untrusted,
 }
 
@@ -84,7 +84,7 @@ impl Reason {
         Self::Untrusted,
     ];
 
-    /// The reason as it stands in metrics and logs.
+    /// The reason in metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -102,11 +102,11 @@ impl Reason {
     }
 }
 
-/// A certificate cannot be served, and why.
+/// The error for a certificate that cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{explanation}")]
 pub struct Unfit {
-    /// Why, for programs.
+    /// The reason, for programs.
     pub reason: Reason,
     explanation: String,
 }
@@ -117,10 +117,10 @@ impl Unfit {
     }
 }
 
-/// Judges a certificate (PEM, the leaf first) and its key (PEM).
+/// Checks a certificate chain (PEM, the serving certificate first) and its key (PEM).
 ///
 /// # Errors
-/// They cannot be served, or would not be trusted.
+/// The pair cannot be served, or clients would not trust it.
 pub fn judge(certificate: &[u8], key: &[u8], expected: Expected<'_>) -> Result<Fit, Unfit> {
     let chain = chain(certificate)?;
     let leaf = chain.first().ok_or_else(no_certificate)?.clone();
@@ -142,14 +142,14 @@ pub fn judge(certificate: &[u8], key: &[u8], expected: Expected<'_>) -> Result<F
         return Err(Unfit::new(Reason::Purpose, "it is not for servers: expected the extended key usage serverAuth"));
     }
     if let Some(trusted) = expected.trusted {
-        // A little ahead is allowed above; who verifies by a clock like ours would not.
+        // The check above allows a certificate slightly ahead of the clock; the verifier does not.
         is_signed(&chain, trusted, name, expected.now.max(not_before), provider)?;
     }
     drop(parsed);
     Ok(Fit { leaf, not_before, not_after })
 }
 
-/// Whether one of these authorities signed this leaf, and may have, as far as a server of this name goes.
+/// Whether this CA signed the certificate and may do so, for a server of this name.
 #[must_use]
 pub fn is_signed_by(fit: &Fit, authority: &CertificateDer<'static>, name: &str, now: Timestamp) -> bool {
     let (chain, trusted) = (std::slice::from_ref(&fit.leaf), std::slice::from_ref(authority));
@@ -165,9 +165,9 @@ fn is_signed(
 ) -> Result<(), Unfit> {
     let untrusted = |text: String| Unfit::new(Reason::Untrusted, text);
     let mut roots = RootCertStore::empty();
-    // The API server wants authorities to be valid too.
+    // The API server also requires valid CAs.
     for authority in trusted.iter().filter(|authority| is_valid(authority, now)) {
-        // One that cannot be an authority cannot have signed it.
+        // A certificate that is not a CA cannot have signed it.
         let _ = roots.add(authority.clone());
     }
     let nobody = || untrusted("none of the authorities that are known is valid now".to_owned());
@@ -224,7 +224,7 @@ fn belongs(chain: &[CertificateDer<'static>], key: &[u8], provider: &CryptoProvi
         pem::Error::NoItemsFound => {
             Unfit::new(Reason::NoKey, "there is no private key: expected one, as BEGIN PRIVATE KEY")
         }
-        // What the parser says may repeat the text.
+        // The parser's message may repeat the key.
         _ => Unfit::new(Reason::NoKey, "the private key is not PEM text"),
     })?;
     let key = provider
@@ -232,7 +232,7 @@ fn belongs(chain: &[CertificateDer<'static>], key: &[u8], provider: &CryptoProvi
         .load_private_key(key)
         .map_err(|error| Unfit::new(Reason::BadKey, format!("the private key cannot be used: {error}")))?;
     match CertifiedKey::new(chain.to_vec(), key).keys_match() {
-        // Unknown: a key of this kind does not tell its public half. The handshake will show.
+        // Unknown: this kind of key does not expose its public half. The handshake will show a mismatch.
         Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(()),
         Err(rustls::Error::InconsistentKeys(_)) => {
             let text =
@@ -243,7 +243,7 @@ fn belongs(chain: &[CertificateDer<'static>], key: &[u8], provider: &CryptoProvi
     }
 }
 
-/// The first of the names, of which it has all.
+/// Checks that the certificate has all names, and returns the first.
 fn names<'n>(leaf: &CertificateDer<'_>, names: &'n [String]) -> Result<&'n str, Unfit> {
     let parsed = ParsedCertificate::try_from(leaf).map_err(unreadable)?;
     for name in names {

@@ -9,26 +9,26 @@ use sha2::{Digest, Sha256};
 const HOUR: Duration = Duration::from_hours(1);
 const DAY: Duration = Duration::from_hours(24);
 
-/// How long things live. All scale down for tests, to seconds: certificates know no parts of one.
+/// The lifetimes. Tests scale them down to seconds, the finest unit of certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lifetimes {
-    /// How long an authority is valid after it was made.
+    /// Validity of a CA from its creation.
     pub authority: Duration,
-    /// How long a leaf is.
+    /// Validity of a serving certificate from its creation.
     pub leaf: Duration,
-    /// How long before the end of its authority a leaf ends at the latest.
+    /// How long before its CA a serving certificate ends at the latest.
     pub margin: Duration,
-    /// After what part of its life a leaf is to be renewed, in per cent.
+    /// Part of its life after which a serving certificate is renewed, in percent.
     pub renew_percent: u8,
-    /// How much of that time it may be renewed sooner, in per cent, so that the releases of a cluster do not do it at once.
+    /// How much earlier it may be renewed, in percent of that time, so that not all releases renew at once.
     pub jitter_percent: u8,
-    /// How long before it was made a certificate is valid already: for clocks that are behind.
+    /// How long before its creation a certificate is already valid: for clocks that are behind.
     pub backdating: Duration,
 }
 
 impl Default for Lifetimes {
-    /// An authority a year, a leaf a week.
+    /// A CA is valid for a year, a serving certificate for a week.
     fn default() -> Self {
         Self {
             authority: 365 * DAY,
@@ -42,8 +42,8 @@ impl Default for Lifetimes {
 }
 
 impl Lifetimes {
-    /// An authority and a leaf that live so long; all else as large a part of it as by default. A leaf of less than a second
-    /// cannot be made.
+    /// Lifetimes with these validities; all other values keep their default proportions. A serving certificate of less
+    /// than a second cannot be created.
     #[must_use]
     pub fn of(authority: Duration, leaf: Duration) -> Self {
         let default = Self::default();
@@ -56,11 +56,11 @@ impl Lifetimes {
         }
     }
 
-    /// When this leaf is to be renewed: a function of the certificate alone, the same for whoever leads.
+    /// When to renew this certificate: it depends on the certificate alone, so all leaders agree.
     #[must_use]
     pub fn renew_at(&self, leaf: &CertificateDer<'_>, not_before: Timestamp, not_after: Timestamp) -> Timestamp {
         let issued = not_before.saturating_add(self.backdating).unwrap_or(not_before);
-        // Of another maker, who did not date it back.
+        // Another tool created it and did not backdate it.
         let issued = if issued < not_after { issued } else { not_before };
         let life = Duration::try_from(not_after.duration_since(issued)).unwrap_or_default().as_nanos();
         let share = life * u128::from(self.renew_percent.min(100)) / 100;
@@ -71,7 +71,7 @@ impl Lifetimes {
     }
 }
 
-/// To the second, as times stand in certificates.
+/// Truncates to seconds, as in certificates.
 pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

@@ -19,21 +19,21 @@ use super::{AuthorityMaterial, PrivateKey, Unfit, identity, pem};
 use crate::certificates::rotation::{self, Generation};
 use crate::release::Release;
 
-/// id-ce-nameConstraints
+/// OID of id-ce-nameConstraints.
 const NAME_CONSTRAINTS: [u64; 4] = [2, 5, 29, 30];
-/// A DNS name among the kinds of names there are.
+/// Tag of `dNSName` in a `GeneralName`.
 const DNS_NAME: u64 = 2;
 
-/// Where serial numbers come from. Keys always come from the operating system's.
+/// The source of serial numbers. Keys always use the operating system's randomness.
 pub trait Randomness: Send {
-    /// Fills this with random bytes.
+    /// Fills the buffer with random bytes.
     ///
     /// # Errors
-    /// There are none to be had.
+    /// No randomness is available.
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), MakeError>;
 }
 
-/// The operating system's.
+/// The operating system's randomness.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemRandomness;
 
@@ -43,42 +43,42 @@ impl Randomness for SystemRandomness {
     }
 }
 
-/// Why a certificate cannot be made.
+/// Why a certificate could not be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MakeError {
-    /// There is no such authority.
+    /// The CA does not exist.
     #[error("there is no authority {0:?} that could sign: expected the record's active or next one")]
     NoAuthority(Generation),
-    /// The authority has no key.
+    /// The CA has no key.
     #[error("authority {0:?} cannot sign any more: its key was deleted when its successor took over")]
     NoKey(Generation),
-    /// The authority has ended, or lives too short to sign anything.
+    /// The CA has expired, or its remaining validity is too short for signing.
     #[error("authority {generation:?} ends at {not_after}: too soon to sign a leaf at {now}; it has to be replaced")]
     Ended {
-        /// Which.
+        /// The CA.
         generation: Generation,
-        /// When.
+        /// End of its validity.
         not_after: Timestamp,
-        /// By whose clock.
+        /// The local time at that moment.
         now: Timestamp,
     },
-    /// A name cannot stand in a certificate.
+    /// The name is invalid in a certificate.
     #[error("the name {0:?} cannot stand in a certificate: expected a DNS name")]
     NotAName(String),
-    /// There is no randomness.
+    /// No randomness is available.
     #[error("the operating system gives no random bytes")]
     NoRandomness,
-    /// The library refuses.
+    /// The library returned an error.
     #[error("the certificate cannot be made: {0}")]
     Library(String),
-    /// What came of it is not good: the authority may not sign for such a name, say.
+    /// The new certificate is invalid: for example, the CA may not sign for such a name.
     #[error("the new leaf would not be trusted: {0}; is the clock right, and was the authority made for these names?")]
     Unfit(#[source] Unfit),
 }
 
 impl MakeError {
-    /// Whether trying again will not do: the authority has ended, or may not sign for these names.
+    /// Whether a retry cannot succeed: the CA has expired, or may not sign for these names.
     #[must_use]
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::Ended { .. } | Self::Unfit(_))
@@ -91,26 +91,26 @@ impl From<rcgen::Error> for MakeError {
     }
 }
 
-/// What certificates are made with.
+/// The inputs for creating certificates.
 pub struct Making<'m> {
-    /// Whose they are.
+    /// The release that owns them.
     pub release: &'m Release,
-    /// How long they live.
+    /// Their lifetimes.
     pub lifetimes: &'m Lifetimes,
-    /// What time it is.
+    /// The current time.
     pub now: Timestamp,
-    /// Where serial numbers come from.
+    /// The source of serial numbers.
     pub random: &'m mut dyn Randomness,
 }
 
-/// A leaf with its key.
+/// A serving certificate with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeafMaterial {
-    /// Who signed it.
+    /// The CA that signed it.
     pub signer: Generation,
-    /// When it ends.
+    /// End of its validity.
     pub not_after: Timestamp,
-    /// When it is to be renewed.
+    /// When to renew it.
     pub renew_at: Timestamp,
     certificate: CertificateDer<'static>,
     key: PrivateKey,
@@ -136,7 +136,7 @@ impl LeafMaterial {
         &self.key
     }
 
-    /// The certificate of the authority that signed it, PEM.
+    /// The certificate of the CA that signed it, PEM.
     #[must_use]
     pub fn authority_pem(&self) -> String {
         pem(&self.authority)
@@ -144,7 +144,7 @@ impl LeafMaterial {
 }
 
 impl Making<'_> {
-    /// A new authority, which may sign for the names of the release's webhook and canary, and for those `besides`.
+    /// Creates a CA that may sign for the names of the release's webhook and trust probe, and for those in `besides`.
     ///
     /// # Errors
     /// See [`MakeError`].
@@ -165,7 +165,7 @@ impl Making<'_> {
         Ok(AuthorityMaterial { facts, certificate, key: Some(PrivateKey(key.serialize_pem())) })
     }
 
-    /// A new leaf for these names, the first of which is the API server's own.
+    /// Creates a serving certificate for these names; the API server calls the first one.
     ///
     /// # Errors
     /// See [`MakeError`].
@@ -178,7 +178,7 @@ impl Making<'_> {
         }
         let mut params = self.params(not_after)?;
         params.distinguished_name = identity::of_leaf(self.release);
-        // No authority, and said so: with it comes the identifier of its key.
+        // An explicit "not a CA": the library then adds the identifier of its key.
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -201,8 +201,8 @@ impl Making<'_> {
         Ok(LeafMaterial { signer: generation, not_after, renew_at, certificate, key, authority })
     }
 
-    /// When a leaf ends: well before its authority; but in the last days of an authority, which one that cannot be replaced
-    /// may come to, with it, as that is better than none.
+    /// End of a serving certificate: well before its CA's end. In the last days of a CA that cannot be replaced, the
+    /// certificate may last until the CA's end.
     fn leaf_end(&self, signer: rotation::Authority) -> Timestamp {
         let wanted = self.end_after(self.lifetimes.leaf);
         let latest = signer.not_after.checked_sub(self.lifetimes.margin).unwrap_or(Timestamp::MIN);
@@ -214,7 +214,7 @@ impl Making<'_> {
         whole_seconds(self.now.checked_add(life).unwrap_or(Timestamp::MAX))
     }
 
-    /// What authorities and leaves have in common.
+    /// The parameters that CAs and serving certificates share.
     fn params(&mut self, not_after: Timestamp) -> Result<CertificateParams, MakeError> {
         let mut serial = [0; 16];
         self.random.fill(&mut serial)?;
@@ -230,7 +230,7 @@ impl Making<'_> {
     }
 }
 
-/// The extension by which an authority may sign for these names (and names below them) only. The library would mark it critical.
+/// The extension that restricts a CA to these names and their subdomains. The library would mark it critical.
 fn name_constraints(names: &[String]) -> Result<CustomExtension, MakeError> {
     if let Some(name) = names.iter().find(|name| !pillion_api::names::is_dns_name(name)) {
         return Err(MakeError::NotAName(name.clone()));

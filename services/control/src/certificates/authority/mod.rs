@@ -1,4 +1,4 @@
-//! The material of the CA: keys and certificates, created, stored, read and judged.
+//! The material of the CA: keys and certificates, created, stored, read and checked.
 //!
 //! [`crate::certificates::rotation`] decides what happens to it. This module does no I/O; callers pass in the clock and
 //! randomness.
@@ -8,7 +8,7 @@
 //! * [`make`]: creates CAs and serving certificates.
 //! * [`stored`]: the Secret with the CAs and the record of the rotation.
 //! * [`serving`]: the Secret with the certificate that replicas serve.
-//! * [`bundle`]: the `caBundle` by which API servers trust.
+//! * [`bundle`]: the `caBundle` with the CAs that API servers trust.
 //! * [`judge`]: whether a certificate and its key can be served.
 //!
 //! No input from the cluster makes this module panic, and no private key appears in `Debug` output.
@@ -40,14 +40,13 @@ pub use make::{LeafMaterial, MakeError, Making, Randomness, SystemRandomness};
 pub use serving::ServingSecret;
 pub use stored::{AuthoritySecret, Known, MissingAuthority};
 
-/// Epochs beyond this one are taken for damage: no record is written so often, and what is one more than it has to be a
-/// number still, in JSON too.
+/// Higher epochs count as damage: no record is written so often, and the next epoch must still be a number in JSON.
 pub const MAX_EPOCH: u64 = 1 << 53;
 
-/// The annotation of an object with the record's epoch for which it was written.
+/// The annotation of an object with the epoch of the record for which it was written.
 pub const EPOCH_ANNOTATION: &str = "pillion.dev/epoch";
 
-/// The epoch that an annotation says, if it can be one.
+/// Parses the epoch in an annotation; `None` if it is invalid.
 #[must_use]
 pub fn epoch(text: &str) -> Option<u64> {
     text.parse().ok().filter(|epoch| *epoch <= MAX_EPOCH)
@@ -58,7 +57,7 @@ pub fn epoch(text: &str) -> Option<u64> {
 pub struct PrivateKey(String);
 
 impl PrivateKey {
-    /// The text, which nobody else is to see.
+    /// The PEM text, which must not be logged.
     #[must_use]
     pub fn pem(&self) -> &str {
         &self.0
@@ -71,10 +70,10 @@ impl fmt::Debug for PrivateKey {
     }
 }
 
-/// An authority with its certificate, and its key for as long as it may sign.
+/// A CA with its certificate, and its key for as long as it may sign.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorityMaterial {
-    /// What the record says of it.
+    /// Its entry in the record.
     pub facts: rotation::Authority,
     certificate: CertificateDer<'static>,
     key: Option<PrivateKey>,
@@ -94,7 +93,7 @@ impl AuthorityMaterial {
     }
 }
 
-/// A certificate as PEM text.
+/// Encodes a certificate as PEM.
 pub(crate) fn pem(certificate: &CertificateDer<'_>) -> String {
     let config = EncodeConfig::new().set_line_ending(LineEnding::LF);
     pem::encode_config(&Pem::new("CERTIFICATE", certificate.as_ref()), config)
@@ -102,7 +101,7 @@ pub(crate) fn pem(certificate: &CertificateDer<'_>) -> String {
 
 const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
-/// Returns all certificates in a PEM text, also those behind text that is not a certificate.
+/// Returns all certificates in a PEM text, even after sections that are not certificates.
 fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
     let mut found = Vec::new();
     let mut rest = text;

@@ -1,13 +1,14 @@
-//! The Secret with the leaf that replicas serve: of the type `kubernetes.io/tls`, so that every tool knows it.
+//! The Secret with the serving certificate of the replicas. Its type is `kubernetes.io/tls`, which every tool knows.
 //!
-//! | data key | what it is |
+//! | data key | content |
 //! |---|---|
-//! | `tls.crt` | the leaf, PEM |
+//! | `tls.crt` | the serving certificate, PEM |
 //! | `tls.key` | its key, PKCS #8, PEM |
-//! | `ca.crt` | the authority that signed it, PEM: by it a replica sees that the pair is whole |
+//! | `ca.crt` | the CA that signed it, PEM: a replica uses it to check that the pair is complete |
 //!
-//! The annotation `pillion.dev/epoch` has the record's epoch for which it was written, `pillion.dev/generation` the number of
-//! the authority. All is written at once: no replica ever sees a key without its certificate.
+//! The annotation `pillion.dev/epoch` has the epoch of the record for which it was written, and
+//! `pillion.dev/generation` the number of the CA. One write replaces all of it: no replica sees a key without its
+//! certificate.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ use super::{EPOCH_ANNOTATION, epoch, identity};
 use crate::certificates::rotation::{Generation, Leaf, Serving, Stored};
 use crate::release::Release;
 
-/// The annotation with the number of the authority that signed the leaf.
+/// The annotation with the number of the CA that signed the certificate.
 pub const GENERATION_ANNOTATION: &str = "pillion.dev/generation";
 
 const TYPE: &str = "kubernetes.io/tls";
@@ -34,33 +35,33 @@ const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 const AUTHORITY: &str = "ca.crt";
 
-/// What a leader sees in the Secret.
+/// The leader's view of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServingSecret {
-    /// As the rotation observes it.
+    /// The observed state for the rotation.
     pub stored: Stored<Serving>,
-    /// The leaf, or why no replica would serve it. `None` if there is no Secret.
+    /// The certificate, or why no replica would serve it. `None` if there is no Secret.
     pub judged: Option<Result<Fit, Unfit>>,
-    /// The number that the leaf's signer claims to have.
+    /// The CA number that the certificate claims as its issuer.
     pub highest: Option<Generation>,
 }
 
-/// What a leader judges the Secret by.
+/// The leader's inputs for checking the Secret.
 #[derive(Clone, Copy, Debug)]
 pub struct Judging<'j> {
-    /// Whose it is.
+    /// The release.
     pub release: &'j Release,
-    /// The authorities that are known.
+    /// The known CAs.
     pub known: Option<&'j Known>,
-    /// When leaves are to be renewed.
+    /// The lifetimes, for the time of renewal.
     pub lifetimes: &'j Lifetimes,
-    /// What time it is.
+    /// The current time.
     pub now: Timestamp,
 }
 
 impl ServingSecret {
-    /// Reads the Secret; `None` if there is none. The leaf has to have the release's own names; where it has others besides,
-    /// they are not looked at.
+    /// Reads the Secret; `None` if there is none. The certificate must have the release's own names; further names are
+    /// ignored.
     #[must_use]
     pub fn read(secret: Option<&Secret>, judging: Judging<'_>) -> Self {
         let Judging { release, known, lifetimes, now } = judging;
@@ -84,10 +85,10 @@ impl ServingSecret {
     }
 }
 
-/// Judges the pair in a Secret as a replica does: by the authority that stands beside it, if there is one.
+/// Checks the pair in a Secret as a replica does: against the CA in the same Secret, if there is one.
 ///
 /// # Errors
-/// It cannot be served.
+/// The pair cannot be served.
 pub fn judge(secret: &Secret, names: &[String], now: Timestamp) -> Result<Fit, Unfit> {
     let trusted = authorities(secret)?;
     let expected = Expected { names, now, trusted: trusted.as_deref() };
@@ -96,7 +97,7 @@ pub fn judge(secret: &Secret, names: &[String], now: Timestamp) -> Result<Fit, U
 
 fn authorities(secret: &Secret) -> Result<Option<Vec<CertificateDer<'static>>>, Unfit> {
     let text = data(secret, AUTHORITY);
-    // An issuer that is not known leaves it empty.
+    // A certificate issuer may leave it empty if it does not know the CA.
     if text.trim_ascii().is_empty() {
         return Ok(None);
     }
@@ -106,7 +107,7 @@ fn authorities(secret: &Secret) -> Result<Option<Vec<CertificateDer<'static>>>, 
     }
 }
 
-/// The certificate and the key, as they stand in the Secret.
+/// The certificate and the key as stored in the Secret.
 #[must_use]
 pub fn pair(secret: &Secret) -> (&[u8], &[u8]) {
     (data(secret, CERTIFICATE), data(secret, KEY))
@@ -117,7 +118,7 @@ pub(crate) fn data<'s>(secret: &'s Secret, key: &str) -> &'s [u8] {
 }
 
 impl LeafMaterial {
-    /// The Secret to be written for this epoch: a new one, or the one that is there with other data, so that its
+    /// Builds the Secret to write for this epoch: a new one, or the existing one with new data. The existing
     /// `resourceVersion` guards the write.
     #[must_use]
     pub fn secret(&self, release: &Release, epoch: u64, existing: Option<&Secret>) -> Secret {

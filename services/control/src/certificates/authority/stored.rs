@@ -1,15 +1,15 @@
-//! The Secret with the authorities and the record of the rotation.
+//! The Secret with the CAs and the record of the rotation.
 //!
 //! # Format 1
-//! Frozen: a release that is older than the one that wrote it has to read it, so a newer one may add data keys and fields
-//! of the record, and never change or leave out these. An older release that writes drops what it does not know.
+//! Frozen: an older release has to read what a newer one wrote. A newer release may add data keys and fields of the
+//! record, but never change or omit these. An older release drops unknown ones when it writes.
 //!
-//! | data key | what it is |
+//! | data key | content |
 //! |---|---|
 //! | `format` | `1` |
 //! | `record` | [`Record`], JSON |
-//! | `authority-N.crt` | the certificate of authority N, PEM: those of the record, and a few retired ones, for who asks later |
-//! | `authority-N.key` | its key, PKCS #8, PEM: only where the record says that there is one |
+//! | `authority-N.crt` | the certificate of CA N, PEM: those of the record, and a few retired ones for diagnosis |
+//! | `authority-N.key` | its key, PKCS #8, PEM: only if the record has the key |
 
 use std::collections::BTreeMap;
 
@@ -30,64 +30,64 @@ const FORMAT: &str = "format";
 const FORMAT_1: &str = "1";
 const RECORD: &str = "record";
 
-/// How many retired certificates are kept.
+/// Number of retired certificates that are kept.
 const RETIRED: usize = 4;
 
-/// What the Secret holds.
+/// The contents of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthoritySecret {
-    /// The record with the material of its authorities.
+    /// The record with its CAs.
     pub stored: Stored<Known>,
-    /// The highest number that anything in it has, also if it is corrupt.
+    /// The highest CA number in the Secret, even if it is corrupt.
     pub highest: Option<Generation>,
-    /// What is wrong with it, if it is corrupt.
+    /// Why the Secret is corrupt, if it is.
     pub fault: Option<Fault>,
-    /// The certificates that can be read, if it is corrupt.
+    /// The readable certificates of a corrupt Secret.
     legible: BTreeMap<Generation, CertificateDer<'static>>,
 }
 
-/// What is wrong with the Secret.
+/// Why the Secret is corrupt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It is of another format.
+    /// The format is unknown.
     #[error("its format is not {FORMAT_1}")]
     Format,
-    /// The record is missing, or cannot be read.
+    /// The record is missing or unreadable.
     #[error("its record cannot be read: {0}")]
     Record(String),
     /// The record contradicts itself.
     #[error("its record contradicts itself: {0}")]
     Contradiction(&'static str),
-    /// A certificate is missing, or is not the one that the record speaks of.
+    /// A certificate is missing or does not match the record.
     #[error("the certificate of authority {} {what}", .of.0)]
     Certificate {
-        /// Whose.
+        /// The CA.
         of: Generation,
-        /// What is wrong with it.
+        /// What is wrong.
         what: &'static str,
     },
-    /// A key is missing, or does not belong to the certificate.
+    /// A key is missing or does not match the certificate.
     #[error("the key of authority {} {what}", .of.0)]
     Key {
-        /// Whose.
+        /// The CA.
         of: Generation,
-        /// What is wrong with it.
+        /// What is wrong.
         what: &'static str,
     },
 }
 
-/// There is no material of an authority that the record wants.
+/// The material of a CA in the record is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no certificate, or no key, of authority {}", (.0).0)]
 pub struct MissingAuthority(pub Generation);
 
-/// The record with the material of its authorities.
+/// The record with its CAs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     record: Record,
     active: Option<AuthorityMaterial>,
     next: Option<AuthorityMaterial>,
-    /// Not more than [`RETIRED`].
+    /// At most [`RETIRED`].
     retired: BTreeMap<Generation, CertificateDer<'static>>,
 }
 
@@ -112,7 +112,7 @@ impl AuthoritySecret {
         }
     }
 
-    /// The record alone, as the rotation observes it.
+    /// The record alone, for the rotation.
     #[must_use]
     pub fn record(&self) -> Stored<Record> {
         match &self.stored {
@@ -122,10 +122,10 @@ impl AuthoritySecret {
         }
     }
 
-    /// What is to be written for this record: see [`Known::with`].
+    /// What to write for this record: see [`Known::with`].
     ///
     /// # Errors
-    /// As [`Known::with`].
+    /// See [`Known::with`].
     pub fn with(&self, record: Record, fresh: Option<AuthorityMaterial>) -> Result<Known, MissingAuthority> {
         let known = self.stored.get();
         let authorities = known.into_iter().flat_map(Known::authorities).cloned();
@@ -141,39 +141,39 @@ impl Known {
         &self.record
     }
 
-    /// The record's authorities, the active one first.
+    /// The record's CAs, the active one first.
     pub fn authorities(&self) -> impl Iterator<Item = &AuthorityMaterial> {
         self.active.iter().chain(&self.next)
     }
 
-    /// One of the record's authorities.
+    /// One of the record's CAs.
     #[must_use]
     pub fn authority(&self, generation: Generation) -> Option<&AuthorityMaterial> {
         self.authorities().find(|authority| authority.facts.generation == generation)
     }
 
-    /// Whose certificate this is, to the byte. Retired authorities do not count.
+    /// The CA with exactly this certificate. Retired CAs are ignored.
     #[must_use]
     pub fn generation_of(&self, certificate: &CertificateDer<'_>) -> Option<Generation> {
         let mut authorities = self.authorities();
         authorities.find(|known| known.certificate == *certificate).map(|known| known.facts.generation)
     }
 
-    /// What is to be written for this record: its authorities from here, and the fresh one, which may be none of it if it
-    /// is not needed. Keys that the record does not have any more are dropped; authorities that it does not have any more
-    /// are retired: the certificates of the last few are kept.
+    /// What to write for this record: its CAs from here, and the fresh one unless the record does not have it. Keys
+    /// that the record no longer has are dropped. CAs that it no longer has are retired: the last few certificates are
+    /// kept.
     ///
     /// # Errors
-    /// There is no certificate of an authority that the record has, or no key where the record has one.
+    /// A certificate or a key that the record has is missing.
     pub fn with(&self, record: Record, fresh: Option<AuthorityMaterial>) -> Result<Self, MissingAuthority> {
         let authorities: Vec<_> = self.authorities().cloned().chain(fresh).collect();
         Self::assemble(record, &authorities, self.retired.clone())
     }
 
-    /// Signs a leaf for these names, the first of which is the API server's own.
+    /// Signs a serving certificate for these names; the API server calls the first one.
     ///
     /// # Errors
-    /// There is no such authority, it has no key, or what comes of it would not be trusted.
+    /// The CA does not exist, it has no key, or clients would not trust the new certificate.
     pub fn sign(
         &self,
         signer: Generation,
@@ -186,7 +186,7 @@ impl Known {
     /// All data of the Secret.
     ///
     /// # Errors
-    /// The record makes no JSON: a fault of this program.
+    /// The record cannot be serialized: a bug in this program.
     pub fn data(&self) -> Result<BTreeMap<String, ByteString>, serde_json::Error> {
         let mut data = BTreeMap::new();
         let mut put = |key: String, value: String| data.insert(key, ByteString(value.into_bytes()));
@@ -205,11 +205,11 @@ impl Known {
         Ok(data)
     }
 
-    /// The Secret to be written: a new one, or the one that is there with other data, so that its `resourceVersion` guards
+    /// Builds the Secret to write: a new one, or the existing one with new data. The existing `resourceVersion` guards
     /// the write.
     ///
     /// # Errors
-    /// As [`Known::data`].
+    /// See [`Known::data`].
     pub fn secret(&self, release: &Release, existing: Option<&Secret>) -> Result<Secret, serde_json::Error> {
         let fresh = || Secret {
             metadata: ObjectMeta {
@@ -276,7 +276,7 @@ impl Known {
     }
 }
 
-/// The newest.
+/// Keeps the newest.
 fn bounded(
     mut retired: BTreeMap<Generation, CertificateDer<'static>>,
 ) -> BTreeMap<Generation, CertificateDer<'static>> {
@@ -303,12 +303,12 @@ fn is_possible(generation: &Generation) -> bool {
     generation.0 <= identity::MAX_GENERATION
 }
 
-/// A certificate with its number, if it is one of the release's, of that number, and whole.
+/// Reads a certificate with its number, if it is intact and belongs to this release and number.
 fn legible(key: &str, text: &[u8], release: &Release) -> Option<(Generation, CertificateDer<'static>)> {
     let generation = numbered(key, ".crt").filter(|generation| certificate_key(*generation) == key)?;
     let [certificate] = certificates(text).try_into().ok()?;
     let is_whole = X509Certificate::from_der(&certificate).is_ok_and(|(rest, parsed)| {
-        // It signed itself: so no byte of it can be another than it was, but those that name the algorithm once more.
+        // It is self-signed, so a changed byte is noticed, except in the second copy of the algorithm.
         let is_signed = parsed.verify_signature(None).is_ok() && names_its_algorithm(&certificate, &parsed);
         rest.is_empty() && parsed.is_ca() && is_signed
     });
@@ -316,12 +316,12 @@ fn legible(key: &str, text: &[u8], release: &Release) -> Option<(Generation, Cer
     is_it.then_some((generation, certificate))
 }
 
-/// Whether the algorithm that stands behind what is signed stands in it too, to the byte.
+/// Whether the algorithm after the signed part equals the one inside it.
 fn names_its_algorithm(certificate: &[u8], parsed: &X509Certificate<'_>) -> bool {
     let signed: &[u8] = parsed.tbs_certificate.as_ref();
     let at = certificate.windows(signed.len()).position(|bytes| bytes == signed);
     let behind = at.and_then(|at| certificate.get(at + signed.len()..)).unwrap_or_default();
-    // Tag, length, content: of one byte of length, as algorithms are.
+    // Tag, length, content; the length is one byte, as for all algorithms.
     let algorithm = behind.get(1).and_then(|length| behind.get(..2 + usize::from(*length)));
     algorithm.is_some_and(|algorithm| signed.windows(algorithm.len()).any(|bytes| bytes == algorithm))
 }
@@ -348,7 +348,7 @@ fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, Fault> {
     Err(Fault::Contradiction(wrong))
 }
 
-/// Whether the certificate is the one that the record speaks of.
+/// Checks that the certificate matches its entry in the record.
 fn is_of(certificate: &CertificateDer<'_>, facts: Authority) -> Result<(), &'static str> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| "cannot be read")?;
     let ends = parsed.validity().not_after.timestamp();

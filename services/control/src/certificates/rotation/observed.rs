@@ -6,42 +6,42 @@ use jiff::Timestamp;
 
 use super::record::{Generation, Record, Trigger};
 
-/// Everything that the next step depends on.
+/// The inputs of a decision.
 #[derive(Clone, Debug)]
 pub struct Observed {
     /// The leader's clock.
     pub now: Timestamp,
-    /// Whether that clock agrees with the API server's. If it does not, nothing is decided by age.
+    /// Whether that clock agrees with the API server's. If not, no step depends on age.
     pub clock_agrees: bool,
     /// The record.
     pub record: Stored<Record>,
-    /// The Secret with the leaf.
+    /// The Secret with the serving certificate.
     pub serving: Stored<Serving>,
-    /// The webhook configuration.
+    /// The webhook configurations.
     pub configuration: Configuration,
-    /// What the last probes of the endpoints found.
+    /// Results of the last probes of the endpoints.
     pub endpoints: Endpoints,
-    /// What the API servers are known to trust.
+    /// Which API servers are known to have the bundle.
     pub propagation: Propagation,
-    /// What a person asks for, and has not got yet.
+    /// The rotation that an operator requested, if it is not done yet.
     pub asked: Option<Trigger>,
-    /// The highest number that any certificate of ours has that is seen anywhere; a new one gets a higher one.
+    /// The highest number in any certificate of this release; a new CA gets a higher one.
     pub highest: Option<Generation>,
 }
 
-/// An object that keeps something.
+/// The state of a stored object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Stored<T> {
-    /// There is no such object.
+    /// The object does not exist.
     Missing,
-    /// There is one, and it cannot be read.
+    /// The object exists but is unreadable.
     Corrupt,
-    /// What it keeps.
+    /// The contents.
     Is(T),
 }
 
 impl<T> Stored<T> {
-    /// What it keeps, if it can be read.
+    /// The contents, if they are readable.
     pub const fn get(&self) -> Option<&T> {
         match self {
             Self::Is(value) => Some(value),
@@ -50,78 +50,78 @@ impl<T> Stored<T> {
     }
 }
 
-/// The leaf in its Secret.
+/// The serving certificate in its Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Serving {
-    /// The leaf; `None` if it is none that a replica would serve: broken, for other names, or its key is not there.
+    /// The certificate; `None` if no replica would serve it: it is broken, has other names, or lacks its key.
     pub leaf: Option<Leaf>,
-    /// The record's epoch for which it was written.
+    /// The epoch of the record for which it was written.
     pub epoch: u64,
 }
 
-/// A leaf that can be served.
+/// A certificate that can be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// Whose it is; `None` if nobody's who is known.
+    /// The CA that signed it; `None` if unknown.
     pub signer: Option<Generation>,
-    /// When it is to be renewed: long before its end, and not for all releases of a cluster at once.
+    /// When to renew it: long before its end, and not at once for all releases of a cluster.
     pub renew_at: Timestamp,
 }
 
-/// The webhook configuration.
+/// The state of the webhook configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Configuration {
-    /// There is none, and there shall be one.
+    /// There is none, and one is wanted.
     Absent,
-    /// There is one without an entry, so that nobody is called.
+    /// It exists without entries, so the API server calls no webhook.
     Empty {
-        /// The record's epoch for which it was written.
+        /// The epoch of the record for which it was written.
         epoch: u64,
     },
-    /// There is none, and somebody took it away on purpose.
+    /// There is none, since an operator disabled the webhooks.
     Disarmed,
-    /// There is one.
+    /// It exists, with this bundle.
     Present(Bundle),
 }
 
-/// Whom the API servers are told to trust.
+/// The CAs that API servers trust.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
-    /// The authorities that every entry has.
+    /// The CAs in every entry.
     pub authorities: BTreeSet<Generation>,
-    /// Whether all entries have the same, and nothing but certificates.
+    /// Whether all entries have the same bundle, and only certificates.
     pub uniform: bool,
-    /// Whether some entry has a certificate of somebody who is not known.
+    /// Whether some entry has an unknown certificate.
     pub unknown: bool,
-    /// The record's epoch for which it was written.
+    /// The epoch of the record for which it was written.
     pub epoch: u64,
-    /// Since when it is so, as the leader has seen it: no other leader's clock counts, and no step of its own.
+    /// When this leader first saw it in this state. Other leaders' clocks do not count.
     pub written: Timestamp,
 }
 
-/// What probing every endpoint found, each by a TLS connection of its own.
+/// Results of probing every endpoint, each over its own TLS connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoints {
-    /// Endpoints that answered with a leaf that the bundle trusts.
+    /// Endpoints that responded with a certificate that the bundle trusts.
     pub answering: usize,
-    /// How many rounds, one after the other, found every endpoint with a leaf that the *newest* authority alone verifies.
+    /// Consecutive rounds in which every endpoint served a certificate of the *newest* CA.
     pub rounds: u32,
-    /// Whether the last round found one that serves another authority's leaf.
+    /// Whether the last round found an endpoint that serves another CA's certificate.
     pub older: bool,
-    /// Whether the last round found one that serves a leaf of nobody who is known.
+    /// Whether the last round found an endpoint that serves an untrusted certificate.
     pub stranger: bool,
     /// Endpoints that could not be probed in the last round.
     pub unreachable: usize,
 }
 
-/// Whether the API servers are known to have the bundle as it is: for each that is known, whether a call of it to somebody
-/// with a leaf of the newest authority went through.
+/// Whether the API servers are known to have the current bundle. The trust probe asks each of them to call a server
+/// with a certificate of the newest CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Propagation {
-    /// Those that made the call.
+    /// API servers whose call succeeded.
     pub proven: usize,
-    /// Those that answered that they did not trust whom they called.
+    /// API servers that did not trust the certificate.
     pub behind: usize,
-    /// Those that could not be asked.
+    /// API servers that could not be asked.
     pub silent: usize,
 }

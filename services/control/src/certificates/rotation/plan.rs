@@ -1,7 +1,7 @@
 //! Decides the next step.
 //!
-//! Faults are repaired first, as the phase requires: the bundle before the leaf, since no replica may serve a
-//! certificate that is not trusted. Only when both are correct does it ask whether the phase may end.
+//! Faults are corrected first, as the phase requires: the bundle before the serving certificate, since no replica may
+//! serve an untrusted certificate. Only when both are correct may the phase end.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -13,17 +13,17 @@ use super::observed::{Bundle, Configuration, Observed, Propagation, Serving, Sto
 use super::record::{Authority, Generation, Phase, Record, Trigger};
 use super::step::{Blocked, Repair, Step};
 
-/// How long things take. All scale down for tests.
+/// Durations of the rotation. Tests scale them down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// An authority that is older is replaced: half of its life.
+    /// Age at which a CA is replaced: half of its life.
     pub rotate_after: Duration,
-    /// How long API servers that cannot be asked may take to see a change of the bundle.
+    /// Time that unreachable API servers have to see a change of the bundle.
     pub propagation_timeout: Duration,
-    /// How many rounds of probes, one after the other, must find every endpoint with the newest leaf.
+    /// Consecutive rounds of probes that must find every endpoint with the newest certificate.
     pub rounds: u32,
-    /// How long the old authority is kept after that.
+    /// How long the old CA is trusted after that.
     pub overlap: Duration,
 }
 
@@ -40,8 +40,8 @@ impl Default for Settings {
 
 /// The next step.
 ///
-/// The leader has to read the record before and after the other two objects, and to begin anew if it is not the same; and to
-/// make each write only if the object is what it read. What is seen of endpoints and API servers has to be seen after the bundle, and the leaf, came to be as they are.
+/// The leader must read the record before and after the other objects, and start again if it changed. Writes must be
+/// guarded by the version read. Probes must be later than the last change of the bundle and the serving certificate.
 #[must_use]
 pub fn next(settings: &Settings, seen: &Observed) -> Step {
     let seen = &*seen.believed();
@@ -53,8 +53,8 @@ pub fn next(settings: &Settings, seen: &Observed) -> Step {
     plan.repair().unwrap_or_else(|| plan.advance())
 }
 
-/// Whether an object was written for a later epoch: the record was put back to an older one, as by a restored backup.
-/// It was the same before and after the objects were read, so it is not that somebody wrote them since.
+/// Whether an object was written for a later epoch: the record was restored to an older version, as by a backup. The
+/// record did not change while the objects were read, so no newer record explains the epoch.
 fn is_behind(record: &Record, seen: &Observed) -> bool {
     newest_epoch(seen).is_some_and(|epoch| epoch > record.epoch)
 }
@@ -68,17 +68,16 @@ fn newest_epoch(seen: &Observed) -> Option<u64> {
     configuration.max(seen.serving.get().map(|serving| serving.epoch))
 }
 
-/// How much higher than the record's an epoch may be: many more writes than there are between a backup and the day on which it
-/// is restored, and few enough that numbers do not come to an end.
+/// Maximum lead of an object's epoch over the record's. No backup is so old that more writes followed it, and epochs do
+/// not run out.
 const LEAP: u64 = 1 << 32;
 
 impl Observed {
-    /// The highest epoch that objects can have been written for by whoever rotates, if one of them says a higher one: then it
-    /// was written into the annotation by somebody else, and says nothing.
+    /// The highest epoch that the controller can have written, if an object has a higher one. Another client wrote the
+    /// higher epoch into the annotation, so it is ignored.
     ///
-    /// A record that was put back to an older one looks the same at first. But whatever came after that record has left its
-    /// traces: others are trusted, or others sign, than the record wants. Where all is as it is wanted, it does not matter
-    /// which of the two it is.
+    /// A restored older record looks the same at first. But the later record has left traces: other CAs are trusted, or
+    /// another CA signs, than the record requires. If everything matches the record, the cause does not matter.
     #[must_use]
     pub fn forged(&self) -> Option<u64> {
         let newest = newest_epoch(self)?;
@@ -86,11 +85,11 @@ impl Observed {
         let highest = own.unwrap_or_default();
         let is_forged = newest > highest.saturating_add(LEAP)
             || self.record.get().is_some_and(|record| newest > record.epoch && self.is_in_order(record));
-        // Without a record, all that can be believed is.
+        // Without a record, any epoch up to the limit is believed.
         is_forged.then_some(own.unwrap_or(LEAP))
     }
 
-    /// Whether nobody is trusted, and nobody signs, but who does by this record: what is missing can be written.
+    /// Whether only CAs of this record are trusted and sign, so that missing parts can be written.
     fn is_in_order(&self, record: &Record) -> bool {
         let wanted: BTreeSet<_> = record.trusted().collect();
         let trusts = self
@@ -105,7 +104,7 @@ impl Observed {
         trusts && signs
     }
 
-    /// The same, where an epoch that nobody of ours wrote is none: what has it was written before all that counts.
+    /// The same state with forged epochs removed: such an object counts as older than every epoch.
     #[must_use]
     pub fn believed(&self) -> Cow<'_, Self> {
         let Some(highest) = self.forged() else { return Cow::Borrowed(self) };
@@ -128,8 +127,8 @@ impl Observed {
     }
 }
 
-/// Without a record, its authority can neither sign nor be told from others. What API servers trust stays as it is, and a
-/// new authority comes beside it.
+/// Without a record, its CA can neither sign nor be recognized. The bundle keeps its certificates, and a new CA is
+/// added.
 fn recover(seen: &Observed) -> Step {
     if !seen.clock_agrees {
         return Step::Wait { blocked: Blocked::Clock, until: None };
@@ -138,13 +137,13 @@ fn recover(seen: &Observed) -> Step {
     Step::NewAuthority { generation: following(seen), trigger: (!is_first).then_some(Trigger::Lost) }
 }
 
-/// A number that no authority had.
+/// A number that no CA has had.
 fn following(seen: &Observed) -> Generation {
     Generation(seen.highest.map_or(1, |Generation(highest)| highest.saturating_add(1)))
 }
 
 impl Record {
-    /// The record that is to be written with an authority that was made because of [`Step::NewAuthority`].
+    /// The record to write with a CA that was created for [`Step::NewAuthority`].
     #[must_use]
     pub fn with(authority: Authority, trigger: Option<Trigger>, seen: &Observed) -> Self {
         let seen = &*seen.believed();
@@ -155,7 +154,7 @@ impl Record {
             Some(record) => {
                 Self { phase: Phase::Staged, since, epoch, next: Some(authority), trigger, ..record.clone() }
             }
-            // Nobody trusts anybody yet: there is nothing to lead over from.
+            // No CA is trusted yet, so no transition is needed.
             None if seen.configuration.bundle().is_none() => Self {
                 phase: Phase::Stable,
                 since,
@@ -181,7 +180,7 @@ impl Record {
 }
 
 impl Configuration {
-    /// Whom its entries trust, if it has any.
+    /// The bundle of its entries, if it has any.
     #[must_use]
     pub const fn bundle(&self) -> Option<&Bundle> {
         match self {
@@ -202,13 +201,13 @@ const fn wait(blocked: Blocked) -> Step {
 }
 
 impl Plan<'_> {
-    /// What is not as the phase wants it.
+    /// The step that corrects a deviation from the phase.
     fn repair(&self) -> Option<Step> {
         let (record, endpoints) = (self.record, &self.seen.endpoints);
         match &self.seen.configuration {
             Configuration::Absent => Some(Step::Claim { epoch: record.epoch }),
             Configuration::Empty { epoch } if *epoch < record.bundle_epoch => Some(Step::Claim { epoch: record.epoch }),
-            // Who is called has to be trusted, each of them, from the first call on.
+            // Every endpoint must serve a trusted certificate from the first call on.
             Configuration::Empty { .. } => Some(self.leaf().unwrap_or_else(|| {
                 let nobody = endpoints.answering == 0 || endpoints.older;
                 if nobody { wait(Blocked::NoEndpoint) } else { self.write_bundle(Repair::Create) }
@@ -221,8 +220,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether others are trusted and serve, and the active authority never was: the record was lost while somebody who was
-    /// behind filled the configuration.
+    /// Whether other CAs are trusted and serve, and the active CA never was: the record was lost while an outdated
+    /// leader filled the configuration.
     fn is_strangers(&self, bundle: &Bundle) -> bool {
         let serve = self.seen.endpoints.stranger
             || self.seen.serving.get().and_then(|serving| serving.leaf).is_some_and(|leaf| leaf.signer.is_none());
@@ -230,7 +229,7 @@ impl Plan<'_> {
         bundle.unknown && serve && active.is_some_and(|active| !bundle.authorities.contains(&active.generation))
     }
 
-    /// The record by which the active authority becomes the next one, after those whom nobody knows.
+    /// The record that makes the active CA the next one, after the unknown CAs.
     fn lead_over(&self) -> Step {
         let record = self.record.clone();
         let (active, next) = (None, record.active);
@@ -243,7 +242,7 @@ impl Plan<'_> {
         let wanted: BTreeSet<_> = self.record.trusted().collect();
         let keeps_unknown = self.record.keeps_unknown();
         if wanted.is_empty() {
-            // What is there is all there is, until the next authority comes to it.
+            // The bundle has only unknown certificates, until the next CA is added.
             None
         } else if !bundle.authorities.is_superset(&wanted) || !bundle.uniform {
             let expected = bundle.epoch < self.record.bundle_epoch;
@@ -266,10 +265,10 @@ impl Plan<'_> {
         }
     }
 
-    /// The leaf, if it is not what is to be served.
+    /// The step for a serving certificate that is not the wanted one.
     fn leaf(&self) -> Option<Step> {
         let Some(signer) = self.record.signer() else {
-            // Who signed is lost, and the next one is not trusted yet: the replicas serve what they have.
+            // The signing CA is lost, and the next one is not trusted yet: the replicas keep their certificate.
             return None;
         };
         let is_his = |serving: &&Serving| {
@@ -281,15 +280,15 @@ impl Plan<'_> {
         };
         match self.seen.serving.get().filter(is_his) {
             Some(serving) if !is_due(serving) => None,
-            // Its certificate would be valid at the wrong time.
+            // The validity of its certificate would be wrong.
             _ if !self.seen.clock_agrees => Some(wait(Blocked::Clock)),
-            // `advance` sees that there is no key.
+            // `advance` handles the missing key.
             _ if !signer.has_key => None,
             _ => Some(Step::WriteLeaf { signer: signer.generation, epoch: self.record.epoch }),
         }
     }
 
-    /// Whether the phase ends, everything being in place.
+    /// Whether the phase ends, when everything is in place.
     fn advance(&self) -> Step {
         let (record, endpoints) = (self.record, &self.seen.endpoints);
         match record.phase {
@@ -300,10 +299,10 @@ impl Plan<'_> {
             Phase::Switched => self.to(Phase::Verified),
             Phase::Verified if endpoints.rounds < self.settings.rounds => wait(Blocked::Endpoints),
             Phase::Verified if self.is_compromised() => self.to(Phase::Contracted),
-            // From then on it is counted by the clock.
+            // The soaking time is measured by the clock.
             Phase::Verified if !self.seen.clock_agrees => wait(Blocked::Clock),
             Phase::Verified => self.to(Phase::Soaking),
-            // Somebody came back with the old leaf: a replica that was cut off, say.
+            // An endpoint serves the old certificate again: for example, a replica that was cut off.
             Phase::Soaking | Phase::Contracted if endpoints.older => self.to(Phase::Verified),
             Phase::Soaking => self.soak(),
             Phase::Contracted if self.is_propagated() => self.to(Phase::Stable),
@@ -334,15 +333,15 @@ impl Plan<'_> {
         Step::NewAuthority { generation: following(self.seen), trigger: Some(trigger) }
     }
 
-    /// Whether the next authority cannot sign, and there is no leaf of it that would do.
+    /// Whether the next CA cannot sign, and no usable certificate of it exists.
     fn lacks_a_signer(&self) -> bool {
         let leaf = self.seen.serving.get().and_then(|serving| serving.leaf).and_then(|leaf| leaf.signer);
         let next = self.record.next.filter(|next| !next.has_key);
         next.is_some_and(|next| !self.record.has_switched() || leaf != Some(next.generation))
     }
 
-    /// The next authority cannot sign. While nobody can serve a leaf of it, another takes its place; later, replicas that
-    /// nobody has seen yet may, and only who takes the record away lets both be trusted while a third one comes.
+    /// Another CA replaces a next CA that cannot sign, unless replicas may already serve its certificates. Then an
+    /// operator must delete the record, which keeps both trusted while a third CA is added.
     fn replace_next(&self) -> Step {
         let active = self.record.active.map(|active| active.generation);
         let serving = self.seen.serving.get();
@@ -358,7 +357,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether the old authority's key is known to others, be it that the rotation began for that, or that it is said since.
+    /// Whether the old CA's key is compromised: that started the rotation, or it was reported since.
     fn is_compromised(&self) -> bool {
         [self.record.trigger, self.seen.asked].contains(&Some(Trigger::Compromised))
     }
@@ -378,13 +377,13 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether every API server that there is has the bundle, or has had the time to get it.
+    /// Whether every known API server has the bundle, or has had the time to get it.
     fn is_propagated(&self) -> bool {
         let Propagation { proven, behind, silent } = self.seen.propagation;
         behind == 0 && ((silent == 0 && proven > 0) || self.had_time())
     }
 
-    /// Whether some API server says that it does not trust the newest authority, though it had the time to.
+    /// Whether an API server does not trust the newest CA, although it had the time to.
     fn is_refused(&self) -> bool {
         self.seen.propagation.behind > 0 && self.had_time()
     }
@@ -410,7 +409,7 @@ impl Plan<'_> {
             || (record.phase == Phase::Contracted && phase == Phase::Verified);
         let (active, next) = match phase {
             Phase::Stable => (record.next, None),
-            // Nobody needs it to sign any more, and nobody can steal what is not there.
+            // The key is not needed any more, and a deleted key cannot be stolen.
             Phase::Soaking | Phase::Contracted => {
                 (record.active.map(|active| Authority { has_key: false, ..active }), record.next)
             }
@@ -429,7 +428,7 @@ impl Plan<'_> {
     }
 }
 
-/// So much later; for ever, if time does not go so far.
+/// Adds the duration; the latest possible time on overflow.
 fn after(time: Timestamp, duration: Duration) -> Timestamp {
     time.checked_add(duration).unwrap_or(Timestamp::MAX)
 }

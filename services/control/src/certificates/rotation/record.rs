@@ -5,29 +5,29 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The number of an authority. Each new one has a higher number than all before it.
+/// The number of a CA. Each new CA has a higher number than all before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Generation(pub u32);
 
-/// How far a rotation is. Each phase says what the bundle and the leaf have to be while it lasts, and what has to be true
-/// for it to end.
+/// The phase of a rotation. Each phase defines the bundle and the serving certificate while it lasts, and the condition
+/// for its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// There is one authority. Ends when it is old, or when somebody asks.
+    /// There is one CA. Ends when it is old, or when an operator requests a rotation.
     Stable,
-    /// The next authority exists, and nobody knows of it.
+    /// The next CA exists, and is not trusted yet.
     Staged,
-    /// The bundle has both. Ends when every API server is known to trust the next one.
+    /// The bundle has both CAs. Ends when every API server is known to trust the next one.
     Expanded,
-    /// Leaves are those of the next authority. Ends when such a leaf is in the Secret.
+    /// The next CA signs. Ends when its serving certificate is in the Secret.
     Switched,
-    /// The same. Ends when every endpoint is seen to serve such a leaf, several times.
+    /// Like `Switched`. Ends when every endpoint has served such a certificate, several times.
     Verified,
-    /// The same, for as long as a connection or a replica that nobody sees may need the old one. The old key is gone.
+    /// Like `Verified`, for unseen connections and replicas that may still need the old CA. The old key is deleted.
     Soaking,
-    /// The bundle has the next authority alone. Ends when every API server is known to manage with it.
+    /// The bundle has only the next CA. Ends when every API server is known to trust it.
     Contracted,
 }
 
@@ -36,7 +36,7 @@ impl Phase {
     pub const ALL: [Self; 7] =
         [Self::Stable, Self::Staged, Self::Expanded, Self::Switched, Self::Verified, Self::Soaking, Self::Contracted];
 
-    /// The phase as it stands in the record, in metrics and for people.
+    /// The phase in the record, in metrics and in messages.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -61,13 +61,13 @@ impl fmt::Display for Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Trigger {
-    /// The authority has lived its share.
+    /// The CA has reached its maximum age.
     Age,
-    /// A person asked.
+    /// An operator requested it.
     Asked,
-    /// A person says that the authority's key is known to others: no soaking.
+    /// An operator reported the CA's key as compromised: no soaking.
     Compromised,
-    /// The record or the authority's key is lost, so that it can sign nothing more.
+    /// The record or the CA's key is lost, so that it cannot sign.
     Lost,
 }
 
@@ -75,7 +75,7 @@ impl Trigger {
     /// All reasons.
     pub const ALL: [Self; 4] = [Self::Age, Self::Asked, Self::Compromised, Self::Lost];
 
-    /// The reason as it stands in the record, in metrics and for people.
+    /// The reason in the record, in metrics and in messages.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -87,65 +87,65 @@ impl Trigger {
     }
 }
 
-/// An authority, as far as decisions need it.
+/// A CA, as far as decisions need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Authority {
     /// Its number.
     pub generation: Generation,
-    /// From when on its certificate is meant to be used: when it was made.
+    /// When it was created: from then on its certificate is meant to be used.
     pub created: Timestamp,
-    /// When its certificate ends.
+    /// End of its certificate's validity.
     pub not_after: Timestamp,
-    /// Whether its key is there, so that it can sign.
+    /// Whether its key exists, so that it can sign.
     pub has_key: bool,
 }
 
-/// How far a rotation is, and with whom.
+/// The state of a rotation and its CAs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// How far.
+    /// The phase.
     pub phase: Phase,
-    /// Since when in this phase.
+    /// Start of the phase.
     pub since: Timestamp,
     /// Grows with each write of the record.
     pub epoch: u64,
-    /// The epoch at which the bundle last had to become another: what was written before it does not count.
+    /// The epoch of the last required change of the bundle: earlier bundles do not count.
     pub bundle_epoch: u64,
-    /// The same for the leaf.
+    /// The same for the serving certificate.
     pub leaf_epoch: u64,
-    /// Whose leaves are or were served. `None` after the record was lost: the bundle has certificates of somebody who is not
-    /// known any more, and they stay trusted until the rotation is through.
+    /// The CA of the current or earlier serving certificates. `None` after the record was lost: the bundle has unknown
+    /// certificates, which stay trusted until the rotation is complete.
     pub active: Option<Authority>,
-    /// Who comes after. `None` only while stable.
+    /// The next CA. `None` only in phase `Stable`.
     pub next: Option<Authority>,
-    /// Why the rotation began that is going on or was the last.
+    /// Why the current or last rotation began.
     pub trigger: Option<Trigger>,
 }
 
 impl Record {
-    /// Whether leaves are those of the next authority.
+    /// Whether the next CA signs serving certificates.
     #[must_use]
     pub fn has_switched(&self) -> bool {
         self.phase >= Phase::Switched
     }
 
-    /// Who signs leaves at present. `None` while the one who did is lost and the next is not trusted yet.
+    /// The CA that signs now. `None` while it is lost and the next one is not trusted yet.
     #[must_use]
     pub fn signer(&self) -> Option<Authority> {
         if self.has_switched() { self.next } else { self.active }
     }
 
-    /// Which authorities the bundle has to have.
+    /// The CAs that the bundle must have.
     pub fn trusted(&self) -> impl Iterator<Item = Generation> {
         let active = self.active.filter(|_| self.phase != Phase::Contracted);
         let next = self.next.filter(|_| self.phase >= Phase::Expanded);
         active.into_iter().chain(next).map(|authority| authority.generation)
     }
 
-    /// Whether certificates in the bundle that nobody knows are to stay: their authority's record is lost, and replicas may
-    /// still serve its leaves.
+    /// Whether unknown certificates stay in the bundle: the record of their CA is lost, and replicas may still serve
+    /// its certificates.
     #[must_use]
     pub fn keeps_unknown(&self) -> bool {
         self.active.is_none() && self.phase != Phase::Contracted

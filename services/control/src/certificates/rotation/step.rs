@@ -7,7 +7,7 @@ use super::record::{Generation, Record, Trigger};
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make a first or a next authority, and write the record that [`Record::with`] makes of it.
+    /// Create a first or next CA, and write the record that [`Record::with`] builds.
     NewAuthority {
         /// Its number.
         generation: Generation,
@@ -16,35 +16,35 @@ pub enum Step {
     },
     /// Write this record.
     Advance(Record),
-    /// Write the configuration without an entry, for this epoch; create it if there is none. Whoever meant to fill it for an
-    /// earlier epoch meets a conflict from then on.
+    /// Write the configuration without entries, for this epoch; create it if it is missing. From then on, a leader with
+    /// an earlier epoch gets a conflict when it fills the configuration.
     Claim {
-        /// For which epoch of the record.
+        /// The epoch of the record.
         epoch: u64,
     },
-    /// Issue a leaf of this authority and write it, for this epoch.
+    /// Issue a serving certificate of this CA and write it, for this epoch.
     WriteLeaf {
-        /// Who signs.
+        /// The CA that signs.
         signer: Generation,
-        /// For which epoch of the record.
+        /// The epoch of the record.
         epoch: u64,
     },
-    /// Write the bundle of every entry, for this epoch; the entries themselves too, if some are missing.
+    /// Write the bundle of every entry, for this epoch; add missing entries.
     WriteBundle {
-        /// Which authorities.
+        /// The CAs.
         authorities: Vec<Generation>,
-        /// Whether the certificates in it that nobody knows stay in it.
+        /// Whether unknown certificates stay in the bundle.
         keep_unknown: bool,
-        /// For which epoch of the record.
+        /// The epoch of the record.
         epoch: u64,
-        /// What was wrong with the one that is there.
+        /// Why the bundle is written.
         repair: Repair,
     },
-    /// Nothing, until something else is observed or this time has come.
+    /// Wait until the observed state changes or this time has come.
     Wait {
-        /// Why.
+        /// The reason.
         blocked: Blocked,
-        /// When time alone changes it.
+        /// The time, if it alone ends the wait.
         until: Option<Timestamp>,
     },
 }
@@ -52,38 +52,38 @@ pub enum Step {
 /// Why the bundle is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Repair {
-    /// There is no entry yet.
+    /// There are no entries yet.
     Create,
-    /// The rotation wants another one.
+    /// The rotation changes the bundle.
     Rotation,
-    /// An authority was taken away that is needed, or an entry differs from the others.
+    /// A required CA was removed, or an entry differs from the others.
     Damaged,
-    /// There is a certificate of somebody who is not known.
+    /// It has an unknown certificate.
     Foreign,
 }
 
-/// What a rotation waits for.
+/// Why a rotation waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Blocked {
-    /// For nothing: there is nothing to do.
+    /// There is nothing to do.
     Idle,
-    /// The clock and the API server's differ.
+    /// The local clock and the API server's differ.
     Clock,
-    /// No endpoint answers with a leaf that would be trusted: a configuration now would refuse pods.
+    /// No endpoint serves a trusted certificate: a webhook configuration would reject pods now.
     NoEndpoint,
-    /// The API servers are not known to reach the replicas: a failed call refuses nobody yet.
+    /// No API server is known to reach the replicas yet; until then, a failed call rejects no pod.
     Rehearsal,
-    /// Somebody took the configuration away on purpose.
+    /// An operator disabled the webhooks.
     Disarmed,
-    /// The API servers are not known to have the bundle.
+    /// Not every API server is known to have the bundle.
     Propagation,
-    /// Some endpoint is not known to serve the newest leaf.
+    /// Not every endpoint is known to serve the newest certificate.
     Endpoints,
-    /// The old authority is kept for some time more.
+    /// The old CA stays trusted for some time.
     Soaking,
-    /// The webhook configuration is damaged, and is put right by who repairs it.
+    /// The webhook configuration is damaged, and its task must correct it first.
     Repair,
-    /// The newest authority cannot sign, and its leaves are served already: a person has to take the record away.
+    /// The newest CA cannot sign, and its certificates are already served: an operator must delete the record.
     Unable,
 }
 
@@ -102,7 +102,7 @@ impl Blocked {
         Self::Unable,
     ];
 
-    /// The reason as it stands in metrics and logs.
+    /// The reason in metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -6,7 +6,7 @@ fn key(name: &str) -> Key {
     Key { namespace: "shop".into(), name: name.into() }
 }
 
-/// Pods by name, owner and the second since when they are known.
+/// Pods by name, owner, and the second in which they were first seen.
 fn pods(start: Instant, all: &[(&str, &str, u64)]) -> BTreeMap<Key, Waiting> {
     all.iter()
         .map(|(name, owner, since)| {
@@ -77,7 +77,7 @@ fn nothing_is_touched_while_nobody_answers_and_all_at_once_then() {
     let mut all = recreated(&plan);
     all.sort_unstable();
     assert_eq!(all, ["a", "b", "c"]);
-    // The watch has not said yet that they are gone: they are not deleted again at once.
+    // The watch has not reported their deletion yet: they are not deleted again at once.
     let plan = planner.plan(later + Duration::from_secs(1), Injection::Answering, &waiting, |_| HELD);
     assert_eq!(plan, Plan { steps: vec![], again: Some(later + Duration::from_secs(5)) });
 }
@@ -113,7 +113,7 @@ fn an_owner_whose_new_pods_wait_again_is_tried_less_and_less_often() {
     let mut planner = Planner::new(ReleaseSettings::default());
     let mut tried = Vec::new();
     let mut since = 0;
-    // Each time it is deleted, its owner makes a new one, which waits again a second later.
+    // Each time it is deleted, its owner creates a new one, which waits again a second later.
     for second in 0..2_000_u64 {
         let name = format!("p{since}");
         let waiting = pods(start, &[(&name, "web", since)]);

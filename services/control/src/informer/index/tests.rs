@@ -1,4 +1,4 @@
-//! What is published of the changes that come, and what is not.
+//! Tests which snapshots the index publishes after changes.
 
 mod extending;
 mod sharing;
@@ -36,7 +36,7 @@ fn list<K, T>(objects: impl IntoIterator<Item = T>) -> Vec<Change<K, T>> {
     std::iter::once(Change::Restarted).chain(listed).chain([Change::ListComplete]).collect()
 }
 
-/// Takes all of them; returns what was newly broken.
+/// Applies the updates; returns the newly broken profiles.
 fn feed(index: &mut Index, updates: impl IntoIterator<Item = Update>) -> Vec<Broken> {
     updates.into_iter().flat_map(|update| index.update(update)).collect()
 }
@@ -238,7 +238,7 @@ fn what_was_accepted_before_is_the_last_good_text_of_what_is_broken_now() {
                "template": {"metadata": {"labels": {"a": "${params.a}"}}}})
     };
     let child = json!({"extends": {"name": "parent"}, "parameters": [{"name": "a", "default": "child"}]});
-    // Whoever led before accepted all three.
+    // An earlier leader accepted all three.
     let mut before = synced([profile("parent", 1, parent("x")), profile("child", 1, child.clone())]);
     feed(&mut before, [Update::Cluster(Change::Applied(profile("proxy", 1, sidecar("proxy:1"))))]);
     let accepted = revisions(&before.publish().unwrap());
@@ -263,19 +263,19 @@ fn what_was_accepted_before_is_the_last_good_text_of_what_is_broken_now() {
         let (whole, _) = index.whole(&name).unwrap();
         assert_eq!(whole.revision().as_deref(), Some(revision.as_str()), "the text can be kept again");
     }
-    // A list that is cut off after its first page begins anew, and what was accepted is still known.
+    // A list that is interrupted after its first page starts again, and the accepted texts are still known.
     let mut index = Index::default().keeping_texts();
     index.seed(ProfileName::cluster("proxy"), "uid-of-proxy".into(), &sidecar("proxy:1").to_string());
     let page = [Change::Restarted, Change::Listed(profile("proxy", 2, broken.clone()))];
     feed(&mut index, page.map(Update::Cluster));
     feed(&mut index, list([profile("proxy", 2, broken.clone())]).into_iter().map(Update::Cluster));
     assert!(index.state(&ProfileName::cluster("proxy")).unwrap().good.is_some());
-    // Once it is complete, it is known what is there: one that comes later is new.
+    // Once the list is complete, a profile that appears later is new.
     feed(&mut index, [Update::Cluster(Change::Deleted(ProfileName::cluster("proxy")))]);
     feed(&mut index, [Update::Cluster(Change::Applied(profile("proxy", 3, broken.clone())))]);
     assert!(index.state(&ProfileName::cluster("proxy")).unwrap().good.is_none());
 
-    // One that was made anew has nothing in common with what was accepted.
+    // A recreated profile has nothing in common with the accepted text.
     let mut index = Index::default().keeping_texts();
     index.seed(ProfileName::cluster("proxy"), "another".into(), &sidecar("proxy:1").to_string());
     feed(&mut index, list([profile("proxy", 2, broken)]).into_iter().map(Update::Cluster));
@@ -299,7 +299,7 @@ fn a_panic_over_one_profile_is_its_own_and_its_last_good_text_stays() {
     assert!(revisions(&snapshot).contains(&before[0]));
     assert_eq!(index.status().broken_profiles, 1);
 
-    // Another text may do.
+    // Another text may be valid.
     feed(&mut index, [Update::Cluster(Change::Applied(profile("proxy", 3, sidecar("proxy:3"))))]);
     assert_eq!(index.status().broken_profiles, 0);
     assert!(!revisions(&index.publish().unwrap()).contains(&before[0]));

@@ -1,4 +1,4 @@
-//! The look-up with somebody else in the API server's place.
+//! Tests lookups of namespaces with a fake API server.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,7 +11,7 @@ use super::*;
 const A_SECOND: usize = 40;
 const AT_ONCE: usize = 8;
 
-/// A look-up whose questions are answered by `answer`, and what it counts.
+/// Lookups with the fetcher `answer`, and their metrics.
 struct World {
     live: LiveNamespaces,
     registry: Registry,
@@ -19,7 +19,7 @@ struct World {
 }
 
 impl World {
-    /// What is known of a namespace; `None` if nothing is, for whatever reason.
+    /// The namespace; `None` if it is unknown, for whatever reason.
     async fn get(&self, name: &str) -> Option<Arc<Namespace>> {
         match self.live.get(name).await {
             Answer::Found(namespace) => Some(namespace),
@@ -46,7 +46,7 @@ impl World {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// How many look-ups ended so.
+    /// Number of lookups with this result.
     fn counted(&self, result: LookupResult) -> usize {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();

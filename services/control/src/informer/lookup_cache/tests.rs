@@ -1,4 +1,4 @@
-//! Answers that are remembered, with somebody else in the API server's place, who may be away for half an hour.
+//! Tests the cache with a fake API server that may be unavailable for half an hour.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -33,25 +33,25 @@ impl LookupKind for Thing {
     }
 }
 
-/// How the API server is.
+/// State of the fake API server.
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// It answers at once: names that begin with `no` are of nothing.
+    /// It responds at once: objects with names that begin with `no` do not exist.
     Well,
-    /// Nobody listens.
+    /// It refuses connections.
     Gone,
-    /// It takes connections and says nothing.
+    /// It accepts connections and never responds.
     Hanging,
-    /// It says that this is not to be read.
+    /// It denies all requests.
     Forbidding,
-    /// It says that who serves names that begin with `broken` does not answer it, and all else is well.
+    /// Requests for names that begin with `broken` fail with a server error; all others succeed.
     InPart,
 }
 
 struct World {
     things: Remembered<Box<str>, usize, Thing>,
     state: Arc<Mutex<State>>,
-    /// How many questions there were; what is there has this number as its value.
+    /// Number of requests; an existing object has the number as its value.
     asked: Arc<AtomicUsize>,
     registry: Registry,
 }
@@ -93,7 +93,7 @@ impl World {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// What is answered, in words, and how long it took.
+    /// The result as text, and how long it took.
     async fn get(&self, name: &str) -> (String, Duration) {
         let began = Instant::now();
         let answer = self.things.get(Thing, name.into(), Asker::own(began + Duration::from_millis(250))).await;
@@ -118,7 +118,7 @@ impl World {
     }
 }
 
-/// Lets what was spawned run. No time passes.
+/// Lets spawned tasks run without advancing time.
 async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;

@@ -20,12 +20,12 @@ use crate::guard::guarded;
 use crate::informer::lookup_cache::FetchError;
 use crate::informer::namespaces::LAST_APPLIED;
 
-/// How large an object or a list may be, as JSON.
+/// Maximum size of an object or a list, as JSON.
 const OBJECT_BYTES: usize = 256 * 1024;
-/// How many objects a list may have.
+/// Maximum number of objects in a list.
 const LIST_ITEMS: u32 = 200;
 
-/// What is asked for. The same key has the same answer, whoever asks.
+/// The target of a request. Equal keys share one cache entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// API group; empty for the core group.
@@ -34,35 +34,35 @@ pub struct Key {
     pub version: Box<str>,
     /// Resource, in the plural.
     pub resource: Box<str>,
-    /// The namespace; empty for objects that are in none.
+    /// The namespace; empty for cluster-scoped objects.
     pub namespace: Box<str>,
     /// Which objects.
     pub which: Which,
 }
 
-/// Which objects, and how much of them.
+/// Which objects, and which part of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Which {
-    /// The metadata of the one of this name.
+    /// The metadata of the object with this name.
     Metadata(Box<str>),
-    /// The one of this name.
+    /// The object with this name.
     Named(Box<str>),
-    /// All that a label selector selects, in its form for URLs.
+    /// All objects that a label selector matches; the selector in its URL form.
     Selected(Box<str>),
 }
 
 impl Key {
-    /// A service account; `None` if it cannot have this name.
+    /// A service account; `None` if the name is invalid.
     pub(super) fn service_account(namespace: &str, name: &str) -> Option<Self> {
         Self::metadata("", "serviceaccounts", namespace, name)
     }
 
-    /// An owner; `None` if it is of a kind that is not looked up, or cannot have this name.
+    /// An owner; `None` if its kind is not looked up or the name is invalid.
     pub(super) fn owner(namespace: &str, owner: &OwnerReference) -> Option<Self> {
         Self::metadata(owner.group(), owner.resource()?, namespace, &owner.name)
     }
 
-    /// All kinds of which the metadata is asked for are served as v1, whichever version a reference to one says.
+    /// All kinds whose metadata is requested are served as v1, whatever version a reference has.
     fn metadata(group: &str, resource: &str, namespace: &str, name: &str) -> Option<Self> {
         (is_dns_name(namespace) && is_dns_name(name)).then(|| Self {
             group: group.into(),
@@ -73,7 +73,7 @@ impl Key {
         })
     }
 
-    /// What a profile declares. The engine has checked it; that Secrets are not asked for is certain here too.
+    /// An object that a profile declares. The engine has validated it; Secrets are excluded here as well.
     pub(super) fn declared(query: &Query) -> Option<Self> {
         let (name, which) = match &query.which {
             lookup::Which::Named(name) => (Some(name), Which::Named(name.clone())),
@@ -93,13 +93,13 @@ impl Key {
         })
     }
 
-    /// Bytes that its texts take.
+    /// Bytes of its strings.
     pub(super) fn bytes(&self) -> usize {
         let (Which::Metadata(text) | Which::Named(text) | Which::Selected(text)) = &self.which;
         [&self.group, &self.version, &self.resource, &self.namespace, text].into_iter().map(|text| text.len()).sum()
     }
 
-    /// Asks the API server.
+    /// Requests the object from the API server.
     pub(super) async fn fetch(self, client: Client) -> Fetched {
         let api_version =
             if self.group.is_empty() { self.version.to_string() } else { format!("{}/{}", self.group, self.version) };
@@ -164,7 +164,7 @@ fn without_managed_fields(mut object: DynamicObject) -> Result<Value, serde_json
     serde_json::to_value(object)
 }
 
-/// A selector in its form for URLs: `a=b,c in (d,e),!f`.
+/// A selector in its URL form: `a=b,c in (d,e),!f`.
 fn selector_text(selector: &LabelSelector) -> String {
     let mut requirements: Vec<String> = Vec::new();
     requirements.extend(selector.match_labels.iter().map(|(key, value)| format!("{key}={value}")));

@@ -1,4 +1,4 @@
-//! Look-ups with somebody else in the API server's place.
+//! Tests lookups with a fake API server.
 
 use std::sync::Mutex;
 
@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use super::*;
 use crate::informer::lookup_cache::FetchError;
 
-/// Look-ups whose questions are answered by `answer`, and what they ask.
+/// Lookups with the fetcher `answer`, and their requests.
 struct World {
     lookups: Lookups,
     registry: Registry,
@@ -37,7 +37,7 @@ impl World {
         std::mem::take(&mut *self.asked.lock().unwrap())
     }
 
-    /// How many look-ups of service accounts ended so.
+    /// Number of lookups of service accounts with this result.
     fn accounts(&self, result: LookupResult) -> usize {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
@@ -154,7 +154,7 @@ async fn a_job_leads_to_its_cron_job_and_no_further_than_is_wanted() {
     let world = World::new(answer);
     let object = json!({"metadata": {"ownerReferences": [
         {"apiVersion": "batch/v1beta1/../x", "kind": "Job", "name": "backup-1", "uid": "j", "controller": true}]}});
-    // The chain of a pod is made by the engine, which is what wants it.
+    // The engine builds the owner chain of a pod.
     let chain = chain_of(&object);
     let wanted = Wanted { namespace: "shop".into(), owners: Some(chain), ..Wanted::default() };
     let looked_up = world.lookups.get(wanted).await;
@@ -163,7 +163,7 @@ async fn a_job_leads_to_its_cron_job_and_no_further_than_is_wanted() {
     assert_eq!(chain.next(), None, "its end is known");
 }
 
-/// What the engine wants for a pod whose owner's name a profile reads.
+/// The engine's owner chain for a pod, if a profile reads the owner's name.
 fn chain_of(pod: &Value) -> OwnerChain {
     use pillion_engine::profile::{ProfileName, compile};
     use pillion_engine::review::{Endpoint, Facts, Review};

@@ -1,4 +1,4 @@
-//! What is served of what is published, while it is fetched, and if it cannot be used.
+//! Tests which revisions are served while published ones are fetched, and if they are unusable.
 
 use pillion_engine::profile::compile;
 use serde_json::json;
@@ -13,7 +13,7 @@ fn key(revision: &str) -> RevisionKey {
     RevisionKey { profile: name(), revision: revision.into() }
 }
 
-/// A compiled text, and the revision that it has.
+/// A compiled text with its revision.
 fn compiled(label: &str) -> Arc<CompiledProfile> {
     let spec = json!({"template": {"metadata": {"labels": {"a": label}}}});
     Arc::new(compile(&name(), &serde_json::from_value(spec).unwrap()).unwrap())
@@ -86,7 +86,7 @@ fn what_is_served_stays_until_the_next_is_at_hand() {
     assert_eq!(served(&index), [(two.revision().to_owned(), Some(one.revision().to_owned()))]);
     assert_eq!(index.broken(), 0);
 
-    // More of them, then all: nothing has to be fetched.
+    // For half of the pods, then for all: no fetch is needed.
     for percent in [Some(50), None] {
         let promoted = if percent.is_some() { &one } else { &two };
         let pointer = pointer("1", Some((two.revision(), Some(promoted.revision()), percent)));
@@ -153,7 +153,7 @@ fn who_has_just_started_serves_an_older_one_instead_of_what_cannot_be_used() {
     };
     let only = |profile: &Arc<CompiledProfile>| [(profile.revision().to_owned(), None)];
 
-    // The newest is none for this build; the promoted one is there already, or comes next.
+    // The newest revision is unusable; the promoted one is already fetched, or comes next.
     let mut index = start(Some(10));
     give(&mut index, &promoted);
     assert!(fail(&mut index, &new) && index.synced());
@@ -163,12 +163,12 @@ fn who_has_just_started_serves_an_older_one_instead_of_what_cannot_be_used() {
     assert!(!index.synced());
     assert!(give(&mut index, &promoted) && index.synced());
     assert_eq!(served(&index), only(&promoted));
-    // It is mended: what is published is served.
+    // The newest revision becomes usable and is served.
     assert!(index.still_wants(&key(new.revision())));
     assert!(give(&mut index, &new));
     assert_eq!(served(&index), [(new.revision().to_owned(), Some(promoted.revision().to_owned()))]);
 
-    // Neither is: the next that is kept has to be fetched first.
+    // Both are unusable: the next kept revision is fetched first.
     let mut index = start(None);
     fail(&mut index, &new);
     assert_eq!(index.due(), [key(promoted.revision())]);
@@ -177,14 +177,14 @@ fn who_has_just_started_serves_an_older_one_instead_of_what_cannot_be_used() {
     assert!(give(&mut index, &old) && index.synced());
     assert_eq!(served(&index), only(&old));
 
-    // The promoted one alone is gone, and nothing older is there: everybody gets the newest.
+    // Only the promoted revision is missing, and no older one is usable: all pods get the newest.
     let mut index = start(Some(10));
     give(&mut index, &new);
     fail(&mut index, &promoted);
     assert_eq!(index.due(), [key(old.revision())]);
     fail(&mut index, &old);
     assert_eq!((served(&index), index.due(), index.synced()), (only(&new).to_vec(), Vec::new(), true));
-    // None is to be had.
+    // No revision is usable.
     let mut index = start(None);
     for profile in [&new, &promoted, &old] {
         assert!(!index.synced());

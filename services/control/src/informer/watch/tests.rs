@@ -1,4 +1,4 @@
-//! What is published and told of what the watches say, and what becomes of a watch that is cut off.
+//! Tests publications and reports after watch events, and interrupted watches.
 
 use std::time::Duration;
 
@@ -212,6 +212,6 @@ async fn the_pause_grows_though_each_attempt_announces_a_list() {
     let began = tokio::time::Instant::now();
     assert_eq!(told(events).count().await, 8);
     let took = began.elapsed();
-    // Without growth it would be less than four; and what has come back is not waited for long.
+    // Without growing pauses it would be less than four; after a recovery, the next attempt is soon.
     assert!(took > Duration::from_secs(8) && took < Duration::from_secs(40), "{took:?}");
 }

@@ -8,13 +8,13 @@ use crate::release::DEFAULT_CLUSTER_DOMAIN;
 
 const DAY: Duration = Duration::from_hours(24);
 
-/// Times are days from now.
+/// A CA; times are in days from now.
 struct Authority {
     generation: Generation,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-/// Of three leaves, and whether they are trusted.
+/// Verdicts on three certificates, and whether they are trusted.
 type Verdicts = [(Verdict, bool); 3];
 
 struct Leaf<'l> {
@@ -29,7 +29,7 @@ const GOOD: Leaf<'static> = Leaf { name: "pillion.pillion-system.svc", from: -1,
 fn set_validity(params: &mut CertificateParams, from: i64, until: i64) {
     let day = |days: i64| {
         let seconds = Timestamp::now().as_second() + days * 86_400;
-        // rcgen takes the time of another crate; a date and a number of seconds is what both know.
+        // rcgen uses another crate's time type; both know a date and a number of seconds.
         rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(u64::try_from(seconds).unwrap())
     };
     (params.not_before, params.not_after) = (day(from), day(until));
@@ -152,7 +152,7 @@ fn an_authority_has_a_time_of_its_own_as_for_the_api_server() {
     let (over, ending) = (Authority::valid(2, -30, -2), Authority::valid(3, -30, 1));
     let expected_over = expected(&[&over], 2, &[&over]);
     assert_eq!(judge(&expected_over, &over.leaf(&GOOD)), (Verdict::Unfit(Unfit::Authority), false));
-    // Seven days of the leaf are worth no more than the one of its authority.
+    // The certificate has seven days left, but its CA only one.
     let soon = Judge::new(&expected(&[&ending], 3, &[&ending]), Timestamp::now(), 2 * DAY).judge(&ending.leaf(&GOOD));
     assert_eq!((soon.verdict, soon.trusted), (Verdict::Unfit(Unfit::Expiring), true));
 }

@@ -1,4 +1,4 @@
-//! How profiles and their revisions are read from the API server: all of them once, page by page, and then by watches.
+//! Reads profiles and their revisions from the API server: all of them once, page by page, then by watches.
 
 use futures::stream::{BoxStream, StreamExt};
 use kube::api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta};
@@ -18,7 +18,7 @@ use crate::informer::profiles::{self, StoredProfile};
 use crate::informer::served::read_status;
 use crate::informer::watch::{self, PROFILES_A_PAGE, changes};
 
-/// The watches.
+/// The changes from all watches.
 pub(in crate::revisions) fn seen(
     client: &Client,
     opt_in: &OptIn,
@@ -52,7 +52,7 @@ fn read(mut object: DynamicObject) -> Box<(Profile, StoredProfile)> {
     Box::new((profile, StoredProfile::new(object.metadata, spec)))
 }
 
-/// Reads a namespace's profile once more; `None` if it is gone.
+/// Reads a namespaced profile again; `None` if it is gone.
 pub(in crate::revisions) async fn read_again(client: &Client, name: &ProfileName) -> kube::Result<Option<Seen>> {
     let resource = ApiResource::erase::<InjectionProfile>(&());
     let namespace = name.namespace.as_deref().unwrap_or_default();
@@ -60,7 +60,7 @@ pub(in crate::revisions) async fn read_again(client: &Client, name: &ProfileName
     Ok(api.get_opt(&name.name).await?.map(|object| Seen::Profile(Change::Applied(read(object)), false)))
 }
 
-/// Of revisions only the metadata are asked for.
+/// Requests only the metadata of revisions.
 fn revisions_of<K>(client: &Client, kind: Kind, metrics: &CacheMetrics, is_cluster: bool) -> BoxStream<'static, Seen>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
@@ -71,7 +71,7 @@ where
     changes.map(move |change| Seen::Revision(change, is_cluster)).boxed()
 }
 
-/// Reads all objects of a kind, page by page. One that this build cannot read is passed over.
+/// Reads all objects of a kind, page by page. Objects that this build cannot read are skipped.
 pub(super) async fn each<K, T>(client: &Client, take: &mut impl FnMut(T)) -> kube::Result<()>
 where
     K: Resource<DynamicType = ()>,

@@ -1,4 +1,4 @@
-//! What is known of profiles and their revisions, after what the watches have said.
+//! Tests the store of profiles and revisions after watch events.
 
 use serde_json::json;
 
@@ -39,7 +39,7 @@ fn a_profiles_revisions_are_those_of_its_name_its_namespace_and_its_uid() {
     assert_eq!(revisions(&store, &ProfileName::cluster("proxy-two"), "2"), ["cc33"]);
     assert_eq!(revisions(&store, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
 
-    // A new list of one scope leaves the other as it is.
+    // A new list of one scope does not change the other.
     store.take(Seen::Revision(Change::Restarted, true));
     store.take(Seen::Revision(Change::Listed(object(None, "proxy-ee55", "1")), true));
     store.take(Seen::Revision(Change::ListComplete, true));
@@ -100,7 +100,7 @@ fn between_the_pages_of_a_list_nothing_is_said_of_what_was_seen_anew() {
     }
 }
 
-/// What a status that is to be written says of whether the text is accepted.
+/// Whether the planned status accepts the text: status and reason.
 fn told(plan: &Plan) -> (&str, &str) {
     let conditions = &plan.status.as_ref().expect("a status").conditions;
     let found = conditions.iter().find(|condition| condition.type_ == ACCEPTED).expect("the condition");
@@ -114,7 +114,7 @@ fn a_text_over_which_the_engine_panics_is_not_accepted_and_says_whose_fault_it_i
     for change in [Change::Restarted, Change::ListComplete] {
         store.take(Seen::Profile(change, true));
     }
-    // As it is compiled, and as its revision is made.
+    // Panics while it is compiled, and while its revision is built.
     for (generation, (before, meanwhile)) in (1..).zip([("proxy", ""), ("", "the revision of proxy")]) {
         let fault = faults::at(before);
         store.take(Seen::Profile(Change::Applied(seen("1", generation, "a")), true));
@@ -127,7 +127,7 @@ fn a_text_over_which_the_engine_panics_is_not_accepted_and_says_whose_fault_it_i
         assert!(state == "False" && message.contains("a fault of Pillion's"), "{generation}: {state} {message}");
         assert!(revision.is_none());
     }
-    // What is in whose way is no reason to end either.
+    // A panic in the search for conflicts does not end the task either.
     let fault = faults::at("the conflicts of profiles");
     store.tidy();
     drop(fault);
@@ -142,7 +142,7 @@ fn a_text_over_which_the_engine_panics_is_not_accepted_and_says_whose_fault_it_i
 fn revision_that_another_build_wrote_is_made_again_under_the_hash_of_this_build() {
     let name = ProfileName::cluster("proxy");
     let (mut store, again) = (RevisionStore::new(share::Limits::default()), seen("1", 1, "a"));
-    // The other build wrote a field that this one leaves out.
+    // The other build wrote a field that this one omits.
     let text = json!({"parameters": [], "template": {"metadata": {"labels": {"a": "a"}}}}).to_string();
     let stored = json!({"profile": "proxy", "revision": "0000", "generation": 1, "bounds": "Platform", "text": text});
     let mut stored: RevisionSpec = serde_json::from_value(stored).unwrap();

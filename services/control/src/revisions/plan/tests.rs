@@ -4,7 +4,7 @@ use pillion_engine::profile::Part;
 
 use super::*;
 
-/// What is there, to be observed with.
+/// The inputs of a test case.
 struct Case {
     accepted: Option<Accepted>,
     diagnostics: Option<Vec<Diagnostic>>,
@@ -18,7 +18,7 @@ struct Case {
 }
 
 impl Case {
-    /// A profile whose accepted text is this revision, of those that are there, the oldest first.
+    /// A profile whose accepted text is this revision; the existing revisions are given oldest first.
     fn new(accepted: Option<&str>, existing: &[&str]) -> Self {
         let made = |number: usize| Timestamp::from_second(i64::try_from(number).unwrap()).unwrap();
         Self {
@@ -76,7 +76,7 @@ impl Case {
         plan(&observed, keep)
     }
 
-    /// What is published: revision, promoted revision, percent.
+    /// The published state: revision, promoted revision, percent.
     fn result(&self) -> (Option<String>, Option<String>, Option<u8>) {
         let status = self.plan().status.expect("a status to write");
         let percent = status.rollout.as_ref().and_then(|rollout| rollout.percent);
@@ -112,7 +112,7 @@ fn what_is_as_it_ought_to_be_is_not_written_again() {
     assert_eq!(status.revisions, ["a"]);
     let case = Case::new(Some("a"), &["a"]).after(&first);
     assert_eq!(case.plan(), Plan { create: false, dry_run: true, status: None, news: Vec::new(), delete: Vec::new() });
-    // Another one's condition is not ours to change.
+    // Another writer's condition must not change.
     let mut case = case;
     let mut foreign = case.status.conditions[0].clone();
     foreign.type_ = "Theirs".to_owned();
@@ -139,7 +139,7 @@ fn what_is_in_its_way_is_told_and_changes_nothing_else() {
 
 #[test]
 fn a_broken_generation_changes_nothing_that_is_published() {
-    // Also when nothing of it is known but what stands in the status.
+    // The same if only the status is known.
     for accepted in [Some("a"), None] {
         let case = Case::new(accepted, &["a"]).published("a", Some("a")).broken();
         assert_eq!(case.result(), all("a"), "{accepted:?}");
@@ -158,7 +158,7 @@ fn a_broken_generation_changes_nothing_that_is_published() {
         assert!(
             matches!(plan.news.as_slice(), [News::Rejected(text)] if text.contains("spec.x") && text.contains("revision a"))
         );
-        // Once for a generation, whoever leads.
+        // Once for a generation, with any leader.
         assert_eq!(case.after(&plan).plan().news, []);
     }
     let never = Case::new(None, &[]).broken().plan().status.unwrap();
@@ -199,7 +199,7 @@ fn what_its_parent_bounds_is_served_as_the_parent_is_now() {
         assert_eq!(plan.status.unwrap().revisions, ["b"], "nothing else is there to be pinned to");
         assert_eq!(plan.delete, ["a".into()]);
     }
-    // Once it says more it is bounded as the namespace's own, and what was its parent's is not the namespace's to keep.
+    // Once it adds its own text, the namespace bounds it. What was its parent's must not stay published.
     let own = |rollback| {
         let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a")).rollout(0);
         case.bounds = Some(RevisionBounds::Tenant);
@@ -286,7 +286,7 @@ fn the_latest_are_kept_and_what_is_in_use() {
     assert_eq!(plan.status.unwrap().revisions, ["r7", "r6", "r5", "r1"]);
     let delete: Vec<_> = plan.delete.iter().map(|revision| &**revision).collect();
     assert_eq!(delete, ["r4", "r3", "r2", "r0"]);
-    // A text of old that is accepted again is old, and in use.
+    // An older text that is accepted again keeps its age, and is in use.
     let plan = Case::new(Some("r0"), &existing).published("r7", Some("r7")).plan_keeping(3);
     assert_eq!(plan.status.unwrap().revisions, ["r7", "r6", "r5", "r0"]);
 }
@@ -313,7 +313,7 @@ fn what_is_told_is_bounded() {
     assert!(told(&[long]).len() <= MESSAGE_BYTES);
 }
 
-/// What a status says of the dry run: status, reason, and whether the message has these words.
+/// The condition for the dry run: status, reason, and whether the message contains these words.
 fn told_of_dry_run(status: &ProfileStatus, words: &str) -> (String, String, bool) {
     let found = status.conditions.iter().find(|condition| condition.type_ == VALID).expect("the condition");
     (found.status.clone(), found.reason.clone(), found.message.contains(words))
@@ -341,7 +341,7 @@ fn verdict_of_dry_run_is_told_once_for_each_revision() {
     let idle = Plan { create: false, dry_run: false, status: None, news: Vec::new(), delete: Vec::new() };
     assert_eq!(case.plan(), idle);
 
-    // It says nothing about another revision.
+    // It does not apply to another revision.
     let (accepted, existing) = (Some("b"), ["a", "b"]);
     let mut case = Case { status: case.status, ..Case::new(accepted, &existing) };
     let next = case.plan();
@@ -370,7 +370,7 @@ fn dry_run_without_answer_is_tried_again() {
     assert!(!plan.dry_run);
     assert_eq!(told_of_dry_run(plan.status.as_ref().unwrap(), "accepts").0, "True");
 
-    // Of a text that was never accepted there is nothing to try.
+    // Without an accepted text, no dry run is needed.
     let never = Case::new(None, &[]).broken().plan();
     assert!(!never.dry_run && never.status.unwrap().conditions.iter().all(|condition| condition.type_ != VALID));
 }

@@ -1,5 +1,5 @@
-//! When the `ConfigMap` of the kill switch is made: where there is none, so that a person finds something to write into, and
-//! again when somebody deleted it, since guardrails go by it. Whoever deletes it again and again is not fought with.
+//! Creates the `ConfigMap` of the kill switch if it is missing, so that operators find it. If it is deleted, it is
+//! created again, since guardrails depend on it. Repeated deletions are not fought.
 
 use std::time::{Duration, Instant};
 
@@ -10,27 +10,27 @@ use super::ensure;
 use crate::client::chain;
 use crate::release::Release;
 
-/// How long there is between two of them at least.
+/// Minimum time between two creations.
 const PAUSE: Duration = Duration::from_mins(1);
 
-/// What is known of it.
+/// The known state of the `ConfigMap`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Making {
-    /// Whether it is there, as far as it is known. Making one that is there does no harm.
+    /// Whether it exists, if known. Creating an existing one does no harm.
     is_there: bool,
-    /// When it was last made, or tried to be.
+    /// Time of the last attempt.
     tried: Option<Instant>,
     /// Whether that failed.
     has_failed: bool,
 }
 
 impl Making {
-    /// Whether it is there, for who has looked.
+    /// Records whether it exists.
     pub(crate) const fn seen(&mut self, is_there: bool) {
         self.is_there = is_there;
     }
 
-    /// Makes it where there is none. When to do so, if that is later.
+    /// Creates it if it is missing. Returns when to retry, if later.
     pub(crate) async fn make(&mut self, client: &Client, release: &Release) -> Option<Instant> {
         let now = Instant::now();
         let due = self.due(now)?;
@@ -51,12 +51,12 @@ impl Making {
         self.due(now)
     }
 
-    /// When it is to be made; `None` if it is not.
+    /// When to create it; `None` if it exists.
     fn due(&self, now: Instant) -> Option<Instant> {
         (!self.is_there).then(|| self.tried.map_or(now, |tried| now.max(tried + PAUSE)))
     }
 
-    /// It was made, or not. Whether that is to be told: a failure is, once.
+    /// Records an attempt. Returns whether to log it: a failure is logged once.
     const fn tried(&mut self, is_made: bool, now: Instant) -> bool {
         let is_news = is_made || !self.has_failed;
         self.is_there = is_made;

@@ -1,4 +1,4 @@
-//! Bundles: what they trust, and what is in them besides.
+//! Tests bundles: which CAs they trust, and their other contents.
 
 use std::collections::BTreeSet;
 
@@ -70,7 +70,7 @@ fn what_is_in_a_bundle_is_told() {
         assert_eq!(found.authorities, expected, "{text}");
         assert_eq!((found.unknown.len(), found.junk, found.highest), (unknown, junk, highest), "{text}");
         assert_eq!(found.is_empty(), authorities.is_empty() && unknown == 0);
-        // What the record lost stays as it is, if that is asked for.
+        // Certificates of a lost record stay on request.
         let nobody = contents(&text, None);
         assert_eq!(nobody.unknown.len(), authorities.len() + unknown);
         let kept = known.bundle(&[], &nobody.unknown).unwrap();

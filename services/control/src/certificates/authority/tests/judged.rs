@@ -1,4 +1,4 @@
-//! Each reason for which a certificate is not served.
+//! Tests each reason for which a certificate is not served.
 
 use std::collections::BTreeSet;
 
@@ -62,7 +62,7 @@ fn each_reason_is_told_and_the_rest_is_served() {
         (&crt, another.key().pem(), &all, now(), None, Some(Reason::Mismatch)),
         (&crt, &key, &more, now(), Some(&trusted), Some(Reason::Name)),
         (&crt, &key, &vec!["not a name".to_owned()], now(), None, Some(Reason::Name)),
-        // Dated back by two hours, and five minutes are nothing between clocks.
+        // Certificates are backdated by two hours, and five minutes of clock difference are tolerated.
         (&crt, &key, &all, early - minutes(4), Some(&trusted), None),
         (&crt, &key, &all, early - minutes(6), Some(&trusted), Some(Reason::NotYet)),
         (&crt, &key, &all, now() + 7 * DAY - minutes(1), Some(&trusted), None),
@@ -86,7 +86,7 @@ fn an_authority_that_has_ended_vouches_for_nobody() {
     let trusted = [signer.certificate().clone()];
     let at = |now| reason(&leaf.pem(), leaf.key().pem(), &names(), now, Some(&trusted));
     assert_eq!(at(late), None);
-    // It ends with its authority, so both are told as what is seen first.
+    // It ends with its CA, so the first failed check is reported.
     assert_eq!(at(signer.facts.not_after), Some(Reason::Expired));
 }
 

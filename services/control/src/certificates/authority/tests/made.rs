@@ -1,4 +1,4 @@
-//! Authorities and leaves, looked at by a parser, a signature check and a TLS client that had no part in making them.
+//! Tests new CAs and serving certificates with an independent parser, signature check and TLS client.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -147,7 +147,7 @@ fn a_leaf_ends_well_before_its_authority() {
         (100 * DAY, 168.0, 93.0 * 24.0),
         (37 * DAY, 168.0, 30.0 * 24.0),
         (34 * DAY, 96.0, 30.0 * 24.0),
-        // It is not replaced, for whatever reason: a leaf is needed all the same.
+        // The CA was not replaced, and a serving certificate is still needed.
         (33 * DAY, 84.0, 33.0 * 24.0 - 84.0),
         (2 * DAY, 48.0, 0.0),
         (HOUR, 1.0, 0.0),
@@ -220,7 +220,7 @@ fn no_private_key_is_shown() {
     assert!(!shown.contains(key));
 }
 
-/// A handshake in memory, both sides by the TLS library; what the client says of it.
+/// An in-memory handshake with the TLS library on both sides; the client's result.
 fn handshake(
     version: &'static SupportedProtocolVersion,
     leaf: &crate::certificates::authority::LeafMaterial,
@@ -272,7 +272,7 @@ fn handshake(
 
 #[test]
 fn clients_that_trust_the_bundle_trust_the_leaf_and_others_do_not() {
-    // By the clock of this machine: a client has no other.
+    // Uses this machine's clock: the client has no other.
     let now = jiff::Timestamp::now();
     let (one, two) = making(now, |making| {
         (making.authority(Generation(1), &[]).unwrap(), making.authority(Generation(2), &[]).unwrap())

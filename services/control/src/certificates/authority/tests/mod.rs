@@ -1,4 +1,4 @@
-//! What the tests of this module have in common: a release, its authorities, and a record that speaks of them.
+//! Shared test data: a release, its CAs and their record.
 
 mod bundled;
 mod judged;
@@ -22,7 +22,7 @@ use crate::release::{DEFAULT_CLUSTER_DOMAIN, Release};
 pub(super) const HOUR: Duration = Duration::from_hours(1);
 pub(super) const DAY: Duration = Duration::from_hours(24);
 
-/// Each byte another one than before.
+/// Bytes that count up.
 pub(super) struct Counting(u8);
 
 impl Randomness for Counting {
@@ -47,7 +47,7 @@ pub(super) fn names() -> Vec<String> {
     release().server_names().to_vec()
 }
 
-/// Makes something with the default lifetimes.
+/// Creates something with the default lifetimes.
 pub(super) fn making<T>(now: Timestamp, make: impl FnOnce(&mut Making<'_>) -> T) -> T {
     making_with(&Lifetimes::default(), now, make)
 }
@@ -60,17 +60,17 @@ pub(super) fn authority(number: u32) -> AuthorityMaterial {
     making(now(), |making| making.authority(Generation(number), &[])).unwrap()
 }
 
-/// The record of a rotation that is so far.
+/// The record of a rotation in this phase.
 pub(super) fn record(phase: Phase, active: Option<Authority>, next: Option<Authority>) -> Record {
     Record { phase, since: now(), epoch: 7, bundle_epoch: 5, leaf_epoch: 6, active, next, trigger: None }
 }
 
-/// Nothing is stored yet.
+/// A missing Secret.
 pub(super) fn nothing() -> AuthoritySecret {
     AuthoritySecret::read(None, &release())
 }
 
-/// Authority 1 is to be followed by 2.
+/// A rotation from CA 1 to CA 2.
 pub(super) fn rotating(phase: Phase) -> Known {
     let (active, next) = (authority(1), authority(2));
     let stable = nothing().with(record(Phase::Stable, Some(active.facts), None), Some(active.clone())).unwrap();
@@ -94,7 +94,7 @@ pub(super) fn parsed<'c>(certificate: &'c CertificateDer<'_>) -> X509Certificate
     parsed
 }
 
-/// Everything that damage can make of a text: cut off anywhere, a byte changed, left out or doubled anywhere; empty; other.
+/// Damaged versions of a text: truncated, or a byte changed, removed or doubled, anywhere; empty; replaced.
 pub(super) fn damaged(text: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     let text = text.to_vec();
     let whole = [b"junk".to_vec(), vec![0xff; 100], text.repeat(2), Vec::new()];

@@ -1,4 +1,4 @@
-//! The Secret with the leaf, as a leader sees it.
+//! Tests the leader's view of the Secret with the serving certificate.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;

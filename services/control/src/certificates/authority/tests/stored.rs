@@ -1,4 +1,4 @@
-//! The Secret with the authorities: what is written is read, and no damage is taken for something else.
+//! Tests that the Secret with the CAs survives a round trip, and that damage is always detected.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ fn keyless(authority: Option<Authority>) -> Option<Authority> {
     authority.map(|authority| Authority { has_key: false, ..authority })
 }
 
-/// The material of a rotation through all its phases, from 1 to 2.
+/// The contents in all phases of a rotation from CA 1 to CA 2.
 fn phases() -> Vec<Known> {
     let mut all: Vec<_> =
         [Phase::Staged, Phase::Expanded, Phase::Switched, Phase::Verified].map(rotating).into_iter().collect();
@@ -105,7 +105,7 @@ fn the_secret_that_is_there_is_written_over_and_keeps_its_metadata() {
     assert_eq!(written.data, fresh.data, "nothing else stays");
 }
 
-/// What a leader makes of it must not be a panic either.
+/// The leader's decision must not panic either.
 fn decide(secret: &AuthoritySecret) {
     for configuration in [Configuration::Absent, Configuration::Empty { epoch: MAX_EPOCH }] {
         let seen = Observed {
@@ -136,9 +136,9 @@ fn damage_anywhere_is_seen_and_the_number_is_still_known() {
             let secret = read(data);
             decide(&secret);
             assert_eq!(secret.stored == Stored::Corrupt, secret.fault.is_some());
-            // The numbers of the certificates stand in their names, and in the names of their keys.
+            // The CA numbers are in the certificates' names, and in the names of their keys.
             assert!(secret.highest >= Some(Generation(2)), "{key}: {:?}", secret.highest);
-            // A record may be another and make sense; a key or certificate must be what it was, to what it says.
+            // A changed record may still be consistent; a key or certificate must be exactly the original.
             if let (Stored::Is(found), true) = (&secret.stored, key.starts_with("authority")) {
                 assert_eq!(found.record(), written.record());
                 for (found, expected) in found.authorities().zip(written.authorities()) {
@@ -234,7 +234,7 @@ fn material_of_others_is_not_taken_for_ours() {
     assert!(matches!(with(&[("authority-2.crt", crt_of_1)]), Some(Fault::Certificate { of: Generation(2), .. })));
 }
 
-/// Frozen: what a release of today writes, each release after it reads, and the other way round.
+/// Frozen: every later release reads what today's release writes, and the other way round.
 #[test]
 fn format_1_is_what_it_was() {
     let one = authority(1);

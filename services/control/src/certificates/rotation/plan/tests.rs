@@ -1,4 +1,4 @@
-//! The next step, in what seldom comes: keys that are lost or known to others, and records and epochs that nobody wrote.
+//! Tests the next step in rare cases: lost or compromised keys, and forged records and epochs.
 
 use super::super::observed::{Endpoints, Leaf};
 use super::*;
@@ -10,7 +10,7 @@ fn authority(number: u32) -> Authority {
     Authority { generation: Generation(number), created, not_after, has_key: true }
 }
 
-/// What is seen in the middle of a soak that lasts a day, with all in its place.
+/// The observed state during a soak of one day, with everything in place.
 fn soaking(asked: Option<Trigger>) -> Observed {
     let (now, signer) = (Timestamp::UNIX_EPOCH, Some(Generation(2)));
     let authorities = [Generation(1), Generation(2)].into();
@@ -69,13 +69,13 @@ fn an_authority_that_cannot_sign_is_replaced_like_one_whose_key_is_lost() {
     if let Configuration::Present(bundle) = &mut seen.configuration {
         bundle.authorities = [Generation(2)].into();
     }
-    // Its leaf is due, and it cannot make another.
+    // Its serving certificate is due, and it cannot sign another.
     seen.serving = Stored::Is(Serving { leaf: None, epoch: EPOCH });
     let expected = Step::NewAuthority { generation: Generation(3), trigger: Some(Trigger::Lost) };
     assert_eq!(next(&Settings::default(), &seen), expected);
 }
 
-/// What is seen while this is the record, and all is as it wants it.
+/// The observed state with this record, and everything in place.
 fn in_order(phase: Phase) -> Observed {
     let mut seen = soaking(None);
     let next = (phase != Phase::Stable).then(|| authority(2));
@@ -118,7 +118,7 @@ fn a_record_that_was_put_back_is_told_from_that_by_who_is_trusted_and_who_signs(
     let is_recovered = |seen: &Observed| {
         seen.forged().is_none() && matches!(next(&Settings::default(), seen), Step::NewAuthority { .. })
     };
-    // It knows nothing of the next authority, or not that it is trusted, or not that it signs.
+    // The restored record does not know the next CA, that it is trusted, or that it signs.
     let mut seen = in_order(Phase::Stable);
     raise(&mut seen, EPOCH + 3, EPOCH);
     let of = |seen: &Observed, change: fn(&mut Bundle, &mut Leaf)| {
@@ -161,7 +161,7 @@ fn a_next_authority_that_cannot_sign_is_replaced_until_somebody_may_serve_it() {
             assert_eq!(fine, replaced, "{phase}");
             continue;
         }
-        // There is a leaf of it already: it goes on.
+        // A serving certificate of it already exists, so the rotation continues.
         assert!(!matches!(fine, Step::NewAuthority { .. } | Step::Wait { blocked: Blocked::Unable, .. }), "{phase}");
         seen.serving = Stored::Missing;
         assert_eq!(next(&settings, &seen), wait(Blocked::Unable), "{phase}");

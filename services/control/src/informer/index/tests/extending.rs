@@ -1,4 +1,4 @@
-//! Profiles that extend others, as these come, change and go.
+//! Tests profiles that extend others, as these are created, changed and deleted.
 
 use super::*;
 
@@ -59,7 +59,7 @@ fn a_change_of_a_parent_reaches_all_who_extend_it() {
         assert_eq!(revision(&before, name), revision(&after, name), "{name}");
     }
 
-    // A change that does not reach the text of a child publishes only the parent's.
+    // A change that does not affect the text of a child publishes only the parent's.
     let described = json!({"description": "new", "template": sidecar("proxy:2")["template"]});
     apply(&mut index, profile("proxy", 3, described));
     let described = index.publish().unwrap();
@@ -76,7 +76,7 @@ fn a_parent_that_is_broken_or_gone_leaves_its_children_at_work() {
 
     assert_eq!(apply(&mut index, profile("proxy", 2, json!({"unknown": 1}))).len(), 1, "the parent's alone");
     assert!(index.publish().is_none());
-    // A child's own change is compiled with what was accepted last of its parent.
+    // A child's own change is compiled with its parent's last accepted text.
     let changed = json!({"extends": {"name": "middle"}, "onError": "Skip"});
     assert_eq!(apply(&mut index, tenants("own", 2, changed)).len(), 0);
     assert_eq!(revisions(&index.publish().unwrap()).len(), 3);
@@ -105,7 +105,7 @@ fn a_child_waits_for_its_parent_and_one_that_is_broken_is_told_once() {
     assert_eq!(apply(&mut index, profile("proxy", 1, sidecar("proxy:1"))).len(), 0);
     assert_eq!(names(&index.publish().unwrap()), ["last", "middle", "proxy"]);
 
-    // What was broken by itself is mended, and with it who extends it.
+    // Fixing the parent also fixes the profile that extends it.
     assert_eq!(
         apply(
             &mut index,
@@ -163,7 +163,7 @@ fn a_namespace_does_not_keep_what_the_platform_has_taken_back() {
     apply(&mut index, tenants("own", 1, set(3)));
     let first = revision(&index.publish().unwrap(), "shop/own");
 
-    // A mistake of its own leaves the last good text at work, which follows the parent nevertheless.
+    // After an error of its own, the last valid text stays active and still follows the parent.
     assert_eq!(apply(&mut index, tenants("own", 2, set(9))).len(), 1);
     assert!(index.publish().is_none());
     let mut described = parameter(json!(["Namespace"]));
@@ -177,7 +177,7 @@ fn a_namespace_does_not_keep_what_the_platform_has_taken_back() {
     assert_ne!(revision(&index.publish().unwrap(), "shop/own"), second);
     assert_eq!(index.status().broken_profiles, 1);
 
-    // What the parent does not allow any more is not at work any more, and comes back with the permission.
+    // A profile that its parent no longer permits becomes inactive, and returns with the permission.
     apply(&mut index, profile("proxy", 4, parameter(json!(["Pod"]))));
     assert_eq!(at_work(&mut index), ["proxy"]);
     apply(&mut index, profile("proxy", 5, parameter(json!(["Namespace"]))));

@@ -1,4 +1,4 @@
-//! The memory that the profiles of namespaces may take.
+//! Tests the memory limits of namespaced profiles.
 
 use super::*;
 use crate::informer::profiles::ProfileChange;
@@ -13,7 +13,7 @@ fn stored(name: &str, generation: i64, size: usize) -> StoredProfile {
     stored
 }
 
-/// Memory for one large profile with its text and one small one, and not for two large ones.
+/// Enough for one large profile with its text and one small one, but not for two large ones.
 fn limits() -> share::Limits {
     let takes = |size| {
         let mut index = Index::default();
@@ -47,7 +47,7 @@ fn profile_beyond_the_share_waits_until_there_is_room() {
     assert!(diagnostics[0].message.starts_with("the profiles of namespace shop may take 0."), "{diagnostics:?}");
     assert_eq!(at_work(&mut index), ["shop/a", "shop/c"]);
 
-    // Nothing is read again for as long as there is no room, also after a new list.
+    // Nothing is read again without free memory, even after a new list.
     assert!(index.take_readable(9).is_empty());
     begin(&mut index, [stored("a", 1, LARGE), stored("b", 1, LARGE), stored("c", 1, SMALL)]);
     assert_eq!(at_work(&mut index), ["shop/a", "shop/c"]);
@@ -71,7 +71,7 @@ fn edit_beyond_the_share_leaves_what_was_accepted_at_work() {
     let broken = apply(&mut index, stored("b", 2, LARGE));
     assert_eq!(broken[0].serving.as_deref(), Some(&*before[1].1), "{broken:?}");
     assert_eq!(revisions(&index.snapshot), before);
-    // An edit counts in the place of what it replaces.
+    // An edit replaces the earlier grant.
     assert!(apply(&mut index, stored("a", 2, LARGE - 1)).is_empty());
     assert_ne!(revisions(&index.publish().unwrap()), before);
 }
@@ -91,7 +91,7 @@ fn accepted_child_follows_a_larger_parent() {
     let revision =
         |index: &mut Index| revisions(&index.publish().unwrap()).into_iter().find(|(name, _)| name == "shop/child");
     let before = revision(&mut index);
-    // The platform's edit is not the namespace's: what is accepted stays, and leaves no room for what is new.
+    // After the platform's edit, the accepted child stays and leaves no memory for new profiles.
     assert!(index.update(parent(2, 4 * LARGE)).is_empty());
     assert_ne!(revision(&mut index), before);
     assert_eq!(apply(&mut index, stored("a", 1, SMALL)).len(), 1);
