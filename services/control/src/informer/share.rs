@@ -56,7 +56,7 @@ impl Shares {
     ///
     /// A namespace may take [`Limits::of_namespace`], and at most half of what the other namespaces leave of
     /// [`Limits::of_all`], so a few large namespaces do not take everything. While there is memory, each namespace gets
-    /// [`SMALL`] bytes, and a replacement may be larger by as much. A smaller replacement is always allowed.
+    /// 64 KiB, and a replacement may be larger by as much. A smaller replacement is always allowed.
     ///
     /// # Errors
     /// The bytes that all profiles of the namespace may take now.
