@@ -19,8 +19,12 @@ impl Merge<'_, '_> {
         let Some(spec) = self.document.member(Document::ROOT, "spec")? else { return Ok(()) };
         for list in ["containers", "initContainers"] {
             let Some(containers) = self.document.member(spec, list)? else { continue };
-            let changed: Vec<_> = self.document.children(containers).filter(|slot| self.is_changed(*slot)).collect();
-            for container in changed {
+            let mut next = self.document.first(containers);
+            while let Some(container) = next {
+                next = self.document.next(container);
+                if !self.is_changed(container) {
+                    continue;
+                }
                 for (field, type_name) in FIELDS {
                     let Some(rule) = self.violation_in(container, field, type_name)? else { continue };
                     let name = self.document.raw_of(container, "name").unwrap_or_default().to_owned();
@@ -34,8 +38,13 @@ impl Merge<'_, '_> {
         Ok(())
     }
 
+    /// Whether a slot is there and is not as the object had it.
     fn is_changed(&self, slot: SlotId) -> bool {
-        !matches!(self.document.content(slot), Content::Value(_)) || self.document.state(slot) != State::Original
+        match self.document.state(slot) {
+            State::Removed => false,
+            State::Original => !matches!(self.document.content(slot), Content::Value(_)),
+            State::Replaced | State::Added => true,
+        }
     }
 
     /// Returns the rule that a field of a changed container violates.
