@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_has_left_is_removed_and_what_is_somebodys_stays() {
+    fn stale_leftovers_are_removed_others_stay() {
         let clusters = tempfile::tempdir().unwrap();
         for (name, owned) in [("t1", true), ("t2", true), ("t3", false)] {
             std::fs::create_dir(clusters.path().join(name)).unwrap();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_cannot_name_a_link_is_refused() {
+    fn rejects_invalid_link_name() {
         for name in ["", "a/b", "../x", "Upper", "ninechars"] {
             assert!(home_of(name).unwrap_err().to_string().contains("no name for a cluster"), "{name}");
         }

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_before_readiness_is_told_at_once_with_the_log() {
+    async fn early_exit_is_reported_with_log() {
         let dir = tempfile::tempdir().unwrap();
         let mut daemon = shell("echo no such flag >&2; exit 3", dir.path());
         let started = std::time::Instant::now();

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wait_in_vain_tells_what_and_the_last_reason() {
+    async fn timeout_reports_condition_and_last_reason() {
         let wait = eventually::<()>(Duration::from_millis(60), "the pod is there", || async { Err(anyhow!("404")) });
         let error = format!("{:#}", wait.await.unwrap_err());
         assert!(error.contains("the pod is there: not within 60ms; last attempt: 404"), "{error}");

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_directly_in_a_test_names_none() {
+    fn nested_frames_name_no_test() {
         assert_eq!(name_from_type("control_plane::body"), None);
         assert_eq!(name_from_type("control_plane::serves::{{closure}}::{{closure}}"), None);
     }

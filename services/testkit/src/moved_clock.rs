@@ -79,7 +79,7 @@ mod tests {
     use crate::isolated;
 
     #[test]
-    fn a_process_goes_by_it_and_others_do_not() {
+    fn moves_clock_of_one_process() {
         isolated(|| async {
             let clock = MovedClock::new("one")?;
             let date = |environment: Vec<(String, String)>| -> anyhow::Result<i64> {

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_of_the_script_is_the_folder() {
+    fn last_line_of_script_is_folder() {
         let script = script("echo about to build >&2; echo noise; echo /some/where");
         assert_eq!(build(script.path(), &[]).unwrap(), PathBuf::from("/some/where"));
     }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_the_programs_is_refused_by_name() {
+    fn folder_without_programs_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("etcd"), "").unwrap();
         let error = check(dir.path()).unwrap_err().to_string();

@@ -62,7 +62,7 @@ fn kubectl_applies_crds_and_reads_what_it_wrote() {
 }
 
 #[test]
-fn rbac_holds_for_service_accounts_and_for_impersonated_users() {
+fn rbac_applies_to_accounts_and_impersonation() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[]).await?;
@@ -98,7 +98,7 @@ fn rbac_holds_for_service_accounts_and_for_impersonated_users() {
 }
 
 #[test]
-fn two_control_planes_at_once_know_nothing_of_each_other() {
+fn control_planes_are_isolated() {
     Isolation::new().own_network("is about the control plane").run(|| async {
         let second_address = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 2));
         let (first, second) =
@@ -113,7 +113,7 @@ fn two_control_planes_at_once_know_nothing_of_each_other() {
 }
 
 #[test]
-fn a_second_api_server_shares_what_is_stored_and_can_be_paused() {
+fn second_api_server_shares_state_and_pauses() {
     Isolation::new().own_network("is about the control plane").run(|| async {
         let first = ControlPlane::start().await?;
         let mut second = first.second_api_server().await?;
@@ -156,7 +156,7 @@ fn a_restarted_api_server_has_kept_everything() {
 }
 
 #[test]
-fn what_the_api_server_says_is_shown_when_it_does_not_start() {
+fn start_failure_shows_api_server_output() {
     Isolation::new().own_network("is about the control plane").run(|| async {
         let started = Instant::now();
         let start = ControlPlane::builder().api_server_arg("--no-such-flag").start().await;

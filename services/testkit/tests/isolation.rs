@@ -9,7 +9,7 @@ use pillion_testkit::{ControlPlane, Isolation};
 use tokio::net::TcpListener;
 
 #[test]
-fn a_failure_keeps_the_logs_and_shows_their_end() {
+fn failure_keeps_logs_and_shows_tail() {
     let outcome = Isolation::new().own_network("is about the namespaces").try_run(|| async {
         let _control_plane = ControlPlane::start().await?;
         println!("said before the failure");
@@ -19,7 +19,7 @@ fn a_failure_keeps_the_logs_and_shows_their_end() {
     let dir = failure.directory.clone().unwrap();
     let text = failure.to_string();
     let log = dir.join("control-plane-10.111.0.1/kube-apiserver.log");
-    assert!(text.contains("a_failure_keeps_the_logs_and_shows_their_end: on purpose"), "{text}");
+    assert!(text.contains("failure_keeps_logs_and_shows_tail: on purpose"), "{text}");
     assert!(text.contains(&format!("--- the end of {}", log.display())), "{text}");
     assert!(std::fs::read_to_string(&log).unwrap().contains("Serving securely"));
     assert!(failure.output.contains("said before the failure"), "{}", failure.output);
@@ -54,7 +54,7 @@ fn a_panic_inside_is_a_failure() {
 }
 
 #[test]
-fn a_body_that_hangs_is_ended_and_so_is_what_it_started() {
+fn hanging_body_and_its_children_are_ended() {
     let started = Instant::now();
     let failure = Isolation::new()
         .own_network("is about the namespaces")
@@ -71,7 +71,7 @@ fn a_body_that_hangs_is_ended_and_so_is_what_it_started() {
 }
 
 #[test]
-fn of_two_bodies_in_one_test_each_is_run() {
+fn runs_both_bodies_of_one_test() {
     let note = |dir: &Path| dir.join("first-was-here");
     Isolation::new().own_network("is about the namespaces").run(|| async {
         let dir = namespace::directory()?;
@@ -87,7 +87,7 @@ fn of_two_bodies_in_one_test_each_is_run() {
 }
 
 #[test]
-fn every_address_of_the_range_is_ours_and_none_beyond() {
+fn exactly_the_range_is_local() {
     Isolation::new().own_network("is about the namespaces").run(|| async {
         for address in [namespace::API_SERVER, replica_address(1), replica_address(250)] {
             TcpListener::bind((address, 8443)).await.with_context(|| format!("{address}"))?;

@@ -10,7 +10,7 @@ use pillion_testkit::{Isolation, Replica, ReplicaSpec, TestCa};
 const SOON: Duration = Duration::from_mins(1);
 
 #[test]
-fn a_replica_that_fails_early_is_told_with_what_it_said() {
+fn early_replica_failure_shows_output() {
     Isolation::new().own_network("needs no control plane").run(|| async {
         let dir = namespace::directory()?;
         let tls = TestCa::new()?.serving_files(&dir, "replica", &[SERVER_NAME])?;
@@ -24,7 +24,7 @@ fn a_replica_that_fails_early_is_told_with_what_it_said() {
 }
 
 #[test]
-fn a_replica_is_ready_answers_and_ends_when_asked() {
+fn replica_starts_responds_and_stops() {
     Isolation::new().own_network("needs no control plane").run(|| async {
         let dir = namespace::directory()?;
         let tls = TestCa::new()?.serving_files(&dir, "replica", &[SERVER_NAME])?;

@@ -28,7 +28,7 @@ use tokio::task::JoinHandle;
 const SOON: Duration = Duration::from_mins(1);
 
 #[test]
-fn a_webhook_behind_a_service_is_called_over_http_1_1_and_patches_the_pod() {
+fn webhook_behind_service_patches_pod_over_http1() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let client = control_plane.client();

@@ -165,7 +165,7 @@ async fn a_while() {
 }
 
 #[test]
-fn pods_that_nobody_called_the_webhook_for_are_found_with_their_cause() {
+fn audit_finds_missed_pods_with_cause() {
     isolated(|| async {
         let control_plane = with_definitions().await?;
         control_plane.apply_yaml(NGINX).await?;
@@ -291,7 +291,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
 }
 
 #[test]
-fn a_switch_that_was_off_is_a_cause_and_the_audit_outlives_the_api_server() {
+fn audit_names_kill_switch_and_survives_outage() {
     Isolation::new().own_network("restarts the API server").run(|| async {
         let mut control_plane = with_definitions().await?;
         control_plane.apply_yaml(NGINX).await?;

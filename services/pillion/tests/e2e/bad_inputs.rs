@@ -126,7 +126,7 @@ async fn create(rig: &Rig, pod: &Json, dry_run: bool) -> Result<Json> {
 }
 
 #[test]
-fn what_gets_through_an_api_server_ends_as_it_should() {
+fn invalid_inputs_end_with_documented_results() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(ALWAYS).await?;

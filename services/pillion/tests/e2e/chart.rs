@@ -179,7 +179,7 @@ async fn heading(definitions: &Api<CustomResourceDefinition>) -> Result<String> 
 }
 
 #[test]
-fn a_release_is_installed_injects_is_upgraded_and_leaves_nothing_in_the_way() {
+fn release_installs_injects_upgrades_and_uninstalls() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let client = control_plane.client();
@@ -277,7 +277,7 @@ spec: {activation: Always, template: {metadata: {annotations: {example.com/a: b}
 ";
 
 #[test]
-fn profiles_of_a_namespace_are_for_who_may_create_pods_there() {
+fn pod_creators_may_edit_namespaced_profiles() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[]).await?;

@@ -187,7 +187,7 @@ impl Managed {
 }
 
 #[test]
-fn a_clock_that_jumps_makes_nothing_and_all_goes_on_when_it_is_right_again() {
+fn clock_jump_changes_nothing_and_recovers() {
     Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
         let mut managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let (controllers, replicas) = (MovedClock::new("controllers")?, MovedClock::new("replicas")?);
@@ -251,7 +251,7 @@ fn a_clock_that_jumps_makes_nothing_and_all_goes_on_when_it_is_right_again() {
 }
 
 #[test]
-fn a_clock_that_jumps_after_any_write_of_a_rotation_does_not_lead_it_astray() {
+fn rotation_survives_clock_jump_after_each_write() {
     Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
         let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 1).await?;
         let clock = MovedClock::new("controllers")?;
@@ -328,7 +328,7 @@ fn a_clock_that_jumps_ahead_shortens_no_wait() {
 }
 
 #[test]
-fn nothing_is_made_by_a_clock_that_is_wrong_from_the_beginning() {
+fn wrong_initial_clock_creates_no_certificates() {
     Isolation::new().run(|| async {
         let mut managed = Managed::start_uncalled(ControlPlane::builder(), QUICK, 0, 0).await?;
         let clock = MovedClock::new("controllers")?;
@@ -353,7 +353,7 @@ fn nothing_is_made_by_a_clock_that_is_wrong_from_the_beginning() {
 }
 
 #[test]
-fn a_wait_is_not_shortened_by_the_clock_of_a_leader_that_is_gone() {
+fn clock_of_former_leader_shortens_no_wait() {
     let overlap = Duration::from_secs(12);
     let policy = QUICK.replace("overlap: 200ms", "overlap: 12s").replace("Timeout: 5s", "Timeout: 40s");
     Isolation::new().own_network("runs a second API server").run(|| async move {

@@ -155,7 +155,7 @@ async fn start_within(limit: Duration, what: &str, spec: &ReplicaSpec, number: u
 }
 
 #[test]
-fn a_replica_is_ready_in_seconds_with_many_namespaces() {
+fn replica_starts_quickly_with_many_namespaces() {
     let count = std::env::var("PILLION_TEST_NAMESPACES").ok().and_then(|count| count.parse().ok());
     let count = count.unwrap_or(NAMESPACES);
     Isolation::new().time_limit(Duration::from_mins(15)).run(|| async move {

@@ -68,7 +68,7 @@ fn at_once() -> Settings {
 }
 
 #[test]
-fn whatever_is_changed_is_as_it_ought_to_be_again_within_a_second() {
+fn drift_is_corrected_within_a_second() {
     isolated(|| async {
         let (ours, foreign) = (TestCa::new()?, TestCa::new()?);
         let target = target(&release()?, &ours, 7);
@@ -162,7 +162,7 @@ fn whatever_is_changed_is_as_it_ought_to_be_again_within_a_second() {
 }
 
 #[test]
-fn who_does_not_give_up_is_answered_with_pauses_and_told_of() {
+fn persistent_drift_is_paced_and_reported() {
     isolated(|| async {
         let mut settings = Settings::default();
         (settings.first_pause, settings.longest_pause) = (Duration::from_millis(300), Duration::from_millis(1200));
@@ -266,7 +266,7 @@ fn who_is_behind_loses_by_conflict() {
 }
 
 #[test]
-fn a_switch_that_is_deleted_is_there_again_and_injection_stays_as_it_is() {
+fn deleted_switch_is_recreated_without_effect() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
         let mut kept = Kept::filled(at_once(), &target).await?;
@@ -302,7 +302,7 @@ fn owners(metadata: ObjectMeta) -> Vec<(String, String)> {
 }
 
 #[test]
-fn what_belonged_to_a_namespace_that_is_gone_belongs_to_the_one_that_has_its_name_now() {
+fn owner_references_follow_recreated_namespace() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
         let kept = Kept::filled(at_once(), &target).await?;
@@ -365,7 +365,7 @@ fn what_nobody_confirms_stays_empty() {
 }
 
 #[test]
-fn what_is_disarmed_goes_and_stays_away_until_it_is_armed() {
+fn disarmed_webhooks_stay_deleted_until_armed() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
         let kept = Kept::filled(at_once(), &target).await?;

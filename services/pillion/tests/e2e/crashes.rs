@@ -186,7 +186,7 @@ impl Display for Damage<'_> {
 }
 
 #[test]
-fn a_replica_that_dies_takes_with_it_only_what_it_had() {
+fn dying_replica_loses_only_own_requests() {
     let kills = count_from("PILLION_KILLS", KILLS, 1..=500).unwrap();
     let limit = Duration::from_secs(600 + 30 * kills);
     Isolation::new().time_limit(limit).run(|| async move {
@@ -224,7 +224,7 @@ fn a_replica_that_dies_takes_with_it_only_what_it_had() {
 }
 
 #[test]
-fn a_node_without_power_costs_its_share_of_the_calls_until_it_is_seen() {
+fn silent_node_costs_its_share_of_calls() {
     Isolation::new().run(|| async move {
         let mut rig = Rig::start_as_in_production(REPLICAS).await?;
         let load = Load::start(&rig).await?;

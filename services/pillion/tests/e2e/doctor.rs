@@ -17,7 +17,7 @@ use crate::managed::{Managed, QUICK};
 use crate::rig::{PATIENCE, Rig};
 
 #[test]
-fn a_doctor_finds_nothing_where_nothing_is_wrong_and_names_what_is() {
+fn doctor_reports_only_real_problems() {
     isolated(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 2, 1).await?;
         let control_plane = &managed.rig.control_plane;
@@ -77,7 +77,7 @@ fn a_doctor_finds_nothing_where_nothing_is_wrong_and_names_what_is() {
 }
 
 #[test]
-fn a_doctor_finds_bundles_that_are_wrong_and_replicas_out_of_reach() {
+fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
     isolated(|| async {
         let rig = Rig::start(2).await?;
         let control_plane = &rig.control_plane;
@@ -134,7 +134,7 @@ fn a_doctor_finds_bundles_that_are_wrong_and_replicas_out_of_reach() {
 }
 
 #[test]
-fn it_is_a_plugin_of_kubectl_and_says_when_it_cannot_answer() {
+fn doctor_runs_as_plugin_and_reports_failure() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let folder: PathBuf = control_plane.directory().join("plugins");

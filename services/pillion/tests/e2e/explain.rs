@@ -174,7 +174,7 @@ fn with(mut pod: Json, change: impl FnOnce(&mut Json)) -> Json {
 }
 
 #[test]
-fn what_the_author_the_namespace_and_the_profile_say_is_named() {
+fn explain_names_author_namespace_and_profile_causes() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
@@ -332,7 +332,7 @@ spec: {template: {metadata: {annotations: {example.com/ours: "1"}}}}
 "#;
 
 #[test]
-fn a_tenant_is_told_what_it_may_not_see_and_is_answered_all_the_same() {
+fn explain_names_missing_permissions_and_still_answers() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
@@ -428,7 +428,7 @@ impl Other {
 }
 
 #[test]
-fn what_others_do_to_a_pod_and_what_was_never_stored_is_named() {
+fn explain_names_foreign_changes_and_rejections() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;

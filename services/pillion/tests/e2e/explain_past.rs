@@ -21,7 +21,7 @@ async fn is_past(time: Timestamp) -> Result<()> {
 }
 
 #[test]
-fn what_was_otherwise_when_the_pod_was_created_is_named() {
+fn explain_names_changes_since_creation() {
     isolated(|| async {
         let mut rig = Rig::start(1).await?;
         rig.namespace("late", None).await?;

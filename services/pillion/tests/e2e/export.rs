@@ -178,7 +178,7 @@ fn exported_policies_decide_as_the_engine_does() {
 
 /// With other labels to opt in by, the first that a namespace has decides, as it does for the webhooks.
 #[test]
-fn exported_policies_go_by_the_labels_that_they_are_told() {
+fn exported_policies_use_given_labels() {
     isolated(|| async {
         let plane = ControlPlane::start().await?;
         let opt_in = OptIn::with(["mesh=on"])?;

@@ -66,7 +66,7 @@ fn examples() -> Vec<(String, Json)> {
 }
 
 #[test]
-fn what_is_native_gives_there_what_it_gives_here() {
+fn native_functions_match_api_server_results() {
     isolated(|| async {
         let examples = examples();
         ensure!(examples.len() > 50, "{} examples", examples.len());

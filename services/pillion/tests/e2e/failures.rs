@@ -6,7 +6,7 @@ use pillion_testkit::{Isolation, eventually, isolated};
 use crate::rig::{Rig, SOON, bare_pod, is_untouched, names};
 
 #[test]
-fn without_replicas_an_enabled_namespace_goes_on_and_a_required_one_refuses() {
+fn failure_modes_hold_without_replicas() {
     isolated(|| async {
         let mut rig = Rig::start(1).await?;
         rig.namespace("strict", Some("required")).await?;

@@ -188,7 +188,7 @@ fn is_line(said: &str, expected: &str) -> bool {
 }
 
 #[test]
-fn a_line_is_like_another_but_for_what_is_different_each_time() {
+fn lines_match_except_for_variable_parts() {
     for (said, expected, like) in [
         ("a b", "a b", true),
         ("a b c", "a b", false),
@@ -203,7 +203,7 @@ fn a_line_is_like_another_but_for_what_is_different_each_time() {
 }
 
 #[test]
-fn the_pages_of_the_first_day_go_as_they_are_written() {
+fn first_day_pages_work_as_written() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let _controllers = ControllerManager::with(&control_plane, CONTROLLERS).await?;

@@ -18,7 +18,7 @@ async fn in_vain(replica: &Replica) -> Result<f64> {
 }
 
 #[test]
-fn a_namespace_is_known_at_once_and_until_it_is_gone() {
+fn namespace_is_known_until_deleted() {
     isolated(|| async {
         let mut rig = Rig::start(1).await?;
         // As the API server does it: it looks itself, and names the level by the path.

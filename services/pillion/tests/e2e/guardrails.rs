@@ -400,7 +400,7 @@ async fn each_way_out_is_one(rig: &Rig, error: &str) -> Result<()> {
 
 #[test]
 #[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
-fn in_required_namespaces_nobody_comes_by_undecided_also_when_the_webhook_is_gone() {
+fn required_namespace_rejects_undecided_pods() {
     Isolation::new().own_network(AS_NEW).run(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[("pillion.dev/injection", "required")]).await?;

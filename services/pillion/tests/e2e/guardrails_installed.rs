@@ -28,7 +28,7 @@ async fn installed(values: &Json) -> Result<ControlPlane> {
 
 /// The names of the policies' bindings and by which labels they are for a namespace, for labels of several kinds.
 #[test]
-fn each_label_that_opts_in_as_required_has_a_binding() {
+fn required_labels_have_policy_bindings() {
     isolated(|| async {
         let control_plane = installed(&json!({"optIn": [
             "istio-injection=enabled",
@@ -142,7 +142,7 @@ fn owners(pod: &Pod) -> (bool, bool) {
 }
 
 #[test]
-fn record_of_a_stored_pod_is_not_forged_in_required_namespaces() {
+fn stored_records_cannot_be_forged() {
     Isolation::new().own_network(AS_NEW).run(|| async {
         let control_plane = installed(&json!({"crds": {"upgrade": false}})).await?;
         control_plane.kubectl_ok(&["-n", NAMESPACE, "create", "configmap", "pillion"]).await?;
@@ -187,7 +187,7 @@ fn record_of_a_stored_pod_is_not_forged_in_required_namespaces() {
 
 /// Replicas that were there before write no records yet, and the ConfigMap of the kill switch is there already.
 #[test]
-fn an_upgrade_that_begins_with_records_refuses_no_pod_of_the_replicas_that_were_there() {
+fn upgrade_that_adds_records_rejects_no_pod() {
     Isolation::new().own_network(AS_NEW).run(|| async {
         let control_plane = installed(&json!({"crds": {"upgrade": false}, "guardrails": {"records": false}})).await?;
         control_plane.kubectl_ok(&["-n", NAMESPACE, "create", "configmap", "pillion"]).await?;
@@ -246,7 +246,7 @@ spec:
 
 /// Keys that are the same but for what cannot stand in a name.
 #[test]
-fn two_labels_of_nearly_one_name_have_a_binding_each() {
+fn similar_labels_have_separate_bindings() {
     isolated(|| async {
         let control_plane = installed(&json!({"optIn": ["a.b/c=x:required", "a-b/c=x:required"]})).await?;
         let bindings = ["get", "validatingadmissionpolicybindings", "--output=name"];

@@ -125,7 +125,7 @@ fn deployment(name: &str) -> Json {
 }
 
 #[test]
-fn with_every_replica_dead_pods_wait_and_after_recovery_all_are_injected() {
+fn held_pods_wait_until_replicas_recover() {
     Isolation::new().time_limit(Duration::from_mins(12)).run(|| async {
         let mut cluster = Cluster::start(3, 2).await?;
         let client = cluster.rig().control_plane.client();
@@ -304,7 +304,7 @@ async fn finish_jobs(cluster: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn nobody_takes_the_gate_away_until_the_label_is_off() {
+fn gate_stays_until_label_is_removed() {
     Isolation::new().run(|| async {
         let mut cluster = Cluster::start(1, 1).await?;
         let client = cluster.rig().control_plane.client();
@@ -414,7 +414,7 @@ async fn switch(cluster: &Cluster, word: &str) -> Result<()> {
 }
 
 #[test]
-fn switched_off_no_policy_is_left_and_nobody_waits() {
+fn disabling_held_removes_policies_and_gates() {
     Isolation::new().run(|| async {
         let mut cluster = Cluster::start(1, 1).await?;
         cluster.lose_every_replica().await?;

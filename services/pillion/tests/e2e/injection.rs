@@ -55,7 +55,7 @@ fn pods_of_every_origin_get_their_sidecar() {
 }
 
 #[test]
-fn who_did_not_opt_in_or_opts_out_stays_as_they_were() {
+fn pods_without_opt_in_stay_unchanged() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         rig.namespace("plain", None).await?;
@@ -81,7 +81,7 @@ fn who_did_not_opt_in_or_opts_out_stays_as_they_were() {
 }
 
 #[test]
-fn a_dry_run_shows_the_sidecar_and_leaves_nothing_behind() {
+fn dry_run_shows_sidecar_and_stores_nothing() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let shown = rig.dry_run("team-a", &bare_pod("dry")).await?;
@@ -133,7 +133,7 @@ async fn injected_by_each(rig: &Rig) -> Result<Vec<u64>> {
 /// What the API server hands to the webhook a second time, and to us when the pod is read back: managedFields do not
 /// name what admission added. The whole trust in records rests on it.
 #[test]
-fn managed_fields_name_what_the_author_wrote_and_nothing_of_ours() {
+fn managed_fields_exclude_injected_parts() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let pod = rig.create("team-a", &bare_pod("bare")).await?;

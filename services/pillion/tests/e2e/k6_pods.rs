@@ -22,7 +22,7 @@ const NAMESPACES: &str = "3";
 const LIMIT: Duration = Duration::from_mins(3);
 
 #[test]
-fn pods_are_created_through_the_api_server_and_looked_at() {
+fn k6_creates_and_checks_pods() {
     isolated(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let cluster = &managed.rig.control_plane;

@@ -80,7 +80,7 @@ fn pod(name: &str, more: &Json) -> Json {
 }
 
 #[test]
-fn game_servers_get_their_defaults_and_what_cannot_work_is_refused() {
+fn custom_resources_are_defaulted_and_validated() {
     isolated(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let control_plane = &managed.rig.control_plane;
@@ -127,7 +127,7 @@ fn game_servers_get_their_defaults_and_what_cannot_work_is_refused() {
 }
 
 #[test]
-fn pods_of_a_namespace_with_a_quota_get_what_it_counts() {
+fn quota_profile_sets_missing_requests() {
     isolated(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let control_plane = &managed.rig.control_plane;
@@ -163,7 +163,7 @@ fn pods_of_a_namespace_with_a_quota_get_what_it_counts() {
 }
 
 #[test]
-fn claims_that_name_no_class_get_that_of_their_namespace() {
+fn claims_get_storage_class_of_namespace() {
     isolated(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let control_plane = &managed.rig.control_plane;
@@ -199,7 +199,7 @@ fn claims_that_name_no_class_get_that_of_their_namespace() {
 }
 
 #[test]
-fn pods_with_and_without_annotations_are_annotated_and_none_has_environment_variables() {
+fn annotations_are_added_without_environment_variables() {
     isolated(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let control_plane = &managed.rig.control_plane;
@@ -260,7 +260,7 @@ fn pods_with_and_without_annotations_are_annotated_and_none_has_environment_vari
 }
 
 #[test]
-fn nobody_but_the_platform_creates_anything_in_reserved_namespaces() {
+fn reserved_namespaces_reject_other_creators() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.apply_yaml(&shipped("reserved-namespaces", "policy.yaml")).await?;

@@ -41,7 +41,7 @@ where
 }
 
 #[test]
-fn first_lists_of_a_leader_ask_nothing_of_etcd() {
+fn leader_lists_come_from_watch_cache() {
     Isolation::new().own_network("it is counted what the API server asks of etcd").run(|| async {
         let plane = ControlPlane::builder().start().await?;
         let namespaces = Api::<Namespace>::all(plane.client());

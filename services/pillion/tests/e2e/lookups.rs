@@ -72,7 +72,7 @@ fn owner(api_version: &str, kind: &str, name: &str, uid: &str) -> Json {
 }
 
 #[test]
-fn service_accounts_and_owners_decide_what_a_pod_gets() {
+fn lookups_of_owners_and_accounts_decide() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         for yaml in [OBJECTS, IDENTITY, NIGHTLY, WEB] {

@@ -225,7 +225,7 @@ async fn dry_run(control_plane: &ControlPlane, file: &Path) -> Result<usize> {
 
 #[test]
 #[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
-fn whatever_is_rendered_the_api_server_takes_to_the_field() {
+fn api_server_accepts_every_rendered_field() {
     Isolation::new().own_network("gives the API server two IP families").run(|| async {
         // Of both families, as one set of values asks for.
         let families = "--service-cluster-ip-range=10.112.0.0/24,fd00:112::/112";

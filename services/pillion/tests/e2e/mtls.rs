@@ -79,7 +79,7 @@ async fn is_counted(replica: &Replica) -> Result<()> {
 }
 
 #[test]
-fn the_api_server_is_known_by_its_certificate_and_nobody_else_is_answered() {
+fn only_certified_api_server_gets_responses() {
     Isolation::new().own_network("gives the API server a client certificate").run(|| async {
         let folder = namespace::directory()?;
         let authority = TestCa::new()?;
@@ -109,7 +109,7 @@ fn the_api_server_is_known_by_its_certificate_and_nobody_else_is_answered() {
 }
 
 #[test]
-fn an_api_server_without_a_certificate_is_told_that_it_needs_one() {
+fn api_server_without_certificate_gets_clear_error() {
     isolated(|| async {
         let folder = namespace::directory()?;
         let file = folder.join("clients.crt");

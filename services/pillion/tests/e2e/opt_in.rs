@@ -31,7 +31,7 @@ async fn cluster() -> Result<Managed> {
 }
 
 #[test]
-fn a_label_from_elsewhere_opts_in_for_everybody_who_asks() {
+fn foreign_label_opts_namespace_in() {
     isolated(|| async {
         let mut managed = cluster().await?;
         let created = managed.rig.create("mesh", &bare_pod("early")).await?;

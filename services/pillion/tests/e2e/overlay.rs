@@ -59,7 +59,7 @@ fn pod(name: &str, native: bool) -> Json {
 }
 
 #[test]
-fn an_authors_overlay_is_told_apart_from_what_a_limit_range_adds() {
+fn overlay_survives_defaults_of_limit_range() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         rig.namespace("meshed", Some("enabled")).await?;

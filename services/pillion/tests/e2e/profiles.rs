@@ -23,7 +23,7 @@ async fn image_becomes(rig: &Rig, expected: &str) -> Result<()> {
 }
 
 #[test]
-fn an_edited_profile_changes_the_next_pod_and_a_broken_one_changes_nothing() {
+fn profile_edits_reach_pods_and_mistakes_do_not() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", "nginx:1.30")).await?;
@@ -57,7 +57,7 @@ fn an_edited_profile_changes_the_next_pod_and_a_broken_one_changes_nothing() {
 }
 
 #[test]
-fn a_tenants_profile_acts_in_its_own_namespace_only() {
+fn namespaced_profile_applies_in_its_namespace_only() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         rig.namespace("team-b", Some("enabled")).await?;

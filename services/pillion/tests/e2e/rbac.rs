@@ -225,7 +225,7 @@ fn lines(of: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn each_service_account_may_do_what_is_listed_and_nothing_else() {
+fn service_accounts_have_exactly_listed_permissions() {
     isolated(|| async {
         let control_plane = control_plane().await?;
         for (account, namespace, expected) in [
@@ -326,7 +326,7 @@ spec:
 ";
 
 #[test]
-fn a_replica_with_its_own_service_account_becomes_ready_and_injects() {
+fn replica_injects_with_own_service_account() {
     isolated(|| async {
         let control_plane = control_plane().await?;
         let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
@@ -372,7 +372,7 @@ fn is_forbidden<T>(answer: &kube::Result<T>) -> bool {
 }
 
 #[test]
-fn names_in_roles_hold_for_lists_watches_and_what_is_applied() {
+fn resource_names_limit_lists_watches_and_applies() {
     isolated(|| async {
         let control_plane = control_plane().await?;
         let webhook = client_of(&kubeconfig(&control_plane, "webhook").await?).await?;
@@ -408,7 +408,7 @@ fn names_in_roles_hold_for_lists_watches_and_what_is_applied() {
 }
 
 #[test]
-fn the_audit_with_the_controllers_service_account_finds_a_pod() {
+fn audit_works_with_controllers_service_account() {
     isolated(|| async {
         let control_plane = control_plane().await?;
         let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;

@@ -55,7 +55,7 @@ async fn has_switch(managed: &Managed) -> Result<bool> {
 }
 
 #[test]
-fn nobody_is_refused_before_api_servers_find_the_way_to_a_replica() {
+fn webhooks_wait_for_connectivity_check() {
     isolated(|| async {
         let managed = without_a_way().await?;
         let until = Instant::now() + Duration::from_secs(2);
@@ -86,7 +86,7 @@ fn nobody_is_refused_before_api_servers_find_the_way_to_a_replica() {
 }
 
 #[test]
-fn whoever_cannot_show_the_way_keeps_an_installation_from_being_armed_for_a_while_only() {
+fn failed_connectivity_check_delays_arming_briefly() {
     isolated(|| async {
         let managed = without_a_way().await?;
         let begun = Instant::now();

@@ -64,7 +64,7 @@ async fn serve_meddler(rig: &Rig, address: IpAddr) -> Result<()> {
 }
 
 #[test]
-fn what_we_did_stands_once_when_the_api_server_calls_again() {
+fn reinvocation_changes_nothing() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         rig.label_namespace("team-a", "meddled", "yes").await?;

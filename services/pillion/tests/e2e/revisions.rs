@@ -127,7 +127,7 @@ async fn restart_all(rig: &mut Rig) -> Result<()> {
 }
 
 #[test]
-fn a_broken_profile_changes_nothing_also_after_all_replicas_and_the_leader_are_restarted() {
+fn broken_profile_changes_nothing_after_restarts() {
     isolated(|| async {
         let (mut rig, leader) = start(2).await?;
         image_becomes(&rig, "nginx:1.29").await?;
@@ -172,7 +172,7 @@ fn a_broken_profile_changes_nothing_also_after_all_replicas_and_the_leader_are_r
 }
 
 #[test]
-fn a_revision_cannot_be_edited_and_a_deleted_one_is_made_again() {
+fn revisions_are_immutable_and_recreated() {
     isolated(|| async {
         let (mut rig, leader) = start(1).await?;
         let status = accepted_becomes(&rig, "True").await?;
@@ -268,7 +268,7 @@ fn status_and_events_are_what_an_owner_reads() {
 }
 
 #[test]
-fn a_rollout_a_pin_and_a_rollback_are_seen_in_pods() {
+fn pods_follow_rollout_pin_and_rollback() {
     isolated(|| async {
         let (rig, leader) = start(1).await?;
         let old = accepted_becomes(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
@@ -356,7 +356,7 @@ async fn register_profiles(rig: &Rig) -> Result<()> {
 }
 
 #[test]
-fn who_applies_a_broken_profile_is_warned_and_not_refused() {
+fn broken_profile_is_stored_with_warning() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         register_profiles(&rig).await?;
@@ -393,7 +393,7 @@ fn who_applies_a_broken_profile_is_warned_and_not_refused() {
 }
 
 #[test]
-fn what_docs_say_of_history_and_rollback_is_so() {
+fn documented_history_and_rollback_commands_work() {
     isolated(|| async {
         let (rig, leader) = start(1).await?;
         let first = accepted_becomes(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
@@ -462,7 +462,7 @@ fn run(rig: &Rig, command: &str) -> Result<std::process::Output> {
 }
 
 #[test]
-fn namespace_has_a_share_of_the_memory_of_profiles() {
+fn profiles_of_namespace_have_memory_limit() {
     isolated(|| async {
         let (rig, leader) = start(1).await?;
         leader.end().await?;
@@ -570,7 +570,7 @@ async fn valid_becomes(control_plane: &ControlPlane, profile: &[&str], state: &s
 
 /// By the rights of the controller, in a namespace whose pods Pod Security restricts.
 #[test]
-fn dry_run_tells_verdict_of_api_server_in_status() {
+fn status_has_verdict_of_dry_run() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         install_definitions(&control_plane).await?;

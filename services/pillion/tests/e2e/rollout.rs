@@ -190,7 +190,7 @@ impl Cluster {
 }
 
 #[test]
-fn what_is_stale_is_foreseen_listed_and_restarted_within_its_budgets() {
+fn stale_workloads_restart_within_budgets() {
     Isolation::new().time_limit(Duration::from_mins(12)).run(|| async {
         let rig = Rig::start_with(ControlPlane::builder(), &[], 1).await?;
         rig.control_plane.apply_yaml(MARKED).await?;

@@ -168,17 +168,17 @@ enum Hit {
 }
 
 #[test]
-fn a_leader_that_is_killed_after_any_write_is_replaced_and_no_pod_is_lost() {
+fn leader_killed_after_any_write_loses_nothing() {
     Isolation::new().time_limit(Duration::from_mins(15)).run(|| async { a_leader_that_is_hit(Hit::Kill).await });
 }
 
 #[test]
-fn a_leader_that_is_paused_after_any_write_loses_by_conflict_and_no_pod_is_lost() {
+fn leader_paused_after_any_write_conflicts() {
     Isolation::new().time_limit(Duration::from_mins(15)).run(|| async { a_leader_that_is_hit(Hit::Pause).await });
 }
 
 #[test]
-fn an_api_server_that_hangs_keeps_the_rotation_waiting() {
+fn rotation_waits_for_hanging_api_server() {
     // Longer than the pause: it is not that the time was over.
     let policy = QUICK.replace("propagationTimeout: 5s", "propagationTimeout: 25s");
     Isolation::new().own_network("runs a second API server").run(|| async move {
@@ -248,7 +248,7 @@ fn a_stolen_key_is_replaced_without_soaking() {
 }
 
 #[test]
-fn what_is_lost_or_damaged_is_made_anew_and_no_pod_is_lost() {
+fn damaged_secrets_are_recreated_without_lost_pods() {
     Isolation::new().run(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
         let mut active = managed.is_stable(1, LIMIT).await?;
@@ -279,7 +279,7 @@ fn what_is_lost_or_damaged_is_made_anew_and_no_pod_is_lost() {
 }
 
 #[test]
-fn a_webhook_configuration_that_is_damaged_is_as_it_was_within_a_second() {
+fn damaged_webhook_configuration_is_restored_within_second() {
     Isolation::new().run(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
         managed.is_stable(1, LIMIT).await?;
@@ -384,7 +384,7 @@ impl Managed {
 }
 
 #[test]
-fn an_epoch_that_somebody_else_writes_starts_no_rotation_and_is_written_over() {
+fn foreign_epoch_is_overwritten_without_rotation() {
     let policy = QUICK.replace("overlap: 200ms", "overlap: 8s");
     Isolation::new().run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;

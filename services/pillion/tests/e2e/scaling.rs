@@ -61,7 +61,7 @@ impl Release {
 
 #[test]
 #[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
-fn an_upgrade_takes_the_number_of_replicas_from_nobody() {
+fn upgrade_preserves_manual_scaling() {
     isolated(|| async {
         let release = Release { control_plane: ControlPlane::start().await?, is_renamed: false };
         release.control_plane.create_namespace(NAMESPACE, &[]).await?;
@@ -107,7 +107,7 @@ fn an_upgrade_takes_the_number_of_replicas_from_nobody() {
 /// As helm-controller of Flux, or a provider of Terraform, which write by their own names. The real ones have no conflict with
 /// themselves.
 #[test]
-fn an_installer_of_another_name_is_not_taken_for_somebody_who_scales() {
+fn other_installer_does_not_count_as_scaling() {
     isolated(|| async {
         let mut release = Release { control_plane: ControlPlane::start().await?, is_renamed: false };
         release.control_plane.create_namespace(NAMESPACE, &[]).await?;

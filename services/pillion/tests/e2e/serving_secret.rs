@@ -217,7 +217,7 @@ async fn start(control_plane: &ControlPlane, roles: &str) -> Result<Replica> {
 }
 
 #[test]
-fn the_certificate_follows_its_secret_and_never_to_a_worse_one() {
+fn certificate_follows_secret_but_never_downgrades() {
     Isolation::new().own_network("stops the API server").run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut replica = start(&control_plane, ROLE).await?;
@@ -327,7 +327,7 @@ fn the_certificate_follows_its_secret_and_never_to_a_worse_one() {
 }
 
 #[test]
-fn a_replica_that_may_not_read_its_secret_says_what_it_needs() {
+fn replica_reports_missing_secret_permission() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let replica = start(&control_plane, &ROLE.replace("[pillion-serving]", "[another]")).await?;

@@ -229,7 +229,7 @@ async fn tried(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tally>
 }
 
 #[test]
-fn what_every_shipped_profile_makes_is_accepted_by_the_api_server() {
+fn api_server_accepts_shipped_profiles() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let folders = folders();
@@ -332,7 +332,7 @@ const ON_IT: [&str; 13] = [
 ];
 
 #[test]
-fn all_that_do_not_exclude_one_another_are_on_one_pod() {
+fn compatible_shipped_profiles_combine_on_one_pod() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let folders = folders();

@@ -105,7 +105,7 @@ async fn can_create_pods(control_plane: &ControlPlane, loss: Loss) -> Result<()>
 
 #[test]
 #[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
-fn whatever_is_lost_before_a_release_is_deleted_pods_can_be_created_and_it_can_be_installed_again() {
+fn damaged_uninstall_leaves_cluster_usable() {
     // Eight installations, one after the other.
     Isolation::new().time_limit(Duration::from_mins(20)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;

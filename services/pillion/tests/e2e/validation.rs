@@ -66,7 +66,7 @@ fn with_env(name: &str) -> Json {
 }
 
 #[test]
-fn what_will_be_stored_is_validated_and_what_was_injected_is_ours() {
+fn validation_sees_final_object_and_ours() {
     isolated(|| async {
         let rig = start().await?;
         let pod = rig.create("team-a", &bare_pod("web")).await?;

@@ -14,7 +14,7 @@ const PROMISE: Duration = Duration::from_mins(1);
 
 #[test]
 #[ignore = "needs a real node: just node"]
-fn from_the_installation_to_the_first_pod_with_its_sidecar() {
+fn installs_and_injects_first_pod() {
     on_a_node(async |platform| {
         platform.namespace("team-a", "enabled").await?;
         platform.namespace("pay", "required").await?;

@@ -98,7 +98,7 @@ fn without_any_replica_the_cluster_recovers_by_itself() {
 
 #[test]
 #[ignore = "needs a real node: just node"]
-fn after_a_restart_of_the_node_the_cluster_recovers_by_itself() {
+fn cluster_recovers_after_node_restart() {
     on_a_node(async |platform| {
         everything_is_required(platform).await?;
         let begun = Instant::now();

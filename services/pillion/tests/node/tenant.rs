@@ -54,7 +54,7 @@ async fn pods(platform: &Platform) -> Result<Vec<Pod>> {
 
 #[test]
 #[ignore = "needs a real node: just node"]
-fn an_admin_of_a_namespace_brings_a_sidecar_of_his_own() {
+fn tenant_installs_its_own_sidecar() {
     on_a_node(async |platform| {
         // What the platform does.
         platform.namespace("shop", "enabled").await?;

@@ -44,7 +44,7 @@ async fn no_trace_is_left(platform: &Platform, lost: &str) -> Result<()> {
 
 #[test]
 #[ignore = "needs a real node: just node"]
-fn whatever_is_lost_before_the_release_is_deleted_pods_can_be_created() {
+fn pods_are_created_after_damaged_uninstall() {
     on_a_node(async |platform| {
         platform.namespace("pay", "required").await?;
         for (lost, command) in LOSSES {

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_with_a_route_of_its_own_is_taken() {
+    fn network_with_route_counts_as_taken() {
         for route in [
             "10.250.7.0/30 dev pilliontest proto kernel scope link src 10.250.7.1",
             "local 10.250.7.1 dev pilliontest table local proto kernel scope host src 10.250.7.1",
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_keeps_its_number_and_others_get_another() {
+    fn clusters_keep_distinct_numbers() {
         let folder = tempfile::tempdir().unwrap();
         let number = |name: &str| {
             let home = folder.path().join(name);

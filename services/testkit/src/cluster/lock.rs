@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_has_it_and_leaves_nothing() {
+    fn lock_is_exclusive_and_cleaned_up() {
         let folder = tempfile::tempdir().unwrap();
         let home = folder.path().join("clusters/t1");
         let lock = Lock::of(&home).unwrap();

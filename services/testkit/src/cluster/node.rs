@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_the_id_of_a_node_since_is_not_the_node() {
+    fn reused_process_id_is_not_the_node() {
         let (home, mut init) = home();
         runs(home.path()).unwrap();
         // This test process exists, but is no node.
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_needs_is_not_where_it_has_its_own() {
+    fn node_paths_avoid_mounted_folders() {
         let home = tempfile::tempdir().unwrap();
         let own = |programs: &str, packages: &str| Own { programs: programs.into(), packages: packages.into() };
         for own in [own("/var/lib/tools", "/"), own("/opt/tools", "/run/packages")] {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_does_not_end_is_not_forgotten() {
+    fn node_that_does_not_stop_is_kept() {
         let (home, mut init) = home();
         // Killed but not reaped, so it still exists.
         let stop = || script("stop", home.path()).env("STOP_TENTHS", "3").output().unwrap();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_of_the_same_name_in_another_folder_is_left_alone() {
+    fn cluster_of_other_folder_is_left_alone() {
         if super::super::parts::allowed().is_err() {
             // Skipped like tests on a node, which need the same privileges.
             return;

@@ -93,7 +93,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_patch_is_applied_and_its_containers_are_seen() {
+    fn patch_is_applied_and_containers_read() {
         let pod = json!({"spec": {"containers": [{"name": "app"}]}});
         let patch = STANDARD.encode(r#"[{"op":"add","path":"/spec/containers/1","value":{"name":"sidecar"}}]"#);
         let after = patched(&pod, &json!({"response": {"patch": patch}})).unwrap();

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_clients_saw_is_read_from_the_log() {
+    fn reads_client_results_from_log() {
         let lines: Vec<_> = (0..100).map(|n| format!("{}\t200\t{}", 1_000_000 + n * 10, 100 - n)).collect();
         let seen = seen(&lines.join("\n"), 100).unwrap();
         assert_eq!((seen.p50_us, seen.p99_us), (51, 100));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_failed_or_is_missing_is_an_error() {
+    fn failed_or_missing_request_is_error() {
         for (log, expected) in [
             ("1\t200\t5\n2\t500\t5\n", "status 500"),
             ("1\t200\t5\n2\t-1\t5\n", "status -1"),

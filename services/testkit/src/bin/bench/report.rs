@@ -278,13 +278,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_median_of_an_even_number_is_between_two() {
+    fn median_of_even_count_is_average() {
         assert_eq!(median([4.0, 1.0, 3.0, 2.0].into_iter()), Some(2.5));
         assert_eq!(median(std::iter::empty()), None);
     }
 
     #[test]
-    fn a_gate_holds_at_its_limit_and_is_broken_above() {
+    fn gate_holds_at_limit_and_breaks_above() {
         let mut report = report();
         assert_eq!(report.broken(), None);
         report.ratio_one = 3.0;
