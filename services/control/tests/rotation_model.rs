@@ -43,7 +43,7 @@ fn walks() -> u64 {
 }
 
 #[test]
-fn no_admission_fails_and_every_rotation_ends() {
+fn rotation_ends_without_failed_admission() {
     let explored = explore(Rules::CODE, &[], states());
     explored.assert_sound();
     assert!(explored.states >= states(), "all {} states: too few to say much", explored.states);
@@ -57,7 +57,7 @@ fn no_admission_fails_and_every_rotation_ends() {
 }
 
 #[test]
-fn nothing_breaks_that_a_vandal_does_not_break_himself() {
+fn disturbances_do_not_break_trust() {
     for disturbance in Disturbance::ALL {
         let explored = explore(Rules::CODE, &[disturbance], states() / 4);
         explored.assert_sound();
@@ -68,7 +68,7 @@ fn nothing_breaks_that_a_vandal_does_not_break_himself() {
 
 /// Each is what a hurried hand might make of the decision, and the exploration has to see it.
 #[test]
-fn decisions_that_are_wrong_are_found() {
+fn exploration_finds_wrong_decisions() {
     type Planner = fn(&Settings, &Observed) -> Step;
     let wrong: [(&str, Planner); 4] = [
         ("the leaf is switched before the bundle is expanded", |settings, seen| match next(settings, seen) {

@@ -191,20 +191,20 @@ impl Clock {
     /// Sends requests to the API server until `stop`, and checks the local clock.
     pub async fn run(&self, client: Client, stop: CancellationToken) {
         let asking = async {
-            let mut told = None;
+            let mut reported = None;
             loop {
                 if let Err(error) = self.ask(&client).await {
-                    warn!(%error, "the API server does not tell what time it is");
+                    warn!(%error, "the API server's time cannot be read");
                 }
                 let agrees = self.agrees();
-                if told != Some(agrees) {
+                if reported != Some(agrees) {
                     let difference = self.difference().map(|difference| difference.as_secs());
                     if agrees {
                         info!(?difference, "this clock and the API server's agree");
                     } else {
-                        warn!(?difference, "this clock and the API server's do not agree: no certificate is made");
+                        warn!(?difference, "this clock and the API server's differ: no certificate is created");
                     }
-                    told = Some(agrees);
+                    reported = Some(agrees);
                 }
                 // Steps that need the time wait for the first response.
                 let known = self.difference().is_some();
@@ -256,13 +256,13 @@ mod tests {
     }
 
     #[test]
-    fn table() {
-        assert!(!agrees(&[]), "nobody knows");
+    fn compares_median_of_recent_responses() {
+        assert!(!agrees(&[]), "without a response");
         assert!(agrees(&[(0, 0)]) && agrees(&[(3, 4)]) && agrees(&[(3, -4)]));
         assert!(!agrees(&[(3, 5)]) && !agrees(&[(3, -5)]) && !agrees(&[(0, 60 * 24 * 365)]));
         assert!(agrees(&[(3, 0), (2, 100), (1, 0)]), "one of three is wrong");
         assert!(!agrees(&[(3, 0), (2, 100), (1, 90)]));
-        assert!(!agrees(&[(2, 0), (1, 100)]), "one of two is wrong, and nobody knows which");
+        assert!(!agrees(&[(2, 0), (1, 100)]), "one of two is wrong, and it is unknown which");
         assert!(!agrees(&[(10, 0)]), "too long ago");
         assert!(agrees(&[(10, 100), (9, 0)]));
         let latest = [(8, 100), (7, 100), (6, 100), (5, 0), (4, 0), (3, 0), (2, 0), (1, 0)];
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_of_the_local_clock_is_seen_without_another_answer() {
+    fn clock_step_is_seen_at_once() {
         let clock = Clock::new(Settings::default(), ClockMetrics::default());
         let (wall, now) = (time("2026-11-21T12:00:00Z"), Instant::now());
         clock.lock().add(Answer { date: wall, at: now }, &clock.settings);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_http() {
+    fn parses_http_dates() {
         assert_eq!(date("Sat, 21 Nov 2026 12:00:00 GMT"), Some(time("2026-11-21T12:00:00Z")));
         assert_eq!(date("2026-11-21"), None);
         let clock = Clock::new(Settings::default(), ClockMetrics::default());
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn any_answer_tells_the_time() {
+    async fn any_response_has_the_time() {
         let answer = service_fn(|_: Request<Body>| async {
             let response = http::Response::builder().status(403).header("date", "Sat, 21 Nov 2020 12:00:00 GMT");
             Ok::<_, kube::Error>(response.body(Body::empty()).unwrap())

@@ -2,7 +2,7 @@
 //!
 //! * [`rotation`]: decides the next step of the rotation; a pure function.
 //! * [`authority`]: creates, stores, reads and checks the CA and the serving certificate.
-//! * [`serving_secret`]: follows the Secret from which a replica serves.
+//! * [`serving_secret`]: the Secret with the serving certificate: written by the leader, followed by each replica.
 //! * [`clock`]: compares the local clock with the API server's, since certificates are checked by it.
 //!
 //! [`crate::rotator`] observes the cluster and executes the steps.

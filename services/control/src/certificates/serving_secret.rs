@@ -1,5 +1,19 @@
-//! Follows the Secret with the serving certificate, for a replica.
+//! The Secret with the serving certificate of the replicas: how the leader writes and reads it ([`ServingSecret`]), and
+//! how a replica follows it ([`WatchedSecret`]).
 //!
+//! Its type is `kubernetes.io/tls`, which every tool knows.
+//!
+//! | data key | content |
+//! |---|---|
+//! | `tls.crt` | the serving certificate, PEM |
+//! | `tls.key` | its key, PKCS #8, PEM |
+//! | `ca.crt` | the CA that signed it, PEM: a replica uses it to check that the pair is complete |
+//!
+//! The annotation `pillion.dev/epoch` has the epoch of the record for which it was written, and
+//! `pillion.dev/generation` the number of the CA. One write replaces all of it: no replica sees a key without its
+//! certificate.
+//!
+//! # What a replica does
 //! It starts with the Secret as it is now: a list without a `resourceVersion`, which the API server answers from etcd's
 //! majority and not from a cache. Otherwise a replica could start with a certificate that is no longer trusted. Then it
 //! watches.
@@ -11,19 +25,27 @@
 //! servers may no longer trust its CA. The controller replaces it within seconds. If the pair stays for ten minutes,
 //! the controller wants it: everything about newer CAs is lost.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use jiff::Timestamp;
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
+use kube::api::ObjectMeta;
 use kube::{Api, Client};
+use rustls_pki_types::CertificateDer;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::certificates::authority::serving::{GENERATION_ANNOTATION, judge, pair};
-use crate::certificates::authority::{EPOCH_ANNOTATION, Fit, Issuer, Reason, Unfit, epoch};
-use crate::certificates::rotation::Generation;
+use crate::certificates::authority::judge::{self, is_signed_by};
+use crate::certificates::authority::{
+    CaName, EPOCH_ANNOTATION, Expected, InvalidPair, KnownAuthorities, Lifetimes, Reason, ServingMaterial,
+    ValidCertificate, certificates, claimed_generation, epoch,
+};
+use crate::certificates::rotation::{Generation, Leaf, Serving, Stored};
 use crate::client::watch_object;
+use crate::release::Release;
 
 /// How often a pair that is not valid yet is checked again.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -33,6 +55,121 @@ const OLDER_FOR: Duration = Duration::from_mins(10);
 
 /// The name of the watched object in log lines.
 const WHAT: &str = "the Secret with the serving certificate";
+
+/// The annotation with the number of the CA that signed the certificate.
+pub const GENERATION_ANNOTATION: &str = "pillion.dev/generation";
+
+const TYPE: &str = "kubernetes.io/tls";
+const CERTIFICATE: &str = "tls.crt";
+const KEY: &str = "tls.key";
+const AUTHORITY: &str = "ca.crt";
+
+/// The leader's view of the Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServingSecret {
+    /// The observed state for the rotation.
+    pub stored: Stored<Serving>,
+    /// The certificate, or why no replica would serve it. `None` if there is no Secret.
+    pub judged: Option<Result<ValidCertificate, InvalidPair>>,
+    /// The CA number that the certificate claims as its issuer.
+    pub highest: Option<Generation>,
+}
+
+/// The leader's inputs for checking the Secret.
+#[derive(Clone, Copy, Debug)]
+pub struct ServingInputs<'i> {
+    /// The release.
+    pub release: &'i Release,
+    /// The known CAs.
+    pub known: Option<&'i KnownAuthorities>,
+    /// The lifetimes, for the time of renewal.
+    pub lifetimes: &'i Lifetimes,
+    /// The current time.
+    pub now: Timestamp,
+}
+
+impl ServingSecret {
+    /// Reads the Secret; `None` if there is none. The certificate must have the release's own names; further names are
+    /// ignored.
+    #[must_use]
+    pub fn read(secret: Option<&Secret>, judging: ServingInputs<'_>) -> Self {
+        let ServingInputs { release, known, lifetimes, now } = judging;
+        let Some(secret) = secret else { return Self { stored: Stored::Missing, judged: None, highest: None } };
+        let names = release.server_names();
+        let judged = judge(secret, &names, now);
+        let leaf = judged.as_ref().ok().map(|fit| {
+            let [name, _] = &names;
+            let mut authorities = known.into_iter().flat_map(KnownAuthorities::authorities);
+            let signer = authorities.find(|known| is_signed_by(fit, known.certificate(), name, now));
+            let signer = signer.map(|known| known.facts.generation);
+            Leaf { signer, renew_at: lifetimes.renew_at(&fit.leaf, fit.not_before, fit.not_after) }
+        });
+        let highest = certificates(data(secret, CERTIFICATE)).first().and_then(|leaf| {
+            let issuer = CaName::of_issuer(leaf).and_then(|issuer| issuer.generation_in(release));
+            issuer.or_else(|| claimed_generation(release, leaf))
+        });
+        let written = secret.metadata.annotations.as_ref().and_then(|all| epoch(all.get(EPOCH_ANNOTATION)?));
+        let stored = written.map_or(Stored::Corrupt, |epoch| Stored::Is(Serving { leaf, epoch }));
+        Self { stored, judged: Some(judged), highest }
+    }
+}
+
+/// Checks the pair in a Secret as a replica does: against the CA in the same Secret, if there is one.
+///
+/// # Errors
+/// The pair cannot be served.
+pub fn judge(secret: &Secret, names: &[String], now: Timestamp) -> Result<ValidCertificate, InvalidPair> {
+    let trusted = authorities(secret)?;
+    let expected = Expected { names, now, trusted: trusted.as_deref() };
+    judge::judge(data(secret, CERTIFICATE), data(secret, KEY), expected)
+}
+
+fn authorities(secret: &Secret) -> Result<Option<Vec<CertificateDer<'static>>>, InvalidPair> {
+    let text = data(secret, AUTHORITY);
+    // A certificate issuer may leave it empty if it does not know the CA.
+    if text.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    match certificates(text) {
+        found if found.is_empty() => Err(InvalidPair::new(Reason::Untrusted, "there is no certificate in ca.crt")),
+        found => Ok(Some(found)),
+    }
+}
+
+/// The certificate and the key as stored in the Secret.
+#[must_use]
+pub fn pair(secret: &Secret) -> (&[u8], &[u8]) {
+    (data(secret, CERTIFICATE), data(secret, KEY))
+}
+
+pub(crate) fn data<'s>(secret: &'s Secret, key: &str) -> &'s [u8] {
+    secret.data.as_ref().and_then(|data| data.get(key)).map_or(&[], |value| &value.0)
+}
+
+impl ServingMaterial {
+    /// Builds the Secret to write for this epoch: a new one, or the existing one with new data. The existing
+    /// `resourceVersion` guards the write.
+    #[must_use]
+    pub fn secret(&self, release: &Release, epoch: u64, existing: Option<&Secret>) -> Secret {
+        let fresh = || Secret {
+            metadata: ObjectMeta {
+                name: Some(release.serving_secret()),
+                namespace: Some(release.namespace().to_owned()),
+                ..ObjectMeta::default()
+            },
+            type_: Some(TYPE.to_owned()),
+            ..Secret::default()
+        };
+        let mut secret = existing.cloned().unwrap_or_else(fresh);
+        let annotations = secret.metadata.annotations.get_or_insert_default();
+        annotations.insert(EPOCH_ANNOTATION.to_owned(), epoch.to_string());
+        annotations.insert(GENERATION_ANNOTATION.to_owned(), self.signer.0.to_string());
+        let texts = [(CERTIFICATE, self.pem()), (KEY, self.key().pem().to_owned()), (AUTHORITY, self.authority_pem())];
+        let data = texts.map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
+        secret.data = Some(BTreeMap::from(data));
+        secret
+    }
+}
 
 /// The Secret with a replica's serving certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,9 +186,9 @@ pub struct WatchedSecret {
 #[derive(Debug)]
 pub enum News {
     /// A pair that can be served.
-    Fit(Box<ServingPair>),
+    Valid(Box<ServingPair>),
     /// An invalid pair; the last valid one stays. Reported once, until the Secret changes.
-    Unfit(Unfit),
+    Invalid(InvalidPair),
     /// A pair of an older CA than that of the served certificate. Reported once, until the Secret changes.
     Older {
         /// The number of the CA that signed the served certificate.
@@ -70,7 +207,7 @@ pub struct ServingPair {
     /// The key, PEM.
     pub key: Vec<u8>,
     /// The checked serving certificate.
-    pub fit: Fit,
+    pub fit: ValidCertificate,
     /// The epoch of the record for which it was written, if annotated.
     pub epoch: Option<u64>,
     /// The number of the CA that signed it, if annotated.
@@ -99,38 +236,38 @@ struct Seen {
     secret: Option<Secret>,
     /// Why it was rejected.
     refused: Option<Refused>,
-    told_gone: bool,
+    gone_reported: bool,
     /// The last pair that could be served.
     served: Option<Served>,
 }
 
 struct Served {
-    issuer: Issuer,
+    issuer: CaName,
     not_after: Timestamp,
 }
 
 /// Why a pair was rejected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Refused {
-    Unfit(Reason),
+    Invalid(Reason),
     /// It is of an older CA; with the time when it was first seen.
     Older(Instant),
 }
 
 impl WatchedSecret {
     /// Follows the Secret until `stop`, and reports its changes.
-    pub async fn follow(self, client: Client, stop: CancellationToken, tell: impl FnMut(News)) {
+    pub async fn follow(self, client: Client, stop: CancellationToken, report: impl FnMut(News)) {
         let api = Api::<Secret>::namespaced(client, &self.namespace);
-        self.take(watch_object::watch(api, WHAT, &self.name), Timestamp::now, stop, tell).await;
+        self.run(watch_object::watch(api, WHAT, &self.name), Timestamp::now, stop, report).await;
     }
 
     /// Runs [`WatchedSecret::follow`] with a given watch and clock.
-    async fn take(
+    async fn run(
         &self,
         states: impl Stream<Item = watch_object::Seen<Secret>> + Send,
         now: impl Fn() -> Timestamp,
         stop: CancellationToken,
-        mut tell: impl FnMut(News),
+        mut report: impl FnMut(News),
     ) {
         let mut states = std::pin::pin!(states);
         let mut again = tokio::time::interval(AGAIN);
@@ -141,7 +278,7 @@ impl WatchedSecret {
                 () = stop.cancelled() => return,
                 state = states.next() => state,
                 _ = again.tick(), if seen.may_pass() => {
-                    seen.again(self, now()).into_iter().for_each(&mut tell);
+                    seen.again(self, now()).into_iter().for_each(&mut report);
                     continue;
                 }
             };
@@ -153,7 +290,7 @@ impl WatchedSecret {
                 // A watch does not end; if it did, the last pair would stay.
                 None => return stop.cancelled().await,
             };
-            news.into_iter().for_each(&mut tell);
+            news.into_iter().for_each(&mut report);
         }
     }
 }
@@ -163,7 +300,7 @@ impl Seen {
         if self.secret.as_ref().is_some_and(|seen| seen.data == secret.data) {
             return None;
         }
-        self.told_gone = false;
+        self.gone_reported = false;
         self.refused = None;
         let news = self.compared(judged(&secret, watched, now), now);
         self.secret = Some(secret);
@@ -172,7 +309,7 @@ impl Seen {
 
     /// Whether a rejected pair may become acceptable with time.
     fn may_pass(&self) -> bool {
-        matches!(self.refused, Some(Refused::Unfit(Reason::NotYet) | Refused::Older(_)))
+        matches!(self.refused, Some(Refused::Invalid(Reason::NotYet) | Refused::Older(_)))
     }
 
     /// Checks a rejected pair again: it may have become valid, or the controller may want it. An unchanged rejection is
@@ -186,20 +323,20 @@ impl Seen {
 
     fn gone(&mut self) -> Option<News> {
         (self.secret, self.refused) = (None, None);
-        (!std::mem::replace(&mut self.told_gone, true)).then_some(News::Gone)
+        (!std::mem::replace(&mut self.gone_reported, true)).then_some(News::Gone)
     }
 
     /// The same news, except that a pair of an older CA is rejected.
     fn compared(&mut self, news: News, now: Timestamp) -> News {
         let pair = match news {
-            News::Fit(pair) => pair,
-            News::Unfit(unfit) => {
-                self.refused = Some(Refused::Unfit(unfit.reason));
-                return News::Unfit(unfit);
+            News::Valid(pair) => pair,
+            News::Invalid(unfit) => {
+                self.refused = Some(Refused::Invalid(unfit.reason));
+                return News::Invalid(unfit);
             }
             news => return news,
         };
-        let issuer = Issuer::of(&pair.fit.leaf);
+        let issuer = CaName::of_issuer(&pair.fit.leaf);
         if let (Some(Served { issuer: served, not_after }), Some(offered)) = (&self.served, &issuer) {
             let since = match self.refused {
                 Some(Refused::Older(since)) => since,
@@ -214,18 +351,18 @@ impl Seen {
         }
         self.refused = None;
         self.served = issuer.map(|issuer| Served { issuer, not_after: pair.fit.not_after });
-        News::Fit(pair)
+        News::Valid(pair)
     }
 }
 
 fn judged(secret: &Secret, watched: &WatchedSecret, now: Timestamp) -> News {
     let fit = match judge(secret, &watched.names, now) {
         Ok(fit) => fit,
-        Err(unfit) => return News::Unfit(unfit),
+        Err(unfit) => return News::Invalid(unfit),
     };
     let (certificate, key) = pair(secret);
     let annotation = |key| secret.metadata.annotations.as_ref().and_then(|all| all.get(key));
-    News::Fit(Box::new(ServingPair {
+    News::Valid(Box::new(ServingPair {
         certificate: certificate.to_vec(),
         key: key.to_vec(),
         fit,
@@ -239,12 +376,11 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use futures::stream;
-    use k8s_openapi::ByteString;
     use kube::runtime::watcher::{self, Event};
 
     use super::*;
-    use crate::certificates::authority::{Lifetimes, Making, SystemRandomness};
-    use crate::release::{DEFAULT_CLUSTER_DOMAIN, Release};
+    use crate::certificates::authority::Issuing;
+    use crate::release::DEFAULT_CLUSTER_DOMAIN;
 
     const DAY: Duration = Duration::from_hours(24);
 
@@ -262,10 +398,10 @@ mod tests {
     }
 
     fn signed(by: Generation, now: Timestamp, epoch: u64) -> Secret {
-        let (release, lifetimes, mut random) = (release(), Lifetimes::default(), SystemRandomness);
-        let mut making = Making { release: &release, lifetimes: &lifetimes, now, random: &mut random };
-        let authority = making.authority(by, &[]).unwrap();
-        making.leaf(&authority, &release.server_names()).unwrap().secret(&release, epoch, None)
+        let (release, lifetimes) = (release(), Lifetimes::default());
+        let issuing = Issuing { release: &release, lifetimes: &lifetimes, now };
+        let authority = issuing.authority(by).unwrap();
+        issuing.leaf(&authority, &release.server_names()).unwrap().secret(&release, epoch, None)
     }
 
     fn without_key(secret: &Secret) -> Secret {
@@ -275,15 +411,15 @@ mod tests {
     }
 
     /// One short string for each report.
-    async fn told(events: Vec<watcher::Result<Event<Secret>>>, now: impl Fn() -> Timestamp) -> Vec<String> {
+    async fn reports(events: Vec<watcher::Result<Event<Secret>>>, now: impl Fn() -> Timestamp) -> Vec<String> {
         let [name, _] = release().server_names();
         let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let (stop, lines) = (CancellationToken::new(), Arc::clone(&told));
-        let tell = move |news| {
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let (stop, lines) = (CancellationToken::new(), Arc::clone(&reported));
+        let report = move |news| {
             lines.lock().unwrap().push(match news {
-                News::Fit(pair) => format!("fit {:?} {:?}", pair.epoch, pair.generation),
-                News::Unfit(unfit) => unfit.reason.as_str().to_owned(),
+                News::Valid(pair) => format!("fit {:?} {:?}", pair.epoch, pair.generation),
+                News::Invalid(unfit) => unfit.reason.as_str().to_owned(),
                 News::Older { served, offered } => format!("{} older than {}", offered.0, served.0),
                 News::Gone => "gone".to_owned(),
             });
@@ -295,8 +431,8 @@ mod tests {
             end.cancel();
         };
         let states = watch_object::told(stream::iter(events).chain(stream::pending()), WHAT, "s");
-        tokio::join!(watched.take(states, now, stop, tell), ending);
-        told.lock().unwrap().clone()
+        tokio::join!(watched.run(states, now, stop, report), ending);
+        reported.lock().unwrap().clone()
     }
 
     fn cut_off() -> watcher::Result<Event<Secret>> {
@@ -304,7 +440,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_content_is_judged_once_and_told_as_it_comes() {
+    async fn reports_each_content_once() {
         let (first, second) = (secret(noon(), 1), secret(noon(), 2));
         let mut touched = first.clone();
         touched.metadata.resource_version = Some("2".to_owned());
@@ -327,11 +463,11 @@ mod tests {
         ];
         let fit = |epoch| format!("fit Some({epoch}) Some(\"4\")");
         let expected = [fit(1), "no_key".to_owned(), fit(2), "gone".to_owned(), fit(2)];
-        assert_eq!(told(events, noon).await, expected);
+        assert_eq!(reports(events, noon).await, expected);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_list_that_is_cut_off_says_nothing() {
+    async fn interrupted_list_reports_nothing() {
         let first = secret(noon(), 1);
         let events = vec![
             Ok(Event::Init),
@@ -341,21 +477,21 @@ mod tests {
             Ok(Event::InitDone),
             Ok(Event::Apply(first)),
         ];
-        assert_eq!(told(events, noon).await, ["gone", "fit Some(1) Some(\"4\")"]);
+        assert_eq!(reports(events, noon).await, ["gone", "fit Some(1) Some(\"4\")"]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_not_valid_yet_is_judged_again_and_told_when_it_is() {
+    async fn future_certificate_is_checked_again() {
         let began = Instant::now();
         let early = Duration::from_mins(125);
         // After half a minute, the start of its validity is near enough.
         let now = move || noon() - early - Duration::from_secs(30) + began.elapsed();
         let events = vec![Ok(Event::Apply(secret(noon(), 1)))];
-        assert_eq!(told(events, now).await, ["not_yet", "fit Some(1) Some(\"4\")"]);
+        assert_eq!(reports(events, now).await, ["not_yet", "fit Some(1) Some(\"4\")"]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn certificate_of_an_older_authority_is_refused() {
+    async fn rejects_certificate_of_older_authority() {
         let (old, new) = (signed(Generation(4), noon(), 3), signed(Generation(5), noon(), 9));
         let newer = signed(Generation(6), noon(), 12);
         let restored = vec![
@@ -367,18 +503,18 @@ mod tests {
         ];
         let fit = |epoch, generation| format!("fit Some({epoch}) Some(\"{generation}\")");
         let older = || "4 older than 5".to_owned();
-        assert_eq!(told(restored, noon).await, [fit(9, 5), older(), "gone".to_owned(), older(), fit(12, 6)]);
+        assert_eq!(reports(restored, noon).await, [fit(9, 5), older(), "gone".to_owned(), older(), fit(12, 6)]);
         // A replica without a certificate accepts it.
-        assert_eq!(told(vec![Ok(Event::Apply(old.clone()))], noon).await, [fit(3, 4)]);
+        assert_eq!(reports(vec![Ok(Event::Apply(old.clone()))], noon).await, [fit(3, 4)]);
         // An expired certificate is no reason to reject an older one.
         let late = std::sync::atomic::AtomicBool::new(false);
         let events = vec![Ok(Event::Apply(new)), Ok(Event::Apply(signed(Generation(4), noon() + 20 * DAY, 3)))];
         let now = || if late.swap(true, std::sync::atomic::Ordering::Relaxed) { noon() + 20 * DAY } else { noon() };
-        assert_eq!(told(events, now).await, [fit(9, 5), fit(3, 4)]);
+        assert_eq!(reports(events, now).await, [fit(9, 5), fit(3, 4)]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn older_certificate_that_stays_is_served_after_a_while() {
+    async fn serves_older_certificate_that_stays() {
         let [name, _] = release().server_names();
         let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };
         let mut seen = Seen::default();
@@ -388,12 +524,12 @@ mod tests {
         tokio::time::advance(OLDER_FOR.saturating_sub(AGAIN)).await;
         assert!(seen.may_pass() && seen.again(&watched, noon()).is_none());
         tokio::time::advance(AGAIN).await;
-        assert!(matches!(seen.again(&watched, noon()), Some(News::Fit(_))));
+        assert!(matches!(seen.again(&watched, noon()), Some(News::Valid(_))));
         assert!(!seen.may_pass());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_begins_with_the_secret_as_it_is_and_not_as_a_cache_has_it() {
+    async fn starts_with_uncached_list() {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (stop, seen) = (CancellationToken::new(), Arc::clone(&asked));
         let end = stop.clone();
@@ -422,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_not_shown() {
+    fn debug_output_omits_key() {
         let secret = secret(noon(), 1);
         let [name, _] = release().server_names();
         let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };

@@ -1,10 +1,58 @@
-//! The decision of the election: takes the observed Lease and the local clock, and returns the action.
+//! The content of the Lease, and the decision of the election: it takes the observed Lease and the local clock, and
+//! returns the action.
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use tokio::time::Instant;
 
-use super::{Held, Settings};
+use super::Settings;
+
+/// The contents of a Lease that the election uses. Its times are only compared with their earlier values: a change
+/// means that the holder wrote.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// The holder; `None` after a release.
+    pub holder: Option<String>,
+    /// How long other candidates must wait, as the holder promised.
+    pub duration: Duration,
+    /// When the holder took it, by the holder's clock.
+    pub acquired: Option<Timestamp>,
+    /// The last renewal, by the holder's clock.
+    pub renewed: Option<Timestamp>,
+    /// The number of changes of the holder.
+    pub transitions: i32,
+}
+
+impl Held {
+    /// Reads a Lease. Negative numbers, which only manual edits cause, count as missing.
+    #[must_use]
+    pub fn of(lease: &Lease) -> Self {
+        let Some(spec) = &lease.spec else { return Self::default() };
+        let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        Self {
+            holder: spec.holder_identity.clone().filter(|holder| !holder.is_empty()),
+            duration: Duration::from_secs(seconds.unwrap_or(0)),
+            acquired: spec.acquire_time.as_ref().map(|time| time.0),
+            renewed: spec.renew_time.as_ref().map(|time| time.0),
+            transitions: spec.lease_transitions.unwrap_or(0).max(0),
+        }
+    }
+
+    /// Writes the contents into a Lease; other fields stay.
+    pub(super) fn write_to(&self, lease: &mut Lease) {
+        // The duration is in whole seconds, at least one.
+        let seconds = self.duration.as_secs() + u64::from(self.duration.subsec_nanos() > 0);
+        let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+        spec.holder_identity.clone_from(&self.holder);
+        spec.lease_duration_seconds = Some(i32::try_from(seconds.max(1)).unwrap_or(i32::MAX));
+        spec.acquire_time = self.acquired.map(MicroTime);
+        spec.renew_time = self.renewed.map(MicroTime);
+        spec.lease_transitions = Some(self.transitions);
+    }
+}
 
 /// A holder may promise a longer lease duration than this controller's settings, as another version does. It counts up
 /// to this multiple of the settings, so that a Lease edited by hand does not stop the controllers for ever.
@@ -144,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn table() {
+    fn decides_by_lease_and_clock() {
         let released = || Some(Held::default());
         let other = || Some(by("other"));
         let mine = || Some(by("me"));
@@ -178,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_change_of_what_stands_there_is_a_sign_of_life() {
+    fn only_changed_fields_prove_the_holder_alive() {
         let zero = Instant::now();
         let mut view = View::unknown(zero);
         view.see(Some(by("other")), zero + SECOND);
@@ -191,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_gives_up_before_anybody_may_take_it() {
+    fn holder_gives_up_before_others_may_take() {
         // The deadline counts from sending the write, whenever its success is seen.
         let settings = Settings::default();
         let sent = Instant::now();
@@ -215,5 +263,36 @@ mod tests {
         assert_eq!(transitions(&held, "me"), 8);
         assert_eq!(transitions(&held, "other"), 7);
         assert_eq!(transitions(&Held { holder: None, ..held }, "other"), 8);
+    }
+
+    #[test]
+    fn lease_content_round_trips() {
+        let now: Timestamp = "2026-11-21T12:00:00.123456Z".parse().unwrap();
+        let held = Held {
+            holder: Some("a".to_owned()),
+            duration: Duration::from_secs(15),
+            acquired: Some(now),
+            renewed: Some(now),
+            transitions: 3,
+        };
+        let mut lease = Lease::default();
+        held.write_to(&mut lease);
+        assert_eq!(Held::of(&lease), held);
+
+        let scaled = Held { duration: Duration::from_millis(1_200), holder: None, ..held };
+        scaled.write_to(&mut lease);
+        assert_eq!(Held::of(&lease), Held { duration: Duration::from_secs(2), ..scaled });
+    }
+
+    #[test]
+    fn invalid_fields_count_as_missing() {
+        let spec = LeaseSpec {
+            holder_identity: Some(String::new()),
+            lease_duration_seconds: Some(-5),
+            lease_transitions: Some(-1),
+            ..LeaseSpec::default()
+        };
+        assert_eq!(Held::of(&Lease { spec: Some(spec), ..Lease::default() }), Held::default());
+        assert_eq!(Held::of(&Lease::default()), Held::default());
     }
 }

@@ -16,9 +16,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
-use super::decide::{Action, Loss, View, decide, transitions};
-use super::metrics::{End, Operation};
-use super::{Held, LeaseMetrics, Settings, SettingsError};
+use super::decide::{Action, Held, Loss, View, decide, transitions};
+use super::{LeaseMetrics, LeaseOperation, Settings, SettingsError, TermEnd};
 use crate::client::WATCH_FOR;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::random;
@@ -62,7 +61,7 @@ struct Changes {
 enum RequestError {
     #[error("no answer within {0:?}")]
     Timeout(Duration),
-    #[error("somebody else wrote the Lease in between")]
+    #[error("another client wrote the Lease in between")]
     Conflict,
     #[error("the watch of the Lease ended")]
     Ended,
@@ -156,14 +155,14 @@ impl Elector {
             self.metrics.began();
             let task = AbortOnDropHandle::new(tokio::spawn(lead(claim.clone())));
             let end = self.term(&stop, &claim, task).await;
-            info!(identity = self.identity, reason = end.as_str(), "this controller does not lead any more");
+            info!(identity = self.identity, reason = end.as_str(), "this controller no longer leads");
             self.metrics.ended(end);
-            if matches!(end, End::Stopped | End::Finished) {
+            if matches!(end, TermEnd::Stopped | TermEnd::Finished) {
                 self.release().await;
             }
             self.view.claim = None;
             // Another candidate may have more success, so this one pauses.
-            if end != End::Stopped {
+            if end != TermEnd::Stopped {
                 pause = pause_after(&self.settings, pause, end, began.elapsed());
                 rest(pause, &stop).await;
             }
@@ -174,25 +173,25 @@ impl Elector {
     }
 
     /// Runs one term, until the leader's task has ended.
-    async fn term(&mut self, stop: &CancellationToken, claim: &Claim, mut task: AbortOnDropHandle<()>) -> End {
+    async fn term(&mut self, stop: &CancellationToken, claim: &Claim, mut task: AbortOnDropHandle<()>) -> TermEnd {
         let grace = self.settings.grace;
         let keep = self.keep(claim);
         tokio::pin!(keep);
         let end = tokio::select! {
             biased;
             loss = &mut keep => loss.into(),
-            () = stop.cancelled() => End::Stopped,
+            () = stop.cancelled() => TermEnd::Stopped,
             ended = &mut task => {
                 if let Err(error) = ended {
-                    warn!(%error, "the leader's task broke off");
+                    warn!(%error, "the leader's task failed");
                 }
                 claim.stop.cancel();
-                return End::Finished;
+                return TermEnd::Finished;
             }
         };
         claim.stop.cancel();
         let ending = timeout(grace, &mut task);
-        let ended = if end == End::Stopped {
+        let ended = if end == TermEnd::Stopped {
             // Hold the Lease while the tasks end, so that no other leader starts.
             tokio::select! {
                 ended = ending => ended,
@@ -205,7 +204,7 @@ impl Elector {
             ending.await
         };
         if ended.is_err() {
-            warn!(?grace, "the leader's task did not end in time and is cut off");
+            warn!(?grace, "the leader's task did not end in time and is aborted");
             task.abort();
         }
         end
@@ -232,20 +231,20 @@ impl Elector {
     }
 
     /// One round of a candidate: reads the Lease if needed, and takes the next action.
-    async fn attempt(&mut self, stop: &CancellationToken) -> Result<Option<Claim>, (Operation, RequestError)> {
+    async fn attempt(&mut self, stop: &CancellationToken) -> Result<Option<Claim>, (LeaseOperation, RequestError)> {
         if self.stale {
-            self.read().await.map_err(|error| (Operation::Read, error))?;
+            self.read().await.map_err(|error| (LeaseOperation::Read, error))?;
         }
         match decide(&self.settings, &self.identity, &self.view, Instant::now()) {
             Action::Wait { until } => {
                 // Random, so that not all candidates try at once.
                 let until = until + random::up_to(self.settings.retry_period);
-                self.wait(until).await.map_err(|error| (Operation::Read, error))?;
+                self.wait(until).await.map_err(|error| (LeaseOperation::Read, error))?;
                 Ok(None)
             }
             Action::Create | Action::Acquire | Action::Renew => {
                 self.changes = None;
-                self.write().await.map_err(|error| (Operation::Acquire, error))?;
+                self.write().await.map_err(|error| (LeaseOperation::Acquire, error))?;
                 let until = self.view.deadline(&self.settings).unwrap_or_else(Instant::now);
                 Ok(Some(Claim { stop: stop.child_token(), until: Arc::new(Mutex::new(until)) }))
             }
@@ -271,11 +270,11 @@ impl Elector {
                 // The result of the last write is unknown.
                 _ if self.stale => {
                     let left = deadline.saturating_duration_since(now);
-                    timeout(left, self.read()).await.map(|read| read.map_err(|error| (Operation::Read, error)))
+                    timeout(left, self.read()).await.map(|read| read.map_err(|error| (LeaseOperation::Read, error)))
                 }
                 Action::Create | Action::Acquire | Action::Renew => {
                     let left = deadline.saturating_duration_since(now);
-                    timeout(left, self.write()).await.map(|write| write.map_err(|error| (Operation::Renew, error)))
+                    timeout(left, self.write()).await.map(|write| write.map_err(|error| (LeaseOperation::Renew, error)))
                 }
             };
             let retry = self.settings.retry_period;
@@ -361,7 +360,7 @@ impl Elector {
                 let outcome = self.release_once().await;
                 match outcome {
                     Ok(()) => break,
-                    Err(error) => self.failed(Operation::Release, &error),
+                    Err(error) => self.failed(LeaseOperation::Release, &error),
                 }
             }
         };
@@ -427,11 +426,11 @@ impl Elector {
         }
     }
 
-    fn failed(&self, operation: Operation, error: &RequestError) {
+    fn failed(&self, operation: LeaseOperation, error: &RequestError) {
         self.metrics.failed(operation);
         let operation = operation.as_str();
         if matches!(error, RequestError::Conflict) {
-            debug!(operation, lease = self.name, "the Lease was written by somebody else");
+            debug!(operation, lease = self.name, "another client wrote the Lease");
         } else {
             warn!(operation, lease = self.name, %error, "a request for the Lease failed");
         }
@@ -448,9 +447,9 @@ async fn limited<T>(limit: Duration, request: impl Future<Output = kube::Result<
 
 /// The pause after a term before taking part again. A term begins with lists of the whole cluster. If an overloaded API
 /// server ends terms early, each next term would add load.
-fn pause_after(settings: &Settings, before: Duration, end: End, lasted: Duration) -> Duration {
+fn pause_after(settings: &Settings, before: Duration, end: TermEnd, lasted: Duration) -> Duration {
     let longest = settings.lease_duration * LONGEST_PAUSE;
-    if end == End::Deadline && lasted < longest { (before * 2).min(longest) } else { settings.retry_period }
+    if end == TermEnd::Deadline && lasted < longest { (before * 2).min(longest) } else { settings.retry_period }
 }
 
 async fn rest(retry: Duration, stop: &CancellationToken) {
@@ -465,17 +464,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn candidate_whose_terms_are_lost_soon_waits_longer_each_time() {
+    fn pause_grows_after_short_terms() {
         let settings = Settings::default();
         let minute = Duration::from_mins(1);
         assert_eq!(settings.lease_duration * LONGEST_PAUSE, minute);
         let mut pause = settings.retry_period;
         let pauses = std::iter::from_fn(|| {
-            pause = pause_after(&settings, pause, End::Deadline, minute / 2);
+            pause = pause_after(&settings, pause, TermEnd::Deadline, minute / 2);
             Some(pause.as_secs())
         });
         assert_eq!(pauses.take(6).collect::<Vec<_>>(), [4, 8, 16, 32, 60, 60]);
-        for (end, lasted) in [(End::Deadline, minute), (End::Taken, minute / 2), (End::Finished, minute / 2)] {
+        for (end, lasted) in
+            [(TermEnd::Deadline, minute), (TermEnd::Taken, minute / 2), (TermEnd::Finished, minute / 2)]
+        {
             assert_eq!(pause_after(&settings, minute, end, lasted), settings.retry_period, "{end:?}");
         }
     }

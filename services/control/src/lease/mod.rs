@@ -12,19 +12,23 @@
 //! At the end of a term the leader's tasks end first. Then the holder is removed from the Lease, and the next candidate
 //! takes over at once, since it watches.
 //!
-//! [`decide`](decide::decide) is the pure decision; [`elector`] executes it. RBAC permissions: `get`, `update` and
+//! [`decide`](decide::decide) is the pure decision; [`elector`] executes it. kube-rs has no leader election. RBAC permissions: `get`, `update` and
 //! `watch` on the one Lease by name, and `create`.
 
 pub mod decide;
 pub mod elector;
-pub mod metrics;
-mod record;
 
 use std::time::Duration;
 
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use self::decide::Loss;
+
 pub use elector::{Claim, Elector};
-pub use metrics::LeaseMetrics;
-pub use record::Held;
 
 /// Durations of the election. Tests scale them down; the Lease itself has whole seconds, rounded up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,12 +97,148 @@ impl Settings {
     }
 }
 
+/// The purpose of a request to the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseOperation {
+    /// Reading the Lease, or watching it.
+    Read,
+    /// Taking the Lease.
+    Acquire,
+    /// Renewing it.
+    Renew,
+    /// Releasing it.
+    Release,
+}
+
+/// Why a term ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TermEnd {
+    /// The process shuts down.
+    Stopped,
+    /// The Lease could not be renewed in time.
+    Deadline,
+    /// Another candidate took the Lease.
+    Taken,
+    /// The leader's tasks returned early.
+    Finished,
+}
+
+/// Gauges and counters of the election. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct LeaseMetrics {
+    leader: Gauge,
+    began: Counter,
+    ended: Family<ReasonLabel, Counter>,
+    errors: Family<OperationLabel, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperationLabel {
+    operation: &'static str,
+}
+
+impl LeaseOperation {
+    /// All operations.
+    pub const ALL: [Self; 4] = [Self::Read, Self::Acquire, Self::Renew, Self::Release];
+
+    /// The operation in metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Acquire => "acquire",
+            Self::Renew => "renew",
+            Self::Release => "release",
+        }
+    }
+}
+
+impl TermEnd {
+    /// All reasons.
+    pub const ALL: [Self; 4] = [Self::Stopped, Self::Deadline, Self::Taken, Self::Finished];
+
+    /// The reason in metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Deadline => "deadline",
+            Self::Taken => "taken",
+            Self::Finished => "finished",
+        }
+    }
+}
+
+impl From<Loss> for TermEnd {
+    fn from(loss: Loss) -> Self {
+        match loss {
+            Loss::Deadline => Self::Deadline,
+            Loss::Taken => Self::Taken,
+        }
+    }
+}
+
+impl LeaseMetrics {
+    /// Creates the metrics and registers them with the prefix `pillion_controller`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let registry = registry.sub_registry_with_prefix("pillion_controller");
+        registry.register("leader", "Whether this controller leads", metrics.leader.clone());
+        let text = "How often this controller became the leader";
+        registry.register("leaderships", text, metrics.began.clone());
+        let text = "How often this controller ceased to be the leader, by reason: asked to end, no write of the Lease in \
+                    time, taken by another, its tasks ended";
+        registry.register("leaderships_ended", text, metrics.ended.clone());
+        let text = "Requests for the Lease that failed, by what they were for; conflicts, which are how an election is \
+                    lost, among them";
+        registry.register("lease_errors", text, metrics.errors.clone());
+        for operation in LeaseOperation::ALL {
+            drop(metrics.errors.get_or_create_owned(&OperationLabel { operation: operation.as_str() }));
+        }
+        for end in TermEnd::ALL {
+            drop(metrics.ended.get_or_create_owned(&ReasonLabel { reason: end.as_str() }));
+        }
+        metrics
+    }
+
+    /// Whether this controller leads.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        self.leader.get() == 1
+    }
+
+    pub(super) fn began(&self) {
+        self.leader.set(1);
+        self.began.inc();
+    }
+
+    pub(super) fn ended(&self, end: TermEnd) {
+        self.leader.set(0);
+        self.ended.get_or_create_owned(&ReasonLabel { reason: end.as_str() }).inc();
+    }
+
+    pub(super) fn failed(&self, operation: LeaseOperation) {
+        self.errors.get_or_create_owned(&OperationLabel { operation: operation.as_str() }).inc();
+    }
+
+    /// Number of failed requests for this operation.
+    #[must_use]
+    pub fn failures(&self, operation: LeaseOperation) -> u64 {
+        self.errors.get_or_create_owned(&OperationLabel { operation: operation.as_str() }).get()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_holder_that_would_outstay_its_lease_is_refused() {
+    fn rejects_deadline_beyond_lease_duration() {
         assert_eq!(Settings::default().check(), Ok(()));
         assert_eq!(Settings::default().scaled_down(10).check(), Ok(()));
         let outstays = Settings { renew_deadline: Duration::from_secs(15), ..Settings::default() };
@@ -106,5 +246,27 @@ mod tests {
         assert!(error.contains("renewDeadline (15s)"), "{error}");
         let hasty = Settings { retry_period: Duration::from_secs(10), ..Settings::default() };
         assert!(hasty.check().is_err());
+    }
+
+    #[test]
+    fn exposition_has_all_series() {
+        let mut registry = Registry::default();
+        let metrics = LeaseMetrics::register(&mut registry);
+        metrics.began();
+        metrics.ended(TermEnd::Taken);
+        metrics.began();
+        metrics.failed(LeaseOperation::Renew);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "pillion_controller_leader 1",
+            "pillion_controller_leaderships_total 2",
+            "pillion_controller_leaderships_ended_total{reason=\"taken\"} 1",
+            "pillion_controller_leaderships_ended_total{reason=\"deadline\"} 0",
+            "pillion_controller_lease_errors_total{operation=\"renew\"} 1",
+            "pillion_controller_lease_errors_total{operation=\"read\"} 0",
+        ] {
+            assert!(text.lines().any(|each| each == line), "{line} is not in\n{text}");
+        }
     }
 }

@@ -1,22 +1,29 @@
-//! The verdict on an endpoint's certificate: its CA, and whether it is acceptable.
+//! Opens a TLS connection to an endpoint, and judges the certificate that it serves: of which CA it is, and whether an
+//! API server would accept it. The handshake proves that the endpoint has the key.
 
-use std::sync::Arc;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rustls::client::WebPkiServerVerifier;
-use rustls::client::danger::ServerCertVerifier;
-use rustls::{CertificateError, Error, RootCertStore};
-use rustls_pki_types::pem::PemObject;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
-use super::dial::Unreachable;
+use crate::certificates::authority::judge::{is_valid_at, verify};
+use crate::certificates::authority::validity;
 use crate::certificates::rotation::Generation;
 use crate::release::Release;
 
 /// A CA of the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownAuthority {
     /// Its number.
     pub generation: Generation,
     /// Its certificate.
@@ -29,7 +36,7 @@ pub struct Expected {
     /// The name that an API server requires in the certificate.
     pub server_name: ServerName<'static>,
     /// The CAs of the record, trusted or not.
-    pub known: Vec<Known>,
+    pub known: Vec<KnownAuthority>,
     /// The newest of them, which should sign all served certificates. `None` with another issuer.
     pub newest: Option<Generation>,
     /// The certificates that API servers trust. While it is empty, no API server calls the webhook, and `known` is used
@@ -49,16 +56,16 @@ pub enum Verdict {
     /// A certificate of another issuer that the bundle trusts.
     Trusted,
     /// An untrusted certificate.
-    Stranger,
+    Untrusted,
     /// An invalid certificate of the right CA.
-    Unfit(Unfit),
+    Invalid(Defect),
     /// The endpoint could not be probed.
     Unreachable(Unreachable),
 }
 
 /// Why a certificate of the right CA is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Unfit {
+pub enum Defect {
     /// It expires soon.
     Expiring,
     /// It has expired.
@@ -71,27 +78,6 @@ pub enum Unfit {
     Authority,
     /// It is no server certificate, or is broken.
     Unusable,
-}
-
-/// Checks certificates at one moment.
-#[derive(Debug)]
-pub struct Judge<'e> {
-    expected: &'e Expected,
-    now: Timestamp,
-    least_left: Duration,
-    known: Vec<(Generation, Roots)>,
-    bundle: Roots,
-}
-
-/// CAs that are trusted together.
-#[derive(Debug)]
-struct Roots {
-    /// The CAs that are valid now; `None` if there are none.
-    now: Option<Arc<WebPkiServerVerifier>>,
-    /// The CAs that are also valid at the end of the required validity.
-    later: Option<Arc<WebPkiServerVerifier>>,
-    /// All of them, whatever their validity.
-    any: Option<Arc<WebPkiServerVerifier>>,
 }
 
 /// The verdict on an endpoint's certificates.
@@ -116,9 +102,9 @@ impl Verdict {
             Self::Newest => "newest",
             Self::Older(_) => "older",
             Self::Trusted => "trusted",
-            Self::Stranger => "stranger",
-            Self::Unfit(Unfit::Expiring) => "expiring",
-            Self::Unfit(_) => "unfit",
+            Self::Untrusted => "stranger",
+            Self::Invalid(Defect::Expiring) => "expiring",
+            Self::Invalid(_) => "unfit",
             Self::Unreachable(_) => "unreachable",
         }
     }
@@ -131,7 +117,7 @@ impl Expected {
     #[must_use]
     pub fn of(
         release: &Release,
-        known: Vec<Known>,
+        known: Vec<KnownAuthority>,
         newest: Option<Generation>,
         bundle: Vec<CertificateDer<'static>>,
         leaf_epoch: u64,
@@ -143,159 +129,419 @@ impl Expected {
 
     /// The same for certificates of another issuer: only the bundle is known.
     #[must_use]
-    pub fn of_strangers(release: &Release, bundle: Vec<CertificateDer<'static>>) -> Option<Self> {
+    pub fn of_other_issuer(release: &Release, bundle: Vec<CertificateDer<'static>>) -> Option<Self> {
         Self::of(release, Vec::new(), None, bundle, 0)
     }
-}
-
-/// All certificates in a PEM text, such as a `caBundle`; anything else is skipped.
-#[must_use]
-pub fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
-    CertificateDer::pem_slice_iter(pem).filter_map(Result::ok).collect()
-}
-
-/// Start and end of a certificate's validity.
-fn validity(certificate: &CertificateDer<'_>) -> Option<(Timestamp, Timestamp)> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-    let time = |time: x509_parser::time::ASN1Time| Timestamp::from_second(time.timestamp()).ok();
-    Some((time(parsed.validity().not_before)?, time(parsed.validity().not_after)?))
-}
-
-fn unix(time: Timestamp) -> UnixTime {
-    UnixTime::since_unix_epoch(Duration::from_secs(u64::try_from(time.as_second()).unwrap_or(0)))
-}
-
-impl Roots {
-    fn new<'c>(
-        certificates: impl IntoIterator<Item = &'c CertificateDer<'static>>,
-        now: Timestamp,
-        later: Timestamp,
-    ) -> Self {
-        let all: Vec<_> = certificates.into_iter().collect();
-        let at = |times: &[Timestamp]| {
-            let valid = |certificate: &&CertificateDer<'static>| {
-                validity(certificate)
-                    .is_some_and(|(from, until)| times.iter().all(|time| from <= *time && *time <= until))
-            };
-            let mut roots = RootCertStore::empty();
-            for certificate in all.iter().copied().filter(valid) {
-                // A certificate that is not a CA is never trusted.
-                let _ = roots.add(certificate.clone());
-            }
-            let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-            // An error means that there are no CAs.
-            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().ok()
-        };
-        Self { now: at(&[now]), later: at(&[now, later]), any: at(&[]) }
-    }
-}
-
-/// Verifies the chain against these CAs, at this time.
-fn verify(
-    roots: Option<&Arc<WebPkiServerVerifier>>,
-    chain: &[CertificateDer<'_>],
-    name: &ServerName<'_>,
-    time: UnixTime,
-) -> Result<(), CertificateError> {
-    let (Some(roots), Some((leaf, others))) = (roots, chain.split_first()) else {
-        return Err(CertificateError::UnknownIssuer);
-    };
-    match roots.verify_server_cert(leaf, others, name, &[], time) {
-        Ok(_) => Ok(()),
-        Err(Error::InvalidCertificate(error)) => Err(error),
-        Err(_) => Err(CertificateError::BadEncoding),
-    }
-}
-
-const fn unfit(error: &CertificateError) -> Unfit {
-    match error {
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => Unfit::Expired,
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => Unfit::NotYetValid,
-        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => Unfit::WrongName,
-        _ => Unfit::Unusable,
-    }
-}
-
-impl<'e> Judge<'e> {
-    /// Checks certificates at `now`; they must stay valid for `least_left`.
+    /// Judges an endpoint's certificate chain, which must stay valid for `least_left`.
     #[must_use]
-    pub fn new(expected: &'e Expected, now: Timestamp, least_left: Duration) -> Self {
-        let later = now.checked_add(least_left).unwrap_or(Timestamp::MAX);
-        let known = expected
-            .known
-            .iter()
-            .map(|known| (known.generation, Roots::new([&known.certificate], now, later)))
-            .collect();
-        let bundle = if expected.bundle.is_empty() {
-            Roots::new(expected.known.iter().map(|known| &known.certificate), now, later)
-        } else {
-            Roots::new(&expected.bundle, now, later)
-        };
-        Self { expected, now, least_left, known, bundle }
-    }
-
-    /// The verdict on an endpoint's certificate chain.
-    #[must_use]
-    pub fn judge(&self, chain: &[CertificateDer<'_>]) -> Judgement {
+    pub fn judge(&self, chain: &[CertificateDer<'_>], now: Timestamp, least_left: Duration) -> Judgement {
         let validity = chain.first().and_then(validity);
-        let trusted = self.verify(self.bundle.now.as_ref(), chain, self.now).is_ok();
-        let verdict = match (self.expected.newest, validity) {
-            (_, None) => Verdict::Stranger,
-            (Some(newest), Some((from, _))) => match self.signer(chain, from) {
-                Some((generation, roots)) if generation == newest => {
-                    self.fitness(roots, chain).map_or_else(Verdict::Unfit, |()| Verdict::Newest)
-                }
-                Some((generation, _)) => Verdict::Older(generation),
-                None => Verdict::Stranger,
-            },
-            (None, Some((from, _))) => {
-                if self.signed(&self.bundle, chain, from) {
-                    self.fitness(&self.bundle, chain).map_or_else(Verdict::Unfit, |()| Verdict::Trusted)
-                } else {
-                    Verdict::Stranger
-                }
-            }
+        let trusted = self.verify(chain, &valid_at(&self.trusted(), now), now).is_ok();
+        let verdict = match validity {
+            Some((from, _)) => self.verdict(chain, from, now, least_left),
+            None => Verdict::Untrusted,
         };
         Judgement { verdict, trusted, not_after: validity.map(|(_, until)| until) }
     }
 
-    /// The CA that signed the certificate, whatever its validity and names.
-    fn signer(&self, chain: &[CertificateDer<'_>], from: Timestamp) -> Option<(Generation, &Roots)> {
-        let mut signers = self.known.iter().filter(|(_, roots)| self.signed(roots, chain, from));
-        signers.next().map(|(generation, roots)| (*generation, roots))
+    fn verdict(&self, chain: &[CertificateDer<'_>], from: Timestamp, now: Timestamp, least_left: Duration) -> Verdict {
+        let (authorities, valid) = match self.newest {
+            Some(newest) => {
+                let mut known = self.known.iter();
+                let signer = known.find(|known| self.is_signed_by(&[&known.certificate], chain, from));
+                match signer {
+                    Some(signer) if signer.generation == newest => (vec![&signer.certificate], Verdict::Newest),
+                    Some(signer) => return Verdict::Older(signer.generation),
+                    None => return Verdict::Untrusted,
+                }
+            }
+            None if self.is_signed_by(&self.trusted(), chain, from) => (self.trusted(), Verdict::Trusted),
+            None => return Verdict::Untrusted,
+        };
+        match self.defect(&authorities, chain, now, least_left) {
+            Some(defect) => Verdict::Invalid(defect),
+            None => valid,
+        }
     }
 
-    fn signed(&self, roots: &Roots, chain: &[CertificateDer<'_>], from: Timestamp) -> bool {
-        match self.verify(roots.any.as_ref(), chain, from) {
+    /// Why API servers that trust only these CAs would not accept the certificate now, or not for long enough.
+    fn defect(
+        &self,
+        authorities: &[&CertificateDer<'static>],
+        chain: &[CertificateDer<'_>],
+        now: Timestamp,
+        least_left: Duration,
+    ) -> Option<Defect> {
+        let valid = valid_at(authorities, now);
+        match self.verify(chain, &valid, now) {
+            Ok(()) => {}
+            // The CA that signed it is not valid now.
+            Err(CertificateError::UnknownIssuer) => return Some(Defect::Authority),
+            Err(error) => return Some(defect_of(&error)),
+        }
+        let later = now.checked_add(least_left).unwrap_or(Timestamp::MAX);
+        self.verify(chain, &valid_at(&valid, later), later).err().map(|_| Defect::Expiring)
+    }
+
+    /// Whether one of these CAs signed the certificate, whatever its names and the CA's validity. `from` is the start of
+    /// the certificate's validity.
+    fn is_signed_by(
+        &self,
+        authorities: &[&CertificateDer<'static>],
+        chain: &[CertificateDer<'_>],
+        from: Timestamp,
+    ) -> bool {
+        match self.verify(chain, authorities, from) {
             Ok(()) => true,
             // Names are checked after the signature, so a wrong name means a valid signature.
-            Err(error) => matches!(unfit(&error), Unfit::WrongName),
+            Err(error) => defect_of(&error) == Defect::WrongName,
         }
-    }
-
-    /// Whether API servers that trust only these CAs would accept the certificate, now and for long enough.
-    fn fitness(&self, roots: &Roots, chain: &[CertificateDer<'_>]) -> Result<(), Unfit> {
-        if roots.now.is_none() {
-            return Err(Unfit::Authority);
-        }
-        self.verify(roots.now.as_ref(), chain, self.now).map_err(|error| match error {
-            // Of several valid CAs, none signed it.
-            CertificateError::UnknownIssuer => Unfit::Authority,
-            error => unfit(&error),
-        })?;
-        let later = self.now.checked_add(self.least_left).unwrap_or(Timestamp::MAX);
-        self.verify(roots.later.as_ref(), chain, later).map_err(|_| Unfit::Expiring)
     }
 
     fn verify(
         &self,
-        roots: Option<&Arc<WebPkiServerVerifier>>,
         chain: &[CertificateDer<'_>],
+        authorities: &[&CertificateDer<'static>],
         time: Timestamp,
     ) -> Result<(), CertificateError> {
-        verify(roots, chain, &self.expected.server_name, unix(time))
+        verify(chain, authorities.iter().copied(), &self.server_name, time)
+    }
+
+    /// The CAs that API servers trust.
+    fn trusted(&self) -> Vec<&CertificateDer<'static>> {
+        if self.bundle.is_empty() {
+            self.known.iter().map(|known| &known.certificate).collect()
+        } else {
+            self.bundle.iter().collect()
+        }
+    }
+}
+
+/// Those of the certificates that are valid at this time.
+fn valid_at<'c>(authorities: &[&'c CertificateDer<'static>], time: Timestamp) -> Vec<&'c CertificateDer<'static>> {
+    authorities.iter().copied().filter(|authority| is_valid_at(authority, time)).collect()
+}
+
+const fn defect_of(error: &CertificateError) -> Defect {
+    match error {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => Defect::Expired,
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => Defect::NotYetValid,
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => Defect::WrongName,
+        _ => Defect::Unusable,
+    }
+}
+
+/// Why an endpoint could not be probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unreachable {
+    /// It has no address, or no port with this name.
+    NoAddress,
+    /// The connection failed or was closed.
+    Connection,
+    /// It did not respond in time.
+    Timeout,
+    /// The TLS handshake failed: for example, the endpoint lacks the key of its certificate.
+    Handshake,
+}
+
+impl Unreachable {
+    /// All reasons.
+    pub const ALL: [Self; 4] = [Self::NoAddress, Self::Connection, Self::Timeout, Self::Handshake];
+
+    /// The reason in logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoAddress => "no_address",
+            Self::Connection => "connection",
+            Self::Timeout => "timeout",
+            Self::Handshake => "handshake",
+        }
+    }
+}
+
+/// An endpoint's certificate chain, its serving certificate first; never empty.
+pub type Chain = Vec<CertificateDer<'static>>;
+
+/// Returns the certificate chain of an endpoint, within the limit.
+///
+/// # Errors
+/// The endpoint could not be probed.
+pub async fn dial(socket: SocketAddr, name: ServerName<'static>, limit: Duration) -> Result<Chain, Unreachable> {
+    timeout(limit, connect(socket, name)).await.unwrap_or(Err(Unreachable::Timeout))
+}
+
+async fn connect(socket: SocketAddr, name: ServerName<'static>) -> Result<Chain, Unreachable> {
+    let shown = Arc::new(Shown::new());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&shown.provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|_| Unreachable::Handshake)?;
+    let mut config =
+        config.dangerous().with_custom_certificate_verifier(Arc::<Shown>::clone(&shown)).with_no_client_auth();
+    // The protocol that the API server uses.
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let stream = TcpStream::connect(socket).await.map_err(|_| Unreachable::Connection)?;
+    match TlsConnector::from(Arc::new(config)).connect(name, stream).await {
+        Ok(mut stream) => {
+            // Close the connection without a request. The endpoint need not notice.
+            let _ = stream.shutdown().await;
+        }
+        Err(error) => {
+            let by_tls = error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<Error>);
+            return Err(if by_tls { Unreachable::Handshake } else { Unreachable::Connection });
+        }
+    }
+    shown.chain().filter(|chain| !chain.is_empty()).ok_or(Unreachable::Handshake)
+}
+
+/// Keeps the peer's certificates, whether valid or not. It verifies the handshake's signature, which proves that the
+/// peer has the key.
+struct Shown {
+    provider: Arc<CryptoProvider>,
+    chain: Mutex<Option<Chain>>,
+}
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Shown").finish_non_exhaustive()
+    }
+}
+
+impl Shown {
+    fn new() -> Self {
+        Self { provider: Arc::new(rustls::crypto::aws_lc_rs::default_provider()), chain: Mutex::default() }
+    }
+
+    fn chain(&self) -> Option<Chain> {
+        self.chain.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl ServerCertVerifier for Shown {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let chain = std::iter::once(leaf).chain(others).map(|each| each.clone().into_owned()).collect();
+        *self.chain.lock().unwrap_or_else(PoisonError::into_inner) = Some(chain);
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, leaf, signature, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, leaf, signature, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+        KeyUsagePurpose,
+    };
+
+    use super::*;
+    use crate::certificates::authority::certificates;
+    use crate::release::DEFAULT_CLUSTER_DOMAIN;
+
+    const DAY: Duration = Duration::from_hours(24);
+
+    /// A CA; times are in days from now.
+    struct Authority {
+        generation: Generation,
+        issuer: CertifiedIssuer<'static, KeyPair>,
+    }
+
+    /// Verdicts on three certificates, and whether they are trusted.
+    type Verdicts = [(Verdict, bool); 3];
+
+    struct Leaf<'l> {
+        name: &'l str,
+        from: i64,
+        until: i64,
+        for_servers: bool,
+    }
+
+    const GOOD: Leaf<'static> = Leaf { name: "pillion.pillion-system.svc", from: -1, until: 7, for_servers: true };
+
+    fn set_validity(params: &mut CertificateParams, from: i64, until: i64) {
+        let day = |days: i64| {
+            let seconds = Timestamp::now().as_second() + days * 86_400;
+            // rcgen uses another crate's time type; both know a date and a number of seconds.
+            rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(u64::try_from(seconds).unwrap())
+        };
+        (params.not_before, params.not_after) = (day(from), day(until));
+    }
+
+    impl Authority {
+        fn new(generation: u32) -> Self {
+            Self::valid(generation, -1, 365)
+        }
+
+        fn valid(generation: u32, from: i64, until: i64) -> Self {
+            let mut params = CertificateParams::default();
+            params.distinguished_name.push(DnType::CommonName, format!("authority {generation}"));
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+            set_validity(&mut params, from, until);
+            let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+            Self { generation: Generation(generation), issuer }
+        }
+
+        fn certificate(&self) -> CertificateDer<'static> {
+            certificates(self.issuer.pem().as_bytes()).remove(0)
+        }
+
+        fn known(&self) -> KnownAuthority {
+            KnownAuthority { generation: self.generation, certificate: self.certificate() }
+        }
+
+        fn leaf(&self, leaf: &Leaf<'_>) -> Vec<CertificateDer<'static>> {
+            let mut params = CertificateParams::new(vec![leaf.name.to_owned()]).unwrap();
+            params.extended_key_usages = vec![if leaf.for_servers {
+                ExtendedKeyUsagePurpose::ServerAuth
+            } else {
+                ExtendedKeyUsagePurpose::ClientAuth
+            }];
+            set_validity(&mut params, leaf.from, leaf.until);
+            let pem = params.signed_by(&KeyPair::generate().unwrap(), &self.issuer).unwrap().pem();
+            certificates(pem.as_bytes())
+        }
+    }
+
+    fn release() -> Release {
+        Release::new("pillion", "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap()
+    }
+
+    fn expected(known: &[&Authority], newest: u32, bundle: &[&Authority]) -> Expected {
+        let known = known.iter().map(|authority| authority.known()).collect();
+        let bundle = bundle.iter().map(|authority| authority.certificate()).collect();
+        Expected::of(&release(), known, Some(Generation(newest)), bundle, 1).unwrap()
+    }
+
+    fn judge(expected: &Expected, chain: &[CertificateDer<'_>]) -> (Verdict, bool) {
+        let judgement = expected.judge(chain, Timestamp::now(), DAY + DAY / 2);
+        (judgement.verdict, judgement.trusted)
+    }
+
+    #[test]
+    fn verdict_and_trust_are_independent() {
+        let (old, new, stranger) = (Authority::new(1), Authority::new(2), Authority::new(3));
+        let leaves = [&old, &new, &stranger].map(|authority| authority.leaf(&GOOD));
+        let cases: [(&str, &[&Authority], Verdicts); 4] = [
+            (
+                "expanded",
+                &[&old, &new],
+                [(Verdict::Older(Generation(1)), true), (Verdict::Newest, true), (Verdict::Untrusted, false)],
+            ),
+            (
+                "contracted",
+                &[&new],
+                [(Verdict::Older(Generation(1)), false), (Verdict::Newest, true), (Verdict::Untrusted, false)],
+            ),
+            (
+                "a foreign certificate in the bundle",
+                &[&old, &stranger],
+                [(Verdict::Older(Generation(1)), true), (Verdict::Newest, false), (Verdict::Untrusted, true)],
+            ),
+            (
+                "no bundle yet: all known CAs",
+                &[],
+                [(Verdict::Older(Generation(1)), true), (Verdict::Newest, true), (Verdict::Untrusted, false)],
+            ),
+        ];
+        for (what, bundle, verdicts) in cases {
+            let expected = expected(&[&old, &new], 2, bundle);
+            for (leaf, verdict) in leaves.iter().zip(verdicts) {
+                assert_eq!(judge(&expected, leaf), verdict, "{what}");
+            }
+        }
+    }
+
+    #[test]
+    fn invalid_certificate_of_newest_authority_has_defect() {
+        let new = Authority::new(2);
+        let expected = expected(&[&new], 2, &[&new]);
+        let cases = [
+            (GOOD, (Verdict::Newest, true)),
+            (Leaf { until: 2, ..GOOD }, (Verdict::Newest, true)),
+            (Leaf { until: 1, ..GOOD }, (Verdict::Invalid(Defect::Expiring), true)),
+            (Leaf { from: -9, until: -2, ..GOOD }, (Verdict::Invalid(Defect::Expired), false)),
+            (Leaf { from: 2, ..GOOD }, (Verdict::Invalid(Defect::NotYetValid), false)),
+            (Leaf { name: "other.pillion-system.svc", ..GOOD }, (Verdict::Invalid(Defect::WrongName), false)),
+        ];
+        for (leaf, verdict) in cases {
+            assert_eq!(judge(&expected, &new.leaf(&leaf)), verdict);
+        }
+        let for_clients = new.leaf(&Leaf { for_servers: false, ..GOOD });
+        assert!(matches!(
+            judge(&expected, &for_clients),
+            (Verdict::Untrusted | Verdict::Invalid(Defect::Unusable), false)
+        ));
+    }
+
+    #[test]
+    fn expired_certificate_of_older_authority_is_older() {
+        let (old, new) = (Authority::new(1), Authority::new(2));
+        let expected = expected(&[&old, &new], 2, &[&old, &new]);
+        let expired = old.leaf(&Leaf { from: -9, until: -2, ..GOOD });
+        assert_eq!(judge(&expected, &expired), (Verdict::Older(Generation(1)), false));
+    }
+
+    #[test]
+    fn validity_of_the_authority_counts() {
+        let (over, ending) = (Authority::valid(2, -30, -2), Authority::valid(3, -30, 1));
+        let expected_over = expected(&[&over], 2, &[&over]);
+        assert_eq!(judge(&expected_over, &over.leaf(&GOOD)), (Verdict::Invalid(Defect::Authority), false));
+        // The certificate has seven days left, but its CA only one.
+        let soon = expected(&[&ending], 3, &[&ending]).judge(&ending.leaf(&GOOD), Timestamp::now(), 2 * DAY);
+        assert_eq!((soon.verdict, soon.trusted), (Verdict::Invalid(Defect::Expiring), true));
+    }
+
+    #[test]
+    fn certificates_of_other_issuers_are_judged_by_bundle() {
+        let (theirs, other) = (Authority::new(7), Authority::new(8));
+        let expected = Expected::of_other_issuer(&release(), vec![theirs.certificate()]).unwrap();
+        let cases = [
+            (theirs.leaf(&GOOD), (Verdict::Trusted, true)),
+            (theirs.leaf(&Leaf { until: 1, ..GOOD }), (Verdict::Invalid(Defect::Expiring), true)),
+            (theirs.leaf(&Leaf { name: "other", ..GOOD }), (Verdict::Invalid(Defect::WrongName), false)),
+            (theirs.leaf(&Leaf { from: -9, until: -2, ..GOOD }), (Verdict::Invalid(Defect::Expired), false)),
+            (other.leaf(&GOOD), (Verdict::Untrusted, false)),
+        ];
+        for (leaf, verdict) in cases {
+            assert_eq!(judge(&expected, &leaf), verdict);
+        }
+    }
+
+    #[test]
+    fn unreadable_certificate_is_untrusted() {
+        let new = Authority::new(2);
+        let expected = expected(&[&new], 2, &[&new]);
+        assert_eq!(judge(&expected, &[]), (Verdict::Untrusted, false));
+        assert_eq!(judge(&expected, &[CertificateDer::from(vec![1, 2, 3])]), (Verdict::Untrusted, false));
+        let none = Expected { known: Vec::new(), bundle: vec![CertificateDer::from(vec![1])], ..expected };
+        assert_eq!(judge(&none, &new.leaf(&GOOD)), (Verdict::Untrusted, false));
+    }
+}

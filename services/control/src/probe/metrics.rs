@@ -17,7 +17,7 @@ use crate::certificates::rotation::Endpoints;
 
 /// The result of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RoundResult {
     /// Every endpoint serves the required certificate.
     Passed,
     /// Some endpoint does not, or there is none.
@@ -49,7 +49,7 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-impl Outcome {
+impl RoundResult {
     /// All results.
     pub const ALL: [Self; 3] = [Self::Passed, Self::Failed, Self::Error];
 
@@ -79,7 +79,7 @@ impl ProbeMetrics {
         registry.register("probe_rounds_in_a_row", text, metrics.passed.clone());
         registry.register_collector(Box::new(metrics.expiry.clone()));
         metrics.forget();
-        for outcome in Outcome::ALL {
+        for outcome in RoundResult::ALL {
             drop(metrics.rounds.get_or_create_owned(&OutcomeLabel { outcome: outcome.as_str() }));
         }
         metrics
@@ -95,10 +95,10 @@ impl ProbeMetrics {
         self.expiry.set(probed.iter().filter_map(|each| each.not_after).min());
         let good = |each: &Probed| matches!(each.verdict, Verdict::Newest | Verdict::Trusted);
         let passed = !probed.is_empty() && probed.iter().all(good);
-        self.ended(if passed { Outcome::Passed } else { Outcome::Failed });
+        self.ended(if passed { RoundResult::Passed } else { RoundResult::Failed });
     }
 
-    pub(super) fn ended(&self, outcome: Outcome) {
+    pub(super) fn ended(&self, outcome: RoundResult) {
         self.rounds.get_or_create_owned(&OutcomeLabel { outcome: outcome.as_str() }).inc();
     }
 
@@ -133,8 +133,7 @@ impl Collector for Expiry {
 mod tests {
     use std::time::Duration;
 
-    use super::super::Endpoint;
-    use super::super::fold::UNKNOWN;
+    use super::super::{Endpoint, UNKNOWN};
     use super::*;
 
     fn text(registry: &Registry) -> String {
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_are_counted_by_result_and_the_earliest_end_is_told() {
+    fn endpoints_are_counted_with_earliest_expiry() {
         let mut registry = Registry::default();
         let metrics = ProbeMetrics::register(&mut registry);
         assert!(!text(&registry).contains("earliest_expiry_seconds "), "nothing was found yet");
@@ -154,7 +153,7 @@ mod tests {
             trusted: true,
             not_after: Some(Timestamp::now() + Duration::from_hours(24 * days)),
         };
-        let all = [probed(Verdict::Newest, 7), probed(Verdict::Newest, 3), probed(Verdict::Stranger, 9)];
+        let all = [probed(Verdict::Newest, 7), probed(Verdict::Newest, 3), probed(Verdict::Untrusted, 9)];
         metrics.found(&all, Endpoints { rounds: 2, ..UNKNOWN });
         let page = text(&registry);
         for line in [

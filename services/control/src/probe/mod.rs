@@ -5,28 +5,45 @@
 //! certificate is checked against the *bundle* that API servers have, and against the *newest* CA alone. The handshake
 //! proves that the replica has the key.
 //!
-//! [`targets`] selects the endpoints, [`dial`] connects, [`judge`] gives the verdict, [`fold`] summarises verdicts for
-//! the rotation, and [`run`] repeats it. With certificates of another issuer (such as cert-manager) nothing rotates,
-//! and probing is the same: [`Expected::of_strangers`] knows only the bundle.
+//! [`targets`] selects the endpoints, [`judge`] connects and gives the verdict. This file repeats it, and summarises the
+//! verdicts for the rotation. With certificates of another issuer (such as cert-manager) nothing rotates, and probing is
+//! the same: [`Expected::of_other_issuer`] knows only the bundle.
+//!
+//! The loop runs at a fixed interval, because what endpoints serve is in no object of the API server. So it is no
+//! `Controller` of kube-rs.
 //!
 //! RBAC permissions: `list` on endpoint slices in the release's namespace; `get` on its Service and `list` on pods
 //! there, if [`Settings::pods`] is set; and for [`report`] `get` on the webhook configuration, and `get` and `create`
 //! on the `ConfigMap` of the kill switch.
 
-pub mod dial;
-pub mod fold;
 pub mod judge;
 pub mod metrics;
-mod run;
 pub mod targets;
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-pub use fold::{Key, Rounds};
-pub use judge::{Expected, Judge, Known, Unfit, Verdict};
-pub use metrics::ProbeMetrics;
-pub use run::{Found, Prober, report, run};
-pub use targets::{Endpoint, Replicas, Selected};
+use futures::StreamExt;
+use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, Client};
+use rustls_pki_types::CertificateDer;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use crate::certificates::authority::certificates;
+use crate::certificates::clock::Clock;
+use crate::certificates::rotation::{Endpoints, Generation};
+use crate::leader::LeaderContext;
+use crate::release::Release;
+use crate::webhook_config::switch::SwitchCreator;
+
+pub use judge::{Defect, Expected, Judgement, KnownAuthority, Unreachable, Verdict};
+pub use metrics::{ProbeMetrics, RoundResult};
+pub use targets::{Endpoint, Selected};
 
 /// Settings of the probes. Tests scale all durations down.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,5 +87,376 @@ pub struct Probed {
     /// Whether API servers with the bundle would trust it.
     pub trusted: bool,
     /// End of its certificate's validity, if readable.
-    pub not_after: Option<jiff::Timestamp>,
+    pub not_after: Option<Timestamp>,
+}
+
+/// Results of a round.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The requirements on the endpoints.
+    pub expected: Arc<Expected>,
+    /// The summary for the rotation.
+    pub endpoints: Endpoints,
+    /// The result for every endpoint, for logs.
+    pub probed: Vec<Probed>,
+    /// Start of the round: it does not reflect later changes.
+    pub began: Instant,
+}
+
+/// Probes endpoints in rounds and counts the passed ones.
+#[derive(Debug)]
+pub struct Prober {
+    settings: Settings,
+    metrics: ProbeMetrics,
+    rounds: Rounds,
+    clock: Option<Clock>,
+}
+
+impl Found {
+    /// The summary for these requirements; unknown if the round had other ones.
+    #[must_use]
+    pub fn of(found: Option<&Self>, expected: &Expected) -> Endpoints {
+        found.filter(|found| *found.expected == *expected).map_or(UNKNOWN, |found| found.endpoints)
+    }
+}
+
+impl Prober {
+    /// Without any passed round yet.
+    #[must_use]
+    pub fn new(settings: Settings, metrics: ProbeMetrics) -> Self {
+        Self { settings, metrics, rounds: Rounds::default(), clock: None }
+    }
+
+    /// Judges validity by the API server's time instead of the local time.
+    #[must_use]
+    pub fn by(self, clock: Clock) -> Self {
+        Self { clock: Some(clock), ..self }
+    }
+
+    /// Probes every current endpoint once, each within [`Settings::timeout`].
+    ///
+    /// # Errors
+    /// The endpoints could not be listed.
+    pub async fn round(&mut self, client: &Client, release: &Release, expected: &Arc<Expected>) -> kube::Result<Found> {
+        let began = Instant::now();
+        let listed = tokio::time::timeout(self.settings.timeout, Selected::list(client, release, &self.settings)).await;
+        let selected = match listed {
+            Ok(Ok(selected)) => selected,
+            failed => {
+                self.metrics.ended(RoundResult::Error);
+                return Err(match failed {
+                    Ok(Err(error)) => error,
+                    _ => kube::Error::Service("the endpoint slices were not listed in time".into()),
+                });
+            }
+        };
+        let probed = self.probe(selected, expected).await;
+        let endpoints = self.rounds.add((&**expected).into(), &probed, began, self.settings.gap);
+        self.metrics.found(&probed, endpoints);
+        Ok(Found { expected: Arc::clone(expected), endpoints, probed, began })
+    }
+
+    async fn probe(&self, selected: Selected, expected: &Expected) -> Vec<Probed> {
+        let now = self.clock.as_ref().map_or_else(Timestamp::now, Clock::api_servers);
+        let Settings { timeout, least_left, .. } = self.settings;
+        let all = selected.endpoints.into_iter().map(|endpoint| async move {
+            let shown = match endpoint.socket() {
+                Some(socket) => judge::dial(socket, expected.server_name.clone(), timeout).await,
+                None => Err(Unreachable::NoAddress),
+            };
+            let Judgement { verdict, trusted, not_after } = match shown {
+                Ok(chain) => expected.judge(&chain, now, least_left),
+                Err(why) => Judgement { verdict: Verdict::Unreachable(why), trusted: false, not_after: None },
+            };
+            Probed { endpoint, verdict, trusted, not_after }
+        });
+        futures::stream::iter(all).buffered(self.settings.parallel.max(1)).collect().await
+    }
+}
+
+/// Probes while this controller leads: at once when the requirements change, then every [`Settings::gap`]. Without
+/// requirements or a list of endpoints, there are no results.
+pub async fn run(
+    leading: LeaderContext,
+    settings: Settings,
+    metrics: ProbeMetrics,
+    clock: Clock,
+    mut expected: watch::Receiver<Option<Arc<Expected>>>,
+    found: watch::Sender<Option<Found>>,
+) {
+    let gap = settings.gap;
+    let mut prober = Prober::new(settings, metrics.clone()).by(clock);
+    let mut reported = Vec::new();
+    loop {
+        let began = Instant::now();
+        let wanted = expected.borrow_and_update().clone();
+        let round = async {
+            if let Some(wanted) = &wanted {
+                let round = prober.round(&leading.client, &leading.release, wanted).await;
+                log_changes(&mut reported, round.as_ref());
+                found.send_replace(round.ok());
+            } else {
+                found.send_replace(None);
+            }
+            sleep_until(began + gap).await;
+        };
+        tokio::select! {
+            biased;
+            () = leading.stop.cancelled() => break,
+            // The current round and its results are for outdated requirements.
+            changed = expected.wait_for(|now| *now != wanted) => {
+                if changed.is_err() {
+                    break;
+                }
+                found.send_replace(None);
+            }
+            () = round => {}
+        }
+    }
+    found.send_replace(None);
+    metrics.forget();
+}
+
+/// Probes endpoints with certificates of another issuer, against the `caBundle`s of the webhook configuration, and logs
+/// the results. Once API servers would trust an endpoint, it also creates the `ConfigMap` of the kill switch: no other
+/// task does so here, and guardrails need it.
+pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMetrics) {
+    let gap = settings.gap;
+    let mut prober = Prober::new(settings, metrics.clone());
+    let (mut reported, mut is_called, mut creator) = (Vec::new(), false, SwitchCreator::default());
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(leading.client.clone());
+    let rounds = async {
+        loop {
+            let began = Instant::now();
+            let round = async {
+                let configuration = configurations.get_opt(leading.release.configuration()).await?;
+                let bundle = configuration.as_ref().map(bundle).unwrap_or_default();
+                let Some(expected) = Expected::of_other_issuer(&leading.release, bundle).map(Arc::new) else {
+                    return Err(kube::Error::Service("the release's name is no DNS name".into()));
+                };
+                prober.round(&leading.client, &leading.release, &expected).await
+            };
+            let round = round.await;
+            log_changes(&mut reported, round.as_ref());
+            is_called |= round.is_ok_and(|found| found.endpoints.answering > 0);
+            if is_called {
+                keep_switch(&leading, &mut creator).await;
+            }
+            sleep_until(began + gap).await;
+        }
+    };
+    tokio::select! {
+        () = leading.stop.cancelled() => {}
+        () = rounds => {}
+    }
+    metrics.forget();
+}
+
+/// Creates the `ConfigMap` of the kill switch if it is missing. It is read once per round, which is often enough
+/// without a watch.
+async fn keep_switch(leading: &LeaderContext, creator: &mut SwitchCreator) {
+    let LeaderContext { client, release, .. } = leading;
+    let switches = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
+    // If reading fails, try to create it: that does no harm to an existing one.
+    if let Ok(found) = switches.get_metadata_opt(release.switch()).await {
+        creator.seen(found.is_some());
+    }
+    creator.create(client, release).await;
+}
+
+/// All CA certificates of all entries.
+fn bundle(configuration: &MutatingWebhookConfiguration) -> Vec<CertificateDer<'static>> {
+    let entries = configuration.webhooks.iter().flatten();
+    let mut all: Vec<_> = entries
+        .filter_map(|entry| entry.client_config.ca_bundle.as_ref())
+        .flat_map(|pem| certificates(&pem.0))
+        .collect();
+    all.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
+    all.dedup();
+    all
+}
+
+/// Logs what has changed since the previous round.
+fn log_changes(reported: &mut Vec<Probed>, round: Result<&Found, &kube::Error>) {
+    let found = match round {
+        Ok(found) => found,
+        Err(error) => {
+            warn!(%error, "the endpoints cannot be listed");
+            return;
+        }
+    };
+    for now in &found.probed {
+        let before = reported.iter().find(|before| before.endpoint == now.endpoint);
+        if before.is_some_and(|before| before.verdict == now.verdict) {
+            continue;
+        }
+        let endpoint = &now.endpoint;
+        match now.verdict {
+            Verdict::Newest | Verdict::Trusted => info!(%endpoint, verdict = now.verdict.as_str(), "endpoint"),
+            Verdict::Unreachable(why) => warn!(%endpoint, why = why.as_str(), "an endpoint cannot be probed"),
+            verdict => {
+                warn!(%endpoint, ?verdict, trusted = now.trusted, "an endpoint serves another certificate than expected");
+            }
+        }
+    }
+    reported.clone_from(&found.probed);
+}
+
+/// What a count of rounds is about. Rounds count together only if this stays the same, as well as the set of endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RoundKey {
+    leaf_epoch: u64,
+    newest: Option<Generation>,
+}
+
+/// The number of consecutive passed rounds.
+#[derive(Debug, Default)]
+struct Rounds {
+    of: Option<(RoundKey, BTreeSet<Endpoint>)>,
+    passed: u32,
+    /// Start of the last counted round.
+    last: Option<Instant>,
+}
+
+/// Without results, nothing is proven.
+pub(crate) const UNKNOWN: Endpoints =
+    Endpoints { answering: 0, rounds: 0, older: false, untrusted: false, unreachable: 0 };
+
+impl From<&Expected> for RoundKey {
+    fn from(expected: &Expected) -> Self {
+        Self { leaf_epoch: expected.leaf_epoch, newest: expected.newest }
+    }
+}
+
+impl Rounds {
+    /// Adds a round over all endpoints, which began at `began`.
+    ///
+    /// A round is passed if there are endpoints and each serves the newest certificate. It counts if it began at least
+    /// `gap` after the last counted one. The count starts again after a failed round, or when the certificate, the CA
+    /// or the set of endpoints changes.
+    fn add(&mut self, key: RoundKey, probed: &[Probed], began: Instant, gap: Duration) -> Endpoints {
+        let endpoints: BTreeSet<_> = probed.iter().map(|each| each.endpoint.clone()).collect();
+        let is_passed = !probed.is_empty() && probed.iter().all(|each| each.verdict == Verdict::Newest);
+        let goes_on = self.of.as_ref().is_some_and(|(of, all)| (of, all) == (&key, &endpoints));
+        if !goes_on || !is_passed {
+            *self = Self { of: Some((key, endpoints)), ..Self::default() };
+        }
+        if is_passed && self.last.is_none_or(|last| began.saturating_duration_since(last) >= gap) {
+            self.passed = self.passed.saturating_add(1);
+            self.last = Some(began);
+        }
+        Endpoints {
+            answering: probed.iter().filter(|each| each.trusted).count(),
+            rounds: self.passed,
+            older: probed.iter().any(|each| is_another(each.verdict)),
+            untrusted: probed.iter().any(|each| matches!(each.verdict, Verdict::Trusted | Verdict::Untrusted)),
+            unreachable: probed.iter().filter(|each| matches!(each.verdict, Verdict::Unreachable(_))).count(),
+        }
+    }
+}
+
+/// Whether a client that trusts only the newest CA would reject the endpoint now.
+const fn is_another(verdict: Verdict) -> bool {
+    match verdict {
+        Verdict::Newest | Verdict::Invalid(Defect::Expiring) | Verdict::Unreachable(_) => false,
+        Verdict::Older(_) | Verdict::Trusted | Verdict::Untrusted | Verdict::Invalid(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GAP: Duration = Duration::from_secs(10);
+    const OLD: Verdict = Verdict::Older(Generation(1));
+
+    fn probed(verdicts: &[(&str, Verdict)]) -> Vec<Probed> {
+        let one = |(address, verdict): &(&str, Verdict)| Probed {
+            endpoint: Endpoint { address: (*address).to_owned(), port: Some(8443) },
+            verdict: *verdict,
+            trusted: matches!(verdict, Verdict::Newest | Verdict::Older(_)),
+            not_after: None,
+        };
+        verdicts.iter().map(one).collect()
+    }
+
+    const fn key(leaf_epoch: u64, newest: u32) -> RoundKey {
+        RoundKey { leaf_epoch, newest: Some(Generation(newest)) }
+    }
+
+    /// The verdicts of a round, by address.
+    type Verdicts<'v> = &'v [(&'v str, Verdict)];
+
+    /// The count after each of these rounds, which begin `seconds` after the first.
+    fn after(rounds: &[(u64, RoundKey, Verdicts<'_>)]) -> Vec<u32> {
+        let zero = Instant::now();
+        let mut count = Rounds::default();
+        let mut passed = Vec::new();
+        for (seconds, key, verdicts) in rounds {
+            let began = zero + Duration::from_secs(*seconds);
+            passed.push(count.add(*key, &probed(verdicts), began, GAP).rounds);
+        }
+        passed
+    }
+
+    #[test]
+    fn rounds_count_with_time_between_them() {
+        let all: &[_] = &[("a", Verdict::Newest), ("b", Verdict::Newest)];
+        let k = key(5, 2);
+        assert_eq!(after(&[(0, k, all), (10, k, all), (20, k, all)]), [1, 2, 3]);
+        assert_eq!(after(&[(0, k, all), (9, k, all), (10, k, all), (19, k, all), (20, k, all)]), [1, 1, 2, 2, 3]);
+    }
+
+    #[test]
+    fn failed_round_restarts_the_count() {
+        let all: &[_] = &[("a", Verdict::Newest), ("b", Verdict::Newest)];
+        let k = key(5, 2);
+        let spoilt = [
+            OLD,
+            Verdict::Untrusted,
+            Verdict::Trusted,
+            Verdict::Invalid(Defect::Expiring),
+            Verdict::Invalid(Defect::WrongName),
+            Verdict::Unreachable(Unreachable::Timeout),
+        ];
+        for verdict in spoilt {
+            let spoilt: &[_] = &[("a", Verdict::Newest), ("b", verdict)];
+            let passed = after(&[(0, k, all), (10, k, all), (20, k, spoilt), (30, k, all), (40, k, all)]);
+            assert_eq!(passed, [1, 2, 0, 1, 2], "{verdict:?}");
+        }
+    }
+
+    #[test]
+    fn changed_expectation_or_endpoints_restart_the_count() {
+        let all: &[_] = &[("a", Verdict::Newest), ("b", Verdict::Newest)];
+        let more: &[_] = &[("a", Verdict::Newest), ("b", Verdict::Newest), ("c", Verdict::Newest)];
+        let k = key(5, 2);
+        assert_eq!(after(&[(0, k, all), (10, k, all), (20, key(6, 2), all)]), [1, 2, 1]);
+        assert_eq!(after(&[(0, k, all), (10, k, all), (20, key(5, 3), all)]), [1, 2, 1]);
+        assert_eq!(after(&[(0, k, all), (10, k, more), (20, k, more), (30, k, all)]), [1, 1, 2, 1]);
+        let replaced: &[_] = &[("a", Verdict::Newest), ("c", Verdict::Newest)];
+        assert_eq!(after(&[(0, k, all), (10, k, replaced)]), [1, 1]);
+    }
+
+    #[test]
+    fn round_without_endpoints_is_not_passed() {
+        let k = key(5, 2);
+        assert_eq!(after(&[(0, k, &[]), (10, k, &[]), (20, k, &[("a", Verdict::Newest)])]), [0, 0, 1]);
+    }
+
+    #[test]
+    fn summary_counts_endpoints_by_kind() {
+        let add =
+            |verdicts: &[(&str, Verdict)]| Rounds::default().add(key(5, 2), &probed(verdicts), Instant::now(), GAP);
+        let all = add(&[("a", Verdict::Newest), ("b", OLD), ("c", Verdict::Unreachable(Unreachable::Handshake))]);
+        let expected = Endpoints { answering: 2, rounds: 0, older: true, untrusted: false, unreachable: 1 };
+        assert_eq!(all, expected);
+        // An untrusted certificate also counts as one of another CA.
+        let stranger = add(&[("a", Verdict::Untrusted)]);
+        assert_eq!(stranger, Endpoints { older: true, untrusted: true, ..UNKNOWN });
+        // An expired certificate counts as another CA's; an expiring one does not.
+        assert!(add(&[("a", Verdict::Invalid(Defect::Expired))]).older);
+        assert!(!add(&[("a", Verdict::Invalid(Defect::Expiring))]).older);
+        assert_eq!(add(&[("a", Verdict::Unreachable(Unreachable::Timeout))]), Endpoints { unreachable: 1, ..UNKNOWN });
+    }
 }

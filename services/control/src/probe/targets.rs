@@ -84,7 +84,7 @@ impl Selected {
             }
             let port = target_port(pod, &replicas.port);
             let all = status.pod_ips.iter().flatten().map(|ip| &ip.ip).chain(&status.pod_ip);
-            let mut reached: Vec<_> = all.filter(|address| replicas.lead_to(address)).collect();
+            let mut reached: Vec<_> = all.filter(|address| replicas.routes_to(address)).collect();
             if reached.is_empty() {
                 // Fall back to the pod's primary address, so that each pod is probed.
                 reached.extend(&status.pod_ip);
@@ -132,7 +132,7 @@ impl Replicas {
     }
 
     /// Whether the Service can route to this address.
-    fn lead_to(&self, address: &str) -> bool {
+    fn routes_to(&self, address: &str) -> bool {
         let family = match address.parse() {
             Ok(IpAddr::V4(_)) => "IPv4",
             Ok(IpAddr::V6(_)) => "IPv6",
@@ -175,12 +175,12 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    fn told(selected: &Selected) -> Vec<String> {
+    fn texts(selected: &Selected) -> Vec<String> {
         selected.endpoints.iter().map(ToString::to_string).collect()
     }
 
     #[test]
-    fn all_addresses_are_probed_whatever_their_conditions() {
+    fn selects_addresses_in_any_condition() {
         let first = slice(json!({
             "addressType": "IPv4",
             "metadata": {"name": "a"},
@@ -204,11 +204,11 @@ mod tests {
             "endpoints": [{"addresses": ["10.0.0.1"]}],
         }));
         let selected = Selected::of_slices([&first, &second, &again], "https");
-        assert_eq!(told(&selected), ["10.0.0.1:8443", "10.0.0.2:8443", "10.0.0.3:8443", "[fd00::1]:8443"]);
+        assert_eq!(texts(&selected), ["10.0.0.1:8443", "10.0.0.2:8443", "10.0.0.3:8443", "[fd00::1]:8443"]);
     }
 
     #[test]
-    fn what_cannot_be_connected_to_is_there_all_the_same() {
+    fn unusable_addresses_stay_selected() {
         let named = slice(json!({
             "addressType": "FQDN",
             "metadata": {"name": "a"},
@@ -219,7 +219,7 @@ mod tests {
             "addressType": "IPv4", "metadata": {"name": "b"}, "endpoints": [{"addresses": ["10.0.0.1"]}],
         }));
         let selected = Selected::of_slices([&named, &without], "https");
-        assert_eq!(told(&selected), ["10.0.0.1 (no port)", "replica.example.org:8443"]);
+        assert_eq!(texts(&selected), ["10.0.0.1 (no port)", "replica.example.org:8443"]);
         assert!(selected.endpoints.iter().all(|endpoint| endpoint.socket().is_none()));
         let nothing =
             slice(json!({"addressType": "IPv4", "metadata": {"name": "b"}, "endpoints": null, "ports": null}));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_ended_or_have_no_address_are_not_probed() {
+    fn skips_pods_ended_or_without_address() {
         let pod = |status: Value| -> Pod { serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap() };
         let pods = [
             pod(json!({"phase": "Running", "podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]})),
@@ -237,7 +237,7 @@ mod tests {
         ];
         let mut selected = Selected::default();
         selected.add_pods(&pods, &replicas(&["IPv4"]));
-        assert_eq!(told(&selected), ["10.0.0.1:8443"]);
+        assert_eq!(texts(&selected), ["10.0.0.1:8443"]);
     }
 
     fn replicas(families: &[&str]) -> Replicas {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pods_addresses_those_are_probed_that_the_service_can_lead_to() {
+    fn selects_pod_addresses_of_service_families() {
         let pod: Pod = serde_json::from_value(json!({"metadata": {}, "status": {
             "phase": "Running", "podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}],
         }}))
@@ -260,12 +260,12 @@ mod tests {
         ] {
             let mut selected = Selected::default();
             selected.add_pods([&pod, &old], &replicas(families));
-            assert_eq!(told(&selected), expected, "{families:?}");
+            assert_eq!(texts(&selected), expected, "{families:?}");
         }
     }
 
     #[test]
-    fn the_service_says_which_pods_and_which_port_of_theirs() {
+    fn service_defines_pods_and_target_port() {
         let service = |spec: Value| -> Service { serde_json::from_value(json!({"spec": spec})).unwrap() };
         let ports = json!([{"name": "metrics", "port": 9090}, {"name": "https", "port": 443, "targetPort": "tls"}]);
         let of = |spec| Replicas::of(&service(spec), "https");

@@ -1,60 +1,66 @@
 //! Executes the rotation: observes what [`crate::certificates::rotation`] needs, and writes what it decides.
 //!
-//! A turn reads the objects, asks for the next step and makes at most one write. Turns keep no state but the objects,
-//! so any leader can make the next one. Turns follow one another while there is something to write. After that, a turn
-//! starts when an object changes, a probe reports, a deadline passes, or a regular interval ends.
+//! A reconciliation reads the objects, asks for the next step and makes at most one write. It keeps no state but the
+//! objects, so any leader can make the next one. Reconciliations follow one another while there is something to write.
+//! After that, one starts when an object changes, a probe reports, a deadline passes, or a regular interval ends. A
+//! reconciliation reads everything again, so only the fact of a change matters, and a broken watch is harmless.
 //!
+//! It is no `Controller` of kube-rs: that has one object to reconcile for each event, and the rotation has one state in
+//! five objects and the results of probes.
+//!
+//! * [`request`]: an operator's request for a rotation.
 //! * `objects`: reads all objects as of one moment.
-//! * `reconciler`: one turn; `error`: why a turn failed.
-//! * `report`: records Events.
-//! * [`question`]: trust probes while the rotation waits for API servers.
-//! * `rehearsal`: the connectivity check of the replicas.
-//! * [`asked`]: an operator's request for a rotation.
-//! * `wake`: watches the objects and starts turns.
-//! * [`metrics`]: the state of the rotation.
+//! * `connectivity`: what API servers are asked: trust probes, and the connectivity check of the replicas.
+//! * `reconciler`: one reconciliation.
+//! * `report`: Events, log lines and metrics.
 //!
 //! RBAC permissions: `get`, `update` and `watch` on both Secrets, on the webhook configurations and on the `ConfigMap`
 //! by name, `create` on Secrets in the release's namespace and on webhook configurations; `get` and `watch` on the
 //! Lease; `create` and `patch` on Events.
 
-pub mod asked;
-mod error;
-pub mod metrics;
+mod connectivity;
 mod objects;
-pub mod question;
-mod rehearsal;
-mod report;
 mod reconciler;
-mod wake;
+mod report;
+pub mod request;
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::stream::{BoxStream, StreamExt, select_all};
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, PartialObjectMeta};
+use kube::{Resource, ResourceExt};
 use pillion_api::webhook_configuration;
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
-use tracing::{debug, error, info, warn};
+use tracing::{debug, warn};
 
-use self::error::TurnError;
-use self::question::{Answered, Question};
-use self::reconciler::{Next, Reconciler};
+use self::connectivity::{Answered, Question};
+use self::reconciler::{Next, ReconcileError, Reconciler};
 use self::report::EventRecorder;
+use self::request::REQUEST_ANNOTATION;
 use crate::certificates::authority::Lifetimes;
 use crate::certificates::clock::Clock;
-use crate::certificates::rotation::{self, Blocked};
+use crate::certificates::rotation;
 use crate::client::chain;
+use crate::client::watch_object::{self, Seen};
 use crate::leader::LeaderContext;
-use crate::probe::{Expected, Found};
-use crate::trust_probe::Canary;
+use crate::probe::{self, Expected, Found, ProbeMetrics};
+use crate::trust_probe::{Asker, Canary};
 use crate::webhook_config::{Live, Rules, Target};
 
-pub use metrics::RotatorMetrics;
+pub use report::RotatorMetrics;
 
 /// Maximum number of consecutive writes without a pause: a rotation has ten.
 const MOST_AT_ONCE: u32 = 64;
-/// Timeout of a turn, which has a few requests. If an API server hangs, the next turn may reach another one.
-const TURN_LIMIT: Duration = Duration::from_secs(10);
+/// Timeout of a reconciliation, which has a few requests. If an API server hangs, the next one may reach another.
+const RECONCILE_LIMIT: Duration = Duration::from_secs(10);
 /// The first pause after an error, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -68,142 +74,197 @@ pub struct Settings {
     pub lifetimes: Lifetimes,
     /// The settings of the webhook configurations, without the bundle.
     pub webhooks: webhook_configuration::Settings,
-    /// Maximum time between two turns.
+    /// Settings of the probes of endpoints. API servers are asked as often.
+    pub probes: probe::Settings,
+    /// Maximum time between two reconciliations.
     pub interval: Duration,
 }
 
-/// The channels between the rotation and the other tasks of the leader.
+/// The rotation of a release, with what connects it to the other tasks of the leader.
 #[derive(Debug)]
-pub struct RotatorChannels {
-    /// The rules for the profiles; `None` until they are known, and the current rules stay.
-    pub rules: watch::Receiver<Option<Rules>>,
-    /// The requirements for probing endpoints.
-    pub expected: watch::Sender<Option<Arc<Expected>>>,
-    /// Results of probing them.
-    pub found: watch::Receiver<Option<Found>>,
-    /// The question for the API servers.
-    pub question: watch::Sender<Option<Question>>,
-    /// Their answers.
-    pub answered: watch::Receiver<Option<Answered>>,
-    /// The endpoint that they call for it.
-    pub canary: Canary,
-    /// The desired state of the webhook configurations, for the task that corrects drift.
-    pub target: watch::Sender<Option<Arc<Target>>>,
-    /// The observed state of the webhook configurations, from the task that corrects drift. A change starts a turn.
-    pub live: watch::Receiver<Option<Live>>,
+pub struct Rotator {
+    /// The settings.
+    pub settings: Settings,
+    /// Its metrics, and those of the probes.
+    pub metrics: (RotatorMetrics, ProbeMetrics),
     /// The comparison of the local clock with the API server's.
     pub clock: Clock,
+    /// Asks API servers for trust probes.
+    pub asker: Asker,
+    /// The rules for the profiles; `None` until they are known, and the current rules stay.
+    pub rules: watch::Receiver<Option<Rules>>,
+    /// The observed state of the webhook configurations, from the task that corrects drift. A change starts a
+    /// reconciliation.
+    pub live: watch::Receiver<Option<Live>>,
+    /// The desired state of the webhook configurations, for the task that corrects drift.
+    pub target: watch::Sender<Option<Arc<Target>>>,
+    /// Results of probing the endpoints, also for other tasks.
+    pub found: watch::Sender<Option<Found>>,
 }
 
-/// The result of a write, as a metric label.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Done;
-
-impl Done {
-    pub(crate) const STEPS: [&'static str; 6] =
-        ["new_authority", "advance", "claim", "write_leaf", "write_bundle", "rehearse"];
-    pub(crate) const RESULTS: [&'static str; 3] = ["ok", "conflict", "error"];
+/// What a reconciliation observes besides the objects. A change starts one.
+struct Inputs {
+    rules: watch::Receiver<Option<Rules>>,
+    live: watch::Receiver<Option<Live>>,
+    found: watch::Receiver<Option<Found>>,
+    answered: watch::Receiver<Option<Answered>>,
+    clock: Clock,
 }
 
-/// Runs the rotation while this controller leads.
-pub async fn run(leading: LeaderContext, settings: Settings, mut channels: RotatorChannels, metrics: RotatorMetrics) {
-    let wake = wake::Wake::new(&leading);
-    let mut reconciler = Reconciler::new(leading.clone(), settings.clone(), metrics.clone());
-    let teller = EventRecorder::new(&leading);
-    let (mut pause, mut writes, mut told) = (FIRST_PAUSE, 0, None);
-    while !leading.stop.is_cancelled() {
-        // A turn can be interrupted safely, since every write is guarded: the next turn reads everything again.
-        let made = timeout(TURN_LIMIT, reconciler.make(&mut channels));
-        let looked = Box::pin(leading.stop.run_until_cancelled(made)).await;
-        let looked = looked.map(|made| made.unwrap_or(Err(TurnError::Late(TURN_LIMIT))));
-        if reconciler.gave_up() {
-            teller.unreached().await;
-        }
-        let rest = match looked {
-            None => break,
-            Some(Ok(Next::Again)) if writes < MOST_AT_ONCE => {
-                (pause, writes) = (FIRST_PAUSE, writes + 1);
-                continue;
-            }
-            Some(Ok(Next::Again)) => {
-                warn!(
-                    writes,
-                    "the rotation writes again and again, and does not come to rest: somebody else writes too?"
-                );
-                writes = 0;
-                LONGEST_PAUSE
-            }
-            Some(Ok(Next::Wait { blocked, until })) => {
-                (pause, writes) = (FIRST_PAUSE, 0);
-                if told != Some(blocked) {
-                    tell(blocked, until);
-                    teller.waits(told, blocked).await;
-                    told = Some(blocked);
-                }
-                let left =
-                    until.map(|until| Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default());
-                settings.interval.min(left.unwrap_or(Duration::MAX)).max(FIRST_PAUSE)
-            }
-            Some(Err(error)) if error.is_conflict() => {
-                debug!("{}: looking again", chain(&error));
-                writes = 0;
-                FIRST_PAUSE
-            }
-            Some(Err(error)) => {
-                warn!("the rotation cannot go on, and is tried again: {}", chain(&error));
-                writes = 0;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-                pause
-            }
-        };
-        let due = Instant::now() + rest;
+/// What the rotation requires of other tasks.
+struct Outputs {
+    /// The desired state of the webhook configurations.
+    target: watch::Sender<Option<Arc<Target>>>,
+    /// The requirements for probing endpoints.
+    expected: watch::Sender<Option<Arc<Expected>>>,
+    /// The question for the API servers.
+    question: watch::Sender<Option<Question>>,
+    /// The endpoint that API servers call for a trust probe.
+    canary: Canary,
+}
+
+impl Inputs {
+    async fn changed(&mut self) {
         tokio::select! {
-            () = leading.stop.cancelled() => break,
-            () = tokio::time::sleep_until(due) => {}
-            () = wake.woken() => {}
-            () = changed(&mut channels.found) => {}
-            () = changed(&mut channels.answered) => {}
-            () = changed(&mut channels.live) => {}
-            () = changed(&mut channels.rules) => {}
+            () = changed(&mut self.rules) => {}
+            () = changed(&mut self.live) => {}
+            () = changed(&mut self.found) => {}
+            () = changed(&mut self.answered) => {}
         }
     }
-    channels.expected.send_replace(None);
-    channels.question.send_replace(None);
-    channels.target.send_replace(None);
-    channels.canary.show(None);
-    metrics.forget();
+}
+
+impl Outputs {
+    /// Withdraws everything when leadership ends.
+    fn clear(&self) {
+        self.target.send_replace(None);
+        self.expected.send_replace(None);
+        self.question.send_replace(None);
+        self.canary.show(None);
+    }
 }
 
 /// Waits for a change of the value; for ever if its sender is gone.
-async fn changed<T>(wire: &mut watch::Receiver<T>) {
-    if wire.changed().await.is_err() {
+async fn changed<T>(receiver: &mut watch::Receiver<T>) {
+    if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-fn tell(blocked: Blocked, until: Option<Timestamp>) {
-    let until = until.map(tracing::field::display);
-    match blocked {
-        Blocked::Idle => info!(until, "certificates are as they should be"),
-        Blocked::Clock => {
-            warn!("this clock and the API server's differ by minutes: nothing is decided by time until they agree");
+impl Rotator {
+    /// Rotates, probes endpoints and asks API servers while this controller leads.
+    pub async fn run(self, leading: LeaderContext) {
+        let Self { settings, metrics: (metrics, probe_metrics), clock, asker, rules, live, target, found } = self;
+        let (expected, expects) = watch::channel(None);
+        let (question, questions) = watch::channel(None);
+        let (answers, answered) = watch::channel(None);
+        let canary = asker.canary().clone();
+        let probes = settings.probes.clone();
+        let inputs = Inputs { rules, live, found: found.subscribe(), answered, clock: clock.clone() };
+        let outputs = Outputs { target, expected, question, canary };
+        let pause = probes.gap;
+        let stop = leading.stop.clone();
+        let reconciler = Reconciler::new(leading.clone(), settings, metrics, inputs, outputs);
+        tokio::join!(
+            reconcile(reconciler, &leading),
+            probe::run(leading.clone(), probes, probe_metrics, clock, expects, found),
+            connectivity::ask(&stop, asker, pause, questions, answers),
+        );
+    }
+}
+
+/// Reconciles until leadership ends.
+async fn reconcile(mut reconciler: Reconciler, leading: &LeaderContext) {
+    let mut changes = select_all(object_changes(leading));
+    let events = EventRecorder::new(leading);
+    let (mut pause, mut writes, mut reported) = (FIRST_PAUSE, 0, None);
+    while !leading.stop.is_cancelled() {
+        // This reconciliation covers all changes so far.
+        while changes.next().now_or_never().flatten().is_some() {}
+        // It can be interrupted safely, since every write is guarded: the next one reads everything again.
+        let reconciliation = timeout(RECONCILE_LIMIT, reconciler.reconcile());
+        let Some(result) = Box::pin(leading.stop.run_until_cancelled(reconciliation)).await else { break };
+        let result = result.unwrap_or(Err(ReconcileError::Late(RECONCILE_LIMIT)));
+        if reconciler.gave_up() {
+            events.unreached().await;
         }
-        Blocked::NoEndpoint => {
-            info!(
-                "the webhook configuration is filled when all endpoints answer with a certificate that will be trusted"
-            );
-        }
-        Blocked::Rehearsal => {
-            info!("failed calls refuse nobody until every API server has shown that it reaches a replica");
-        }
-        Blocked::Disarmed => {
-            warn!("the webhook configuration was taken away on purpose, and stays away: nobody is injected");
-        }
-        Blocked::Unable => {
-            error!("{}", report::UNABLE);
-        }
-        Blocked::Propagation | Blocked::Endpoints | Blocked::Soaking | Blocked::Repair => {
-            debug!(until, reason = blocked.as_str(), "the rotation waits");
+        let rest = match result {
+            Ok(Next::Again) if writes < MOST_AT_ONCE => {
+                (pause, writes) = (FIRST_PAUSE, writes + 1);
+                continue;
+            }
+            Ok(Next::Again) => {
+                warn!(writes, "the rotation does not come to rest: does another client write its objects?");
+                LONGEST_PAUSE
+            }
+            Ok(Next::Wait { blocked, until }) => {
+                pause = FIRST_PAUSE;
+                if reported != Some(blocked) {
+                    report::log_wait(blocked, until);
+                    events.waits(reported, blocked).await;
+                    reported = Some(blocked);
+                }
+                let left =
+                    until.map(|until| Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default());
+                reconciler.interval().min(left.unwrap_or(Duration::MAX)).max(FIRST_PAUSE)
+            }
+            Err(error) if error.is_conflict() => {
+                debug!("{}: looking again", chain(&error));
+                FIRST_PAUSE
+            }
+            Err(error) => {
+                warn!("the rotation cannot go on, and is tried again: {}", chain(&error));
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause
+            }
+        };
+        writes = 0;
+        let due = Instant::now() + rest;
+        tokio::select! {
+            () = leading.stop.cancelled() => break,
+            () = tokio::time::sleep_until(due) => {}
+            Some(()) = changes.next() => {}
+            () = reconciler.inputs.changed() => {}
         }
     }
+    reconciler.end();
+}
+
+/// Changes of both Secrets and of an operator's request. The task that corrects drift watches the webhook configurations.
+fn object_changes(leading: &LeaderContext) -> Vec<BoxStream<'static, ()>> {
+    let LeaderContext { client, release, .. } = leading;
+    let secret = || Api::<PartialObjectMeta<Secret>>::namespaced(client.clone(), release.namespace());
+    let lease = Api::<PartialObjectMeta<Lease>>::namespaced(client.clone(), release.namespace());
+    vec![
+        of(secret(), "the rotation's record", &release.authority_secret(), ResourceExt::resource_version),
+        of(secret(), "the serving certificate", &release.serving_secret(), ResourceExt::resource_version),
+        // The Lease is renewed every few seconds, so only its annotation counts.
+        of(lease, "the request for a rotation", &release.lease(), |lease| {
+            lease.annotations().get(REQUEST_ANNOTATION).cloned()
+        }),
+    ]
+}
+
+/// Changes of one object, limited to the value that `what` reads from it.
+fn of<K>(
+    api: Api<PartialObjectMeta<K>>,
+    called: &'static str,
+    name: &str,
+    what: fn(&PartialObjectMeta<K>) -> Option<String>,
+) -> BoxStream<'static, ()>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let mut last = None;
+    let changed = watch_object::watch(api, called, name).filter_map(move |seen| {
+        let changed = match seen {
+            Seen::Is(object) => {
+                let now = object.as_deref().and_then(what);
+                std::mem::replace(&mut last, now.clone()) != now
+            }
+            Seen::Forbidden => false,
+        };
+        std::future::ready(changed.then_some(()))
+    });
+    changed.boxed()
 }

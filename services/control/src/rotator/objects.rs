@@ -1,4 +1,4 @@
-//! Reads the objects for a turn. It reads the record before and after the others. If the record has changed meanwhile,
+//! Reads the objects for a reconciliation. It reads the record before and after the others. If the record has changed meanwhile,
 //! it reads all again, so that all objects are of one moment.
 
 use std::time::Duration;
@@ -10,12 +10,12 @@ use kube::api::Api;
 use kube::{Client, ResourceExt};
 use rustls_pki_types::CertificateDer;
 
-use super::asked::RotationRequest;
-use super::error::TurnError;
-use crate::certificates::authority::serving::Judging;
-use crate::certificates::authority::{AuthoritySecret, Known, Lifetimes, ServingSecret, identity};
+use super::reconciler::ReconcileError;
+use super::request::RotationRequest;
+use crate::certificates::authority::{AuthoritySecret, KnownAuthorities, Lifetimes, claimed_generation};
 use crate::certificates::clock::{Clock, Reading};
 use crate::certificates::rotation::{Configuration, Endpoints, Generation, Observed, Propagation, Record, Stored};
+use crate::certificates::serving_secret::{ServingInputs, ServingSecret};
 use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
 use crate::webhook_config::{self, Live};
@@ -82,21 +82,21 @@ impl Objects {
         lifetimes: &Lifetimes,
         clock: &Clock,
         disarmed: bool,
-    ) -> Result<Self, TurnError> {
-        let secret = async |name: String| clients.secrets.get_opt(&name).await.map_err(TurnError::Read);
+    ) -> Result<Self, ReconcileError> {
+        let secret = async |name: String| clients.secrets.get_opt(&name).await.map_err(ReconcileError::Read);
         let record = secret(release.authority_secret()).await?;
         let leaf = secret(release.serving_secret()).await?;
-        let live = webhook_config::observe(&clients.client, release, disarmed).await.map_err(TurnError::Read)?;
-        let lease = clients.leases.get_opt(&release.lease()).await.map_err(TurnError::Read)?;
+        let live = webhook_config::observe(&clients.client, release, disarmed).await.map_err(ReconcileError::Read)?;
+        let lease = clients.leases.get_opt(&release.lease()).await.map_err(ReconcileError::Read)?;
         let after = secret(release.authority_secret()).await?;
         let version = |secret: &Option<Secret>| secret.as_ref().map(|secret| (secret.uid(), secret.resource_version()));
         if version(&record) != version(&after) {
-            return Err(TurnError::Changed);
+            return Err(ReconcileError::Changed);
         }
         let time = clock.read();
         let authority = AuthoritySecret::read(record.as_ref(), release);
         let known = authority.stored.get();
-        let serving = ServingSecret::read(leaf.as_ref(), Judging { release, known, lifetimes, now: time.now });
+        let serving = ServingSecret::read(leaf.as_ref(), ServingInputs { release, known, lifetimes, now: time.now });
         let know = |certificate: &[u8]| known?.generation_of(&CertificateDer::from(certificate));
         let configuration = live.configuration(&know);
         let unknown = live.unknown(&know).into_iter().map(CertificateDer::from).collect();
@@ -105,7 +105,7 @@ impl Objects {
     }
 
     /// The record with its CAs, if readable.
-    pub(super) fn known(&self) -> Option<&Known> {
+    pub(super) fn known(&self) -> Option<&KnownAuthorities> {
         self.authority.stored.get()
     }
 
@@ -134,9 +134,9 @@ impl Objects {
     }
 
     /// The inputs of the next step.
-    pub(super) fn observed(&self, release: &Release, besides: Observations) -> Observed {
-        let Observations { endpoints, propagation, unable, standing } = besides;
-        let claimed = self.unknown.iter().filter_map(|unknown| identity::claimed(release, unknown)).max();
+    pub(super) fn observed(&self, release: &Release, observations: Observations) -> Observed {
+        let Observations { endpoints, propagation, unable, standing } = observations;
+        let claimed = self.unknown.iter().filter_map(|unknown| claimed_generation(release, unknown)).max();
         Observed {
             now: self.time.now,
             clock_agrees: self.time.agrees,
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_counts_is_when_a_controller_wrote_by_the_api_servers_clock() {
+    fn write_time_is_by_api_servers_clock() {
         let entry = |manager: &str, second| ManagedFieldsEntry {
             manager: Some(manager.to_owned()),
             time: Some(Time(Timestamp::from_second(second).unwrap())),

@@ -1,4 +1,4 @@
-//! One turn: observes the objects, decides the next step, and executes it.
+//! One reconciliation: observes the objects, decides the next step, and executes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,25 +12,26 @@ use rustls_pki_types::CertificateDer;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::error::TurnError;
+use super::connectivity::{Answered, CheckResult, ConnectivityCheck, LIMIT, Question, Stage, UNASKED};
 use super::objects::{ObjectClients, Objects, Observations};
-use super::question::{Answered, Question, UNASKED};
-use super::rehearsal::{End, LIMIT, Rehearsal, Stage};
-use super::{RotatorChannels, RotatorMetrics, Settings, report};
-use crate::certificates::authority::{Known, MakeError, Making, SystemRandomness};
+use super::{Inputs, Outputs, RotatorMetrics, Settings, report};
+use crate::certificates::authority::{
+    AuthorityMaterial, EPOCH_ANNOTATION, IssueError, Issuing, KnownAuthorities, MissingAuthority,
+};
 use crate::certificates::rotation::{
     self, Blocked, Configuration, Generation, Observed, Phase, Propagation, Record, Repair, Step, Trigger,
 };
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::probe::{self, Expected, Found};
 use crate::trust_probe::Identity;
+use crate::trust_probe::server::IdentityError;
 use crate::webhook_config::live::Versions;
-use crate::webhook_config::{self, Live, Rules, Target};
+use crate::webhook_config::{self, Live, Rules, Target, WriteError};
 
-/// The action after a turn.
+/// The action after a reconciliation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// An object was written: start another turn.
+    /// An object was written: reconcile again.
     Again,
     /// There is nothing to write.
     Wait {
@@ -41,12 +42,65 @@ pub(super) enum Next {
     },
 }
 
-/// Runs turns, and keeps the state of this leader.
+/// Why a reconciliation failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReconcileError {
+    /// An object changed while it was read, or before it was written.
+    #[error("another client changed an object of the rotation")]
+    Changed,
+    /// The reconciliation exceeded its time limit.
+    #[error("the API server did not answer within {0:?}")]
+    Late(Duration),
+    /// An object could not be read.
+    #[error("an object of the rotation cannot be read")]
+    Read(#[source] kube::Error),
+    /// A Secret could not be written.
+    #[error("the Secret {name} cannot be written")]
+    Secret {
+        /// Its name.
+        name: String,
+        /// The cause.
+        #[source]
+        source: kube::Error,
+    },
+    /// A webhook configuration could not be written.
+    #[error(transparent)]
+    Configuration(WriteError),
+    /// A certificate could not be created.
+    #[error("no certificate can be created")]
+    Issue(#[from] IssueError),
+    /// The material of a CA in the record is missing.
+    #[error(transparent)]
+    Missing(#[from] MissingAuthority),
+    /// The trust probe cannot serve its new certificate.
+    #[error("the trust probe has no certificate to serve")]
+    Canary(#[from] IdentityError),
+    /// The step needs a record, and there is none.
+    #[error("the record of the rotation cannot be read")]
+    NoRecord,
+    /// The record could not be serialized.
+    #[error("the record of the rotation cannot be serialized")]
+    Text(#[from] serde_json::Error),
+}
+
+impl ReconcileError {
+    /// Whether another reconciliation resolves it.
+    pub(super) const fn is_conflict(&self) -> bool {
+        matches!(
+            self,
+            Self::Changed | Self::Configuration(WriteError::Changed | WriteError::Behind { .. } | WriteError::NotEmpty)
+        )
+    }
+}
+
+/// Reconciles, and keeps the state of this leader.
 pub(super) struct Reconciler {
     leading: LeaderContext,
     clients: ObjectClients,
     settings: Settings,
     metrics: RotatorMetrics,
+    pub(super) inputs: Inputs,
+    pub(super) outputs: Outputs,
     /// Whether the webhooks were disabled last, used if the `ConfigMap` has an unknown value.
     disarmed: bool,
     /// The CA that failed to sign: it has expired, or has other names.
@@ -54,31 +108,50 @@ pub(super) struct Reconciler {
     /// The versions of the configurations, and when this leader first saw them.
     standing: (Versions, Instant),
     /// Unknown certificates that must stay trusted, even if they were removed from the configuration since.
-    strangers: Vec<CertificateDer<'static>>,
+    kept_unknown: Vec<CertificateDer<'static>>,
     /// When to renew the trust probe's certificate.
     canary_renewal: Timestamp,
     /// The connectivity check.
-    rehearsal: Rehearsal,
+    check: ConnectivityCheck,
     /// Whether the connectivity check timed out and that is not reported yet.
     gave_up: bool,
 }
 
 impl Reconciler {
-    pub(super) fn new(leading: LeaderContext, settings: Settings, metrics: RotatorMetrics) -> Self {
+    pub(super) fn new(
+        leading: LeaderContext,
+        settings: Settings,
+        metrics: RotatorMetrics,
+        inputs: Inputs,
+        outputs: Outputs,
+    ) -> Self {
         let clients = ObjectClients::new(leading.client.clone(), &leading.release);
         Self {
             leading,
             clients,
             settings,
             metrics,
+            inputs,
+            outputs,
             disarmed: false,
             unable: None,
             standing: (Versions::new(), Instant::now()),
-            strangers: Vec::new(),
+            kept_unknown: Vec::new(),
             canary_renewal: Timestamp::MIN,
-            rehearsal: Rehearsal::Due,
+            check: ConnectivityCheck::Due,
             gave_up: false,
         }
+    }
+
+    /// Maximum time between two reconciliations.
+    pub(super) const fn interval(&self) -> Duration {
+        self.settings.interval
+    }
+
+    /// Withdraws what other tasks were asked for, when leadership ends.
+    pub(super) fn end(&self) {
+        self.outputs.clear();
+        self.metrics.forget();
     }
 
     /// Whether the connectivity check has timed out since the last call.
@@ -86,65 +159,65 @@ impl Reconciler {
         std::mem::replace(&mut self.gave_up, false)
     }
 
-    /// Runs one turn.
-    pub(super) async fn make(&mut self, channels: &mut RotatorChannels) -> Result<Next, TurnError> {
+    /// Observes the objects and makes at most one write.
+    pub(super) async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
         let release = Arc::clone(&self.leading.release);
         let lifetimes = &self.settings.lifetimes;
-        let mut objects = Objects::read(&self.clients, &release, lifetimes, &channels.clock, self.disarmed).await?;
+        let mut objects = Objects::read(&self.clients, &release, lifetimes, &self.inputs.clock, self.disarmed).await?;
         self.disarmed = objects.live.disarmed;
         let standing = self.stands_for(&objects.live);
-        self.note_strangers(&objects);
+        self.note_unknown(&objects);
         let expected = self.expected(&objects);
         let stage = Stage::of(&objects.configuration, &objects.live, &release);
-        self.rehearsal = self.rehearsal.after(stage, Instant::now());
+        self.check = self.check.after(stage, Instant::now());
         let asked = self.question(&objects);
-        let answered = Answered::to(channels.answered.borrow_and_update().as_ref(), asked);
+        let answered = Answered::to(self.inputs.answered.borrow_and_update().as_ref(), asked);
         // A reached replica does not prove which CAs an API server trusts.
-        let propagation = if self.rehearsal.goes_on() { UNASKED } else { answered };
-        self.rehearse(answered);
+        let propagation = if self.check.is_running() { UNASKED } else { answered };
+        self.end_check(answered);
         let question = self.question(&objects);
-        self.show(question, &objects, channels)?;
+        self.show(question, &objects)?;
         let endpoints = match &expected {
-            Some(expected) => Found::of(channels.found.borrow_and_update().as_ref(), expected),
-            None => probe::fold::UNKNOWN,
+            Some(expected) => Found::of(self.inputs.found.borrow_and_update().as_ref(), expected),
+            None => probe::UNKNOWN,
         };
-        let besides = Observations { endpoints, propagation, unable: self.unable, standing };
-        let seen = objects.observed(&release, besides);
+        let observations = Observations { endpoints, propagation, unable: self.unable, standing };
+        let seen = objects.observed(&release, observations);
         if let Some(highest) = seen.forged() {
-            self.disbelieve(highest, &mut objects);
+            self.ignore_forged_epochs(highest, &mut objects);
         }
         let seen = seen.believed().into_owned();
-        replace(&channels.expected, expected);
-        replace(&channels.question, question);
+        replace(&self.outputs.expected, expected);
+        replace(&self.outputs.question, question);
 
         let record = seen.record.get();
         let renewal = seen.serving.get().and_then(|serving| serving.leaf).map(|leaf| leaf.renew_at);
         self.metrics.looked(seen.now, record, renewal);
         let step = rotation::next(&self.settings.rotation, &seen);
         if let Step::Wait { blocked, until } = step {
-            let (blocked, until) = match (blocked, self.rehearsal) {
-                (Blocked::Idle, Rehearsal::Since(since)) => {
+            let (blocked, until) = match (blocked, self.check) {
+                (Blocked::Idle, ConnectivityCheck::Since(since)) => {
                     let left = LIMIT.saturating_sub(since.elapsed());
                     (Blocked::Rehearsal, Timestamp::now().checked_add(left).ok())
                 }
                 _ => (blocked, until),
             };
             self.metrics.waits(Some(blocked));
-            let target = self.target(&objects, &seen, channels).map(Arc::new);
-            replace(&channels.target, target);
+            let target = self.target(&objects, &seen).map(Arc::new);
+            replace(&self.outputs.target, target);
             return Ok(Next::Wait { blocked, until });
         }
         if let Step::WriteBundle { repair: Repair::Damaged | Repair::Foreign, .. } = step {
             // Another writer may damage it again and again: the task that corrects drift limits the repairs.
-            let target = self.wanted(&step, &objects, channels)?;
-            replace(&channels.target, target.map(Arc::new));
+            let target = self.wanted(&step, &objects)?;
+            replace(&self.outputs.target, target.map(Arc::new));
             self.metrics.waits(Some(Blocked::Repair));
             return Ok(Next::Wait { blocked: Blocked::Repair, until: None });
         }
         self.metrics.waits(None);
         let name = name(&step);
-        let done = self.perform(&step, &objects, &seen, channels).await;
-        if let (Step::WriteLeaf { signer, .. }, Err(TurnError::Make(error))) = (&step, &done) {
+        let done = self.perform(&step, &objects, &seen).await;
+        if let (Step::WriteLeaf { signer, .. }, Err(ReconcileError::Issue(error))) = (&step, &done) {
             self.note_unable(*signer, error);
         }
         self.metrics.did(
@@ -158,13 +231,7 @@ impl Reconciler {
         done.map(|()| Next::Again)
     }
 
-    async fn perform(
-        &self,
-        step: &Step,
-        objects: &Objects,
-        seen: &Observed,
-        channels: &RotatorChannels,
-    ) -> Result<(), TurnError> {
+    async fn perform(&self, step: &Step, objects: &Objects, seen: &Observed) -> Result<(), ReconcileError> {
         match step {
             Step::Wait { .. } => Ok(()),
             Step::NewAuthority { generation, trigger } => {
@@ -176,12 +243,12 @@ impl Reconciler {
                 let LeaderContext { client, release, .. } = &self.leading;
                 webhook_config::claim(client, release, &objects.live, *epoch)
                     .await
-                    .map_err(TurnError::Configuration)?;
-                info!(epoch, "the webhook configuration is claimed; it is filled when endpoints answer");
+                    .map_err(ReconcileError::Configuration)?;
+                info!(epoch, "the webhook configuration is claimed; its entries follow when endpoints answer");
                 Ok(())
             }
-            Step::WriteBundle { repair, .. } => match self.wanted(step, objects, channels)? {
-                Some(target) => self.write_bundle(target, *repair, objects, channels).await,
+            Step::WriteBundle { repair, .. } => match self.wanted(step, objects)? {
+                Some(target) => self.write_bundle(target, *repair, objects).await,
                 None => Ok(()),
             },
         }
@@ -193,8 +260,8 @@ impl Reconciler {
         trigger: Option<Trigger>,
         objects: &Objects,
         seen: &Observed,
-    ) -> Result<(), TurnError> {
-        let fresh = self.making(objects.time.now, |making| making.authority(generation, &[]))?;
+    ) -> Result<(), ReconcileError> {
+        let fresh = self.issuing(objects.time.now).authority(generation)?;
         let record = Record::with(fresh.facts, trigger, seen);
         let phase = record.phase;
         let known = objects.authority.with(record, Some(fresh))?;
@@ -211,105 +278,101 @@ impl Reconciler {
             authority = generation.0,
             trigger = trigger.map(Trigger::as_str),
             phase = phase.as_str(),
-            "a new authority is made"
+            "a new CA is created"
         );
         Ok(())
     }
 
-    async fn advance(&self, record: Record, objects: &Objects) -> Result<(), TurnError> {
+    async fn advance(&self, record: Record, objects: &Objects) -> Result<(), ReconcileError> {
         let (phase, epoch) = (record.phase, record.epoch);
         let known = objects.authority.with(record, None)?;
         let secret = known.secret(&self.leading.release, objects.record.as_ref())?;
         self.put(secret, objects.record.is_some()).await?;
         if phase == Phase::Stable {
-            info!(epoch, "the rotation is through");
+            info!(epoch, "the rotation is complete");
         } else {
-            info!(phase = phase.as_str(), epoch, "the rotation goes on");
+            info!(phase = phase.as_str(), epoch, "the rotation advances");
         }
         Ok(())
     }
 
-    async fn write_leaf(&self, signer: Generation, epoch: u64, objects: &Objects) -> Result<(), TurnError> {
-        let known = objects.known().ok_or(TurnError::NoRecord)?;
+    async fn write_leaf(&self, signer: Generation, epoch: u64, objects: &Objects) -> Result<(), ReconcileError> {
+        let known = objects.known().ok_or(ReconcileError::NoRecord)?;
         let release = &self.leading.release;
-        let leaf = self.making(objects.time.now, |making| known.sign(signer, &release.server_names(), making))?;
+        let leaf = known.sign(signer, &release.server_names(), self.issuing(objects.time.now))?;
         let secret = leaf.secret(release, epoch, objects.leaf.as_ref());
         self.put(secret, objects.leaf.is_some()).await?;
-        info!(authority = signer.0, not_after = %leaf.not_after, renew_at = %leaf.renew_at, "a new certificate is to be served");
+        info!(authority = signer.0, not_after = %leaf.not_after, renew_at = %leaf.renew_at, "a new serving certificate is written");
         Ok(())
     }
 
-    async fn write_bundle(
-        &self,
-        target: Target,
-        repair: Repair,
-        objects: &Objects,
-        channels: &RotatorChannels,
-    ) -> Result<(), TurnError> {
+    async fn write_bundle(&self, target: Target, repair: Repair, objects: &Objects) -> Result<(), ReconcileError> {
         let LeaderContext { client, release, .. } = &self.leading;
-        webhook_config::write(client, release, &objects.live, &target).await.map_err(TurnError::Configuration)?;
+        webhook_config::write(client, release, &objects.live, &target).await.map_err(ReconcileError::Configuration)?;
         let epoch = target.epoch;
-        replace(&channels.target, Some(Arc::new(target)));
+        replace(&self.outputs.target, Some(Arc::new(target)));
         if repair == Repair::Create {
-            let rehearses = self.rehearsal.is_wanted();
-            info!(epoch, rehearses, "the webhook configuration is filled: API servers call from now on");
+            let rehearses = self.check.is_wanted();
+            info!(epoch, rehearses, "the webhook configuration has entries: API servers call the webhooks from now on");
         } else {
-            info!(epoch, "API servers are told whom to trust");
+            info!(epoch, "the CA bundle is written");
         }
         Ok(())
     }
 
     /// The configurations that a step requires.
-    fn wanted(&self, step: &Step, objects: &Objects, channels: &RotatorChannels) -> Result<Option<Target>, TurnError> {
+    fn wanted(&self, step: &Step, objects: &Objects) -> Result<Option<Target>, ReconcileError> {
         let Step::WriteBundle { authorities, keep_unknown, epoch, .. } = step else { return Ok(None) };
-        let known = objects.known().ok_or(TurnError::NoRecord)?;
-        self.filled(objects, known, authorities, *keep_unknown, *epoch, channels).map(Some)
+        let known = objects.known().ok_or(ReconcileError::NoRecord)?;
+        self.filled(objects, known, authorities, *keep_unknown, *epoch).map(Some)
     }
 
     /// The desired configurations while the rotation has nothing to write.
-    fn target(&self, objects: &Objects, seen: &Observed, channels: &RotatorChannels) -> Option<Target> {
+    fn target(&self, objects: &Objects, seen: &Observed) -> Option<Target> {
         let Configuration::Present(bundle) = &seen.configuration else { return None };
         let known = objects.known()?;
         let record = known.record();
         let trusted: Vec<_> = record.trusted().collect();
-        self.filled(objects, known, &trusted, record.keeps_unknown(), bundle.epoch, channels).ok()
+        self.filled(objects, known, &trusted, record.keeps_unknown(), bundle.epoch).ok()
     }
 
     fn filled(
         &self,
         objects: &Objects,
-        known: &Known,
+        known: &KnownAuthorities,
         authorities: &[Generation],
         keep_unknown: bool,
         epoch: u64,
-        channels: &RotatorChannels,
-    ) -> Result<Target, TurnError> {
-        let besides = if keep_unknown { self.strangers.as_slice() } else { &[] };
+    ) -> Result<Target, ReconcileError> {
+        let besides = if keep_unknown { self.kept_unknown.as_slice() } else { &[] };
         let bundle = known.bundle(authorities, besides)?;
-        let rules = channels.rules.borrow().clone().unwrap_or_else(|| Rules::of_live(&objects.live));
-        let rehearses = self.rehearsal.is_wanted();
+        let rules = self.inputs.rules.borrow().clone().unwrap_or_else(|| Rules::of_live(&objects.live));
+        let rehearses = self.check.is_wanted();
         let settings = webhook_configuration::Settings { rehearses, ..self.settings.webhooks.clone() };
         Ok(Target::new(settings, rules, bundle.into_bytes(), epoch))
     }
 
     /// Ends the connectivity check when it is due.
-    fn rehearse(&mut self, answered: Propagation) {
-        let Some(end) = self.rehearsal.end(answered, Instant::now()) else { return };
-        self.rehearsal = Rehearsal::Over;
+    fn end_check(&mut self, answered: Propagation) {
+        let Some(result) = self.check.result(answered, Instant::now()) else { return };
+        self.check = ConnectivityCheck::Over;
         let Propagation { proven, behind, silent } = answered;
-        self.metrics.did("rehearse", if end == End::Late { "error" } else { "ok" });
-        match end {
-            End::Proven => {
-                info!(proven, "every API server reached a replica: pods are refused from now on where nobody answers");
+        self.metrics.did("rehearse", if result == CheckResult::Late { "error" } else { "ok" });
+        match result {
+            CheckResult::Proven => {
+                info!(
+                    proven,
+                    "every API server reached a replica: from now on pods are rejected if no replica answers"
+                );
             }
-            End::Partly => info!(
+            CheckResult::Partly => info!(
                 proven,
                 behind,
                 silent,
                 ?LIMIT,
-                "not every API server could show that it reaches a replica: pods are refused from now on all the same where nobody answers"
+                "not every API server could show that it reaches a replica: from now on pods are rejected all the same if no replica answers"
             ),
-            End::Late => {
+            CheckResult::Late => {
                 self.gave_up = true;
                 warn!(behind, silent, ?LIMIT, "{}", report::UNREACHED);
             }
@@ -319,7 +382,7 @@ impl Reconciler {
     /// The question for the API servers.
     fn question(&self, objects: &Objects) -> Option<Question> {
         match &objects.configuration {
-            Configuration::Present(bundle) if self.rehearsal.goes_on() => {
+            Configuration::Present(bundle) if self.check.is_running() => {
                 Some(Question::Replica { epoch: bundle.epoch })
             }
             _ => question(objects),
@@ -337,66 +400,61 @@ impl Reconciler {
     }
 
     /// Ignores forged epochs: higher ones than the rotation has reached.
-    fn disbelieve(&self, highest: u64, objects: &mut Objects) {
+    fn ignore_forged_epochs(&self, highest: u64, objects: &mut Objects) {
         let manager = objects.live.disbelieve(highest);
         self.metrics.disbelieved();
         warn!(
             highest,
             manager,
-            "somebody wrote a higher {} into an object of the rotation than there has been: it counts for nothing, and \
-             is written over",
-            crate::certificates::authority::EPOCH_ANNOTATION
+            "another client wrote a higher {} into an object of the rotation than the rotation has reached: it is ignored, \
+             and overwritten",
+            EPOCH_ANNOTATION
         );
     }
 
     /// Records that a CA failed to sign.
-    fn note_unable(&mut self, signer: Generation, error: &MakeError) {
+    fn note_unable(&mut self, signer: Generation, error: &IssueError) {
         if error.is_final() && self.unable != Some(signer) {
-            warn!(authority = signer.0, %error, "the authority cannot sign any more: it needs a successor");
+            warn!(authority = signer.0, %error, "the CA cannot sign any more: it needs a successor");
             self.unable = Some(signer);
         }
     }
 
-    fn note_strangers(&mut self, objects: &Objects) {
+    fn note_unknown(&mut self, objects: &Objects) {
         match objects.known() {
             Some(known) if known.record().keeps_unknown() => {
-                let fresh = objects.unknown.iter().filter(|unknown| !self.strangers.contains(unknown));
+                let fresh = objects.unknown.iter().filter(|unknown| !self.kept_unknown.contains(unknown));
                 let fresh: Vec<_> = fresh.cloned().collect();
-                self.strangers.extend(fresh);
+                self.kept_unknown.extend(fresh);
             }
-            Some(_) => self.strangers.clear(),
+            Some(_) => self.kept_unknown.clear(),
             None => {}
         }
     }
 
     /// Lets the trust probe serve a certificate of the CA in question, while there is a question.
-    fn show(
-        &mut self,
-        question: Option<Question>,
-        objects: &Objects,
-        channels: &RotatorChannels,
-    ) -> Result<(), TurnError> {
+    fn show(&mut self, question: Option<Question>, objects: &Objects) -> Result<(), ReconcileError> {
         let Some((Question::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
-            channels.canary.show(None);
+            self.outputs.canary.show(None);
             return Ok(());
         };
-        if channels.canary.shows() != Some(newest) {
-            channels.canary.show(None);
+        if self.outputs.canary.shows() != Some(newest) {
+            self.outputs.canary.show(None);
         } else if objects.time.now < self.canary_renewal {
             return Ok(());
         }
         // With a wrong clock, the certificate would not be valid yet, or not any more.
         if objects.time.agrees {
             let names = self.leading.release.canary_names();
-            let leaf = match self.making(objects.time.now, |making| known.sign(newest, &names, making)) {
-                Err(TurnError::Make(error)) if error.is_final() => {
+            let leaf = match known.sign(newest, &names, self.issuing(objects.time.now)) {
+                Err(error) if error.is_final() => {
                     self.note_unable(newest, &error);
                     return Ok(());
                 }
-                made => made?,
+                signed => signed?,
             };
             let identity = Identity::new(newest, leaf.pem().as_bytes(), leaf.key().pem().as_bytes())?;
-            channels.canary.show(Some(identity));
+            self.outputs.canary.show(Some(identity));
             self.canary_renewal = leaf.renew_at;
         }
         Ok(())
@@ -406,7 +464,7 @@ impl Reconciler {
     fn expected(&self, objects: &Objects) -> Option<Arc<Expected>> {
         let known = objects.known()?;
         let record = known.record();
-        let authority = |authority: &crate::certificates::authority::AuthorityMaterial| probe::Known {
+        let authority = |authority: &AuthorityMaterial| probe::KnownAuthority {
             generation: authority.facts.generation,
             certificate: authority.certificate().clone(),
         };
@@ -417,27 +475,20 @@ impl Reconciler {
     }
 
     /// The CA certificates that every entry trusts.
-    fn bundle(objects: &Objects, known: &Known) -> Vec<CertificateDer<'static>> {
+    fn bundle(objects: &Objects, known: &KnownAuthorities) -> Vec<CertificateDer<'static>> {
         let Configuration::Present(bundle) = &objects.configuration else { return Vec::new() };
-        let trusted = |authority: &&crate::certificates::authority::AuthorityMaterial| {
-            bundle.authorities.contains(&authority.facts.generation)
-        };
+        let trusted = |authority: &&AuthorityMaterial| bundle.authorities.contains(&authority.facts.generation);
         let ours = known.authorities().filter(trusted).map(|authority| authority.certificate().clone());
         ours.chain(objects.unknown.iter().cloned()).collect()
     }
 
-    /// Creates certificates with the current time.
-    fn making<T>(
-        &self,
-        now: Timestamp,
-        make: impl FnOnce(&mut Making<'_>) -> Result<T, MakeError>,
-    ) -> Result<T, TurnError> {
-        let (release, lifetimes) = (&*self.leading.release, &self.settings.lifetimes);
-        Ok(make(&mut Making { release, lifetimes, now, random: &mut SystemRandomness })?)
+    /// The inputs for creating certificates at this time.
+    fn issuing(&self, now: Timestamp) -> Issuing<'_> {
+        Issuing { release: &self.leading.release, lifetimes: &self.settings.lifetimes, now }
     }
 
     /// Writes a Secret, guarded by the version that was read.
-    async fn put(&self, secret: Secret, is_there: bool) -> Result<(), TurnError> {
+    async fn put(&self, secret: Secret, is_there: bool) -> Result<(), ReconcileError> {
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let name = secret.name_any();
         let written = if is_there {
@@ -448,8 +499,8 @@ impl Reconciler {
         match written {
             Ok(_) => Ok(()),
             // It was changed, deleted or created since it was read.
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Err(TurnError::Changed),
-            Err(source) => Err(TurnError::Secret { name, source }),
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Err(ReconcileError::Changed),
+            Err(source) => Err(ReconcileError::Secret { name, source }),
         }
     }
 }

@@ -1,14 +1,20 @@
-//! Records Events when the rotation starts or stops waiting for an operator. They refer to the Lease, by which people
-//! find the leader, and are in the release's namespace.
+//! Reports the state of the rotation: metrics, log lines, and Events when it starts or stops waiting for an operator. The
+//! Events refer to the Lease, by which people find the leader, and are in the release's namespace.
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
 use tokio::time::timeout;
-use tracing::warn;
+use tracing::{debug, error, info, warn};
 
-use crate::certificates::rotation::Blocked;
+use crate::certificates::rotation::{Blocked, Phase, Record, Trigger};
 use crate::client::chain;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 
@@ -57,20 +63,20 @@ impl EventRecorder {
 
     /// Records that the rotation waits for something else than before.
     pub(super) async fn waits(&self, before: Option<Blocked>, now: Blocked) {
-        self.tell(events(before, now)).await;
+        self.record(events(before, now)).await;
     }
 
     /// Records that the connectivity check timed out.
     pub(super) async fn unreached(&self) {
-        self.tell([event(EventType::Warning, "ReplicasUnreached", UNREACHED)]).await;
+        self.record([event(EventType::Warning, "ReplicasUnreached", UNREACHED)]).await;
     }
 
-    async fn tell(&self, events: impl IntoIterator<Item = Event>) {
+    async fn record(&self, events: impl IntoIterator<Item = Event>) {
         for event in events {
             match timeout(LIMIT, self.recorder.publish(&event, &self.about)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => warn!(error = chain(&error), "an event could not be told"),
-                Err(_) => warn!(?LIMIT, "an event was not told in time"),
+                Ok(Err(error)) => warn!(error = chain(&error), "an Event could not be recorded"),
+                Err(_) => warn!(?LIMIT, "an Event was not recorded in time"),
             }
         }
     }
@@ -78,14 +84,14 @@ impl EventRecorder {
 
 /// The Events for a change of the wait.
 fn events(before: Option<Blocked>, now: Blocked) -> impl Iterator<Item = Event> {
-    let over = before.filter(|before| *before != now).and_then(news).map(|(reason, _, over)| (reason, over));
+    let over = before.filter(|before| *before != now).and_then(messages).map(|(reason, _, over)| (reason, over));
     let over = over.map(|(reason, over)| event(EventType::Normal, reason, over));
-    let begun = news(now).map(|(reason, begun, _)| event(EventType::Warning, reason, begun));
+    let begun = messages(now).map(|(reason, begun, _)| event(EventType::Warning, reason, begun));
     over.into_iter().chain(begun)
 }
 
 /// Conditions that need operator action: the reason, and the messages at the start and at the end.
-const fn news(blocked: Blocked) -> Option<(&'static str, &'static str, &'static str)> {
+const fn messages(blocked: Blocked) -> Option<(&'static str, &'static str, &'static str)> {
     match blocked {
         Blocked::Clock => Some(("ClocksDiffer", CLOCK, AGREED)),
         Blocked::Disarmed => Some(("Disarmed", DISARMED, ARMED)),
@@ -105,19 +111,164 @@ fn event(type_: EventType, reason: &str, note: &str) -> Event {
     Event { type_, reason, note, action: "Rotate".to_owned(), secondary: None }
 }
 
+/// Logs that the rotation waits, and for what.
+pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
+    let until = until.map(tracing::field::display);
+    match blocked {
+        Blocked::Idle => info!(until, "certificates are as they should be"),
+        Blocked::Clock => {
+            warn!("this clock and the API server's differ by minutes: nothing is decided by time until they agree");
+        }
+        Blocked::NoEndpoint => {
+            info!(
+                "the webhook configuration is filled when all endpoints answer with a certificate that will be trusted"
+            );
+        }
+        Blocked::Rehearsal => {
+            info!("failed calls reject no pods until every API server has shown that it reaches a replica");
+        }
+        Blocked::Disarmed => {
+            warn!("an operator disabled the webhooks: the webhook configurations stay removed, and no pod is injected");
+        }
+        Blocked::Unable => {
+            error!("{}", UNABLE);
+        }
+        Blocked::Propagation | Blocked::Endpoints | Blocked::Soaking | Blocked::Repair => {
+            debug!(until, reason = blocked.as_str(), "the rotation waits");
+        }
+    }
+}
+
+/// The writes of the rotation and the connectivity check, as metric labels, and how they end.
+const STEPS: [&str; 6] = ["new_authority", "advance", "claim", "write_leaf", "write_bundle", "rehearse"];
+const RESULTS: [&str; 3] = ["ok", "conflict", "error"];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabel {
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StepLabels {
+    step: &'static str,
+    result: &'static str,
+}
+
+/// The state of the leader's rotation. A controller that does not lead reports no phase, and its times are 0.
+#[derive(Clone, Debug, Default)]
+pub struct RotatorMetrics {
+    phases: Family<PhaseLabel, Gauge>,
+    blocked: Family<ReasonLabel, Gauge>,
+    begun: Family<ReasonLabel, Counter>,
+    steps: Family<StepLabels, Counter>,
+    disbelieved: Counter,
+    phase_since: Gauge,
+    authority_ends: Gauge,
+    leaf_renewal: Gauge,
+    last_look: Gauge,
+}
+
+impl RotatorMetrics {
+    /// Creates the metrics and registers them, with all series.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        for phase in Phase::ALL {
+            metrics.phases.get_or_create_owned(&PhaseLabel { phase: phase.as_str() });
+        }
+        for reason in Blocked::ALL {
+            metrics.blocked.get_or_create_owned(&ReasonLabel { reason: reason.as_str() });
+        }
+        for trigger in Trigger::ALL {
+            metrics.begun.get_or_create_owned(&ReasonLabel { reason: trigger.as_str() });
+        }
+        for step in STEPS {
+            for result in RESULTS {
+                metrics.steps.get_or_create_owned(&StepLabels { step, result });
+            }
+        }
+        let registry = registry.sub_registry_with_prefix("pillion_controller");
+        registry.register("rotation_phase", "1 for the phase that the rotation is in", metrics.phases.clone());
+        registry.register("rotation_blocked", "1 for what the rotation waits for", metrics.blocked.clone());
+        registry.register("rotations_begun", "New authorities, by why they were made", metrics.begun.clone());
+        registry.register("rotation_steps", "Writes of the rotation, by how they ended", metrics.steps.clone());
+        let text = "Epochs in annotations that nobody who rotates wrote, and that were written over";
+        registry.register("rotation_epochs_disbelieved", text, metrics.disbelieved.clone());
+        let seconds = |registry: &mut Registry, name: &str, help: &str, gauge: &Gauge| {
+            registry.register_with_unit(name, help, Unit::Seconds, gauge.clone());
+        };
+        seconds(registry, "rotation_phase_since", "Since when it is in this phase, as Unix time", &metrics.phase_since);
+        seconds(
+            registry,
+            "authority_not_after",
+            "When the signing authority ends, as Unix time",
+            &metrics.authority_ends,
+        );
+        seconds(
+            registry,
+            "leaf_renewal",
+            "When the replicas' certificate is to be renewed, as Unix time",
+            &metrics.leaf_renewal,
+        );
+        seconds(registry, "rotation_last_look", "When everything was last looked at, as Unix time", &metrics.last_look);
+        metrics
+    }
+
+    pub(super) fn looked(&self, now: Timestamp, record: Option<&Record>, renewal: Option<Timestamp>) {
+        self.last_look.set(now.as_second());
+        for phase in Phase::ALL {
+            let is = record.is_some_and(|record| record.phase == phase);
+            self.phases.get_or_create_owned(&PhaseLabel { phase: phase.as_str() }).set(i64::from(is));
+        }
+        self.phase_since.set(record.map_or(0, |record| record.since.as_second()));
+        let signer = record.and_then(Record::signer);
+        self.authority_ends.set(signer.map_or(0, |signer| signer.not_after.as_second()));
+        self.leaf_renewal.set(renewal.map_or(0, Timestamp::as_second));
+    }
+
+    pub(super) fn waits(&self, blocked: Option<Blocked>) {
+        for reason in Blocked::ALL {
+            let label = ReasonLabel { reason: reason.as_str() };
+            self.blocked.get_or_create_owned(&label).set(i64::from(blocked == Some(reason)));
+        }
+    }
+
+    pub(super) fn did(&self, step: &'static str, result: &'static str) {
+        self.steps.get_or_create_owned(&StepLabels { step, result }).inc();
+    }
+
+    pub(super) fn disbelieved(&self) {
+        self.disbelieved.inc();
+    }
+
+    pub(super) fn began(&self, trigger: Trigger) {
+        self.begun.get_or_create_owned(&ReasonLabel { reason: trigger.as_str() }).inc();
+    }
+
+    /// Resets the metrics when leadership ends.
+    pub(super) fn forget(&self) {
+        self.looked(Timestamp::UNIX_EPOCH, None, None);
+        self.waits(None);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_a_person_has_to_see_to_is_told_when_it_begins_and_when_it_is_over() {
-        let told = |before, now| -> Vec<_> {
+    fn records_start_and_end_of_operator_conditions() {
+        let recorded = |before, now| -> Vec<_> {
             events(before, now).map(|event| format!("{:?} {}", event.type_, event.reason)).collect()
         };
-        assert_eq!(told(None, Blocked::Clock), ["Warning ClocksDiffer"]);
-        assert_eq!(told(Some(Blocked::Clock), Blocked::Idle), ["Normal ClocksDiffer"]);
-        assert_eq!(told(Some(Blocked::Disarmed), Blocked::Clock), ["Normal Disarmed", "Warning ClocksDiffer"]);
-        assert_eq!(told(Some(Blocked::Soaking), Blocked::Idle), [""; 0]);
+        assert_eq!(recorded(None, Blocked::Clock), ["Warning ClocksDiffer"]);
+        assert_eq!(recorded(Some(Blocked::Clock), Blocked::Idle), ["Normal ClocksDiffer"]);
+        assert_eq!(recorded(Some(Blocked::Disarmed), Blocked::Clock), ["Normal Disarmed", "Warning ClocksDiffer"]);
+        assert_eq!(recorded(Some(Blocked::Soaking), Blocked::Idle), [""; 0]);
         for blocked in Blocked::ALL {
             // The API server limits notes to 1 KiB.
             assert!(events(None, blocked).all(|event| event.note.unwrap_or_default().len() < 1024));

@@ -6,7 +6,7 @@ use crate::certificates::rotation::{Generation, Propagation};
 
 /// The result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shown {
+pub(super) struct ReceivedCall {
     /// The CA of the certificate that the API server saw and trusted.
     pub(super) leaf: Generation,
     /// The epoch of the webhook entry that the API server used.
@@ -15,7 +15,7 @@ pub(super) struct Shown {
 
 /// The result for one API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ServerOutcome {
     /// It called, and trusted the certificate.
     Proven,
     /// It called, and did not trust the certificate.
@@ -45,7 +45,7 @@ pub enum Silence {
 
 /// A response, reduced to what matters.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Said<'a> {
+pub(super) enum Response<'a> {
     /// The dry run succeeded.
     Yes,
     /// The dry run was rejected, with this message.
@@ -54,7 +54,7 @@ pub(super) enum Said<'a> {
     Nothing(&'a Silence),
 }
 
-impl Outcome {
+impl ServerOutcome {
     /// The labels of all outcomes.
     pub const LABELS: [&str; 3] = ["proven", "behind", "silent"];
 
@@ -73,28 +73,33 @@ impl Outcome {
 ///
 /// A trusted certificate proves that the API server has the CA in its bundle. An entry of this epoch or a later one
 /// proves that it has the bundle written for it, so removed CAs are no longer trusted.
-pub(super) fn outcome(said: Said<'_>, shown: Option<Shown>, newest: Generation, epoch: u64) -> Outcome {
+pub(super) fn outcome(
+    said: Response<'_>,
+    shown: Option<ReceivedCall>,
+    newest: Generation,
+    epoch: u64,
+) -> ServerOutcome {
     match (said, shown) {
-        (Said::Yes, Some(shown)) if shown.leaf == newest && shown.epoch >= epoch => Outcome::Proven,
-        (Said::Yes, Some(shown)) if shown.leaf == newest => Outcome::Silent(Silence::Stale),
-        (Said::Yes, Some(_)) => Outcome::Silent(Silence::OtherLeaf),
-        (Said::Yes, None) => Outcome::Silent(Silence::NotCalled),
-        (Said::No(message), _) if is_mistrust(message) => Outcome::Behind,
-        (Said::No(message), _) => Outcome::Silent(Silence::Refused(message.to_owned())),
-        (Said::Nothing(silence), _) => Outcome::Silent(silence.clone()),
+        (Response::Yes, Some(shown)) if shown.leaf == newest && shown.epoch >= epoch => ServerOutcome::Proven,
+        (Response::Yes, Some(shown)) if shown.leaf == newest => ServerOutcome::Silent(Silence::Stale),
+        (Response::Yes, Some(_)) => ServerOutcome::Silent(Silence::OtherLeaf),
+        (Response::Yes, None) => ServerOutcome::Silent(Silence::NotCalled),
+        (Response::No(message), _) if is_mistrust(message) => ServerOutcome::Behind,
+        (Response::No(message), _) => ServerOutcome::Silent(Silence::Refused(message.to_owned())),
+        (Response::Nothing(silence), _) => ServerOutcome::Silent(silence.clone()),
     }
 }
 
 /// Interprets a response while the dry runs are routed to the replicas: only a replica's response proves that it was
 /// reached.
-pub(super) fn reached(said: Said<'_>) -> Outcome {
+pub(super) fn reached(said: Response<'_>) -> ServerOutcome {
     match said {
-        Said::No(message) if message.contains(WEBHOOK) && message.contains(REACHED) => Outcome::Proven,
+        Response::No(message) if message.contains(WEBHOOK) && message.contains(REACHED) => ServerOutcome::Proven,
         // It does not have the entry yet, or has an earlier one.
-        Said::Yes => Outcome::Silent(Silence::NotCalled),
-        Said::No(message) if is_mistrust(message) => Outcome::Behind,
-        Said::No(message) => Outcome::Silent(Silence::Refused(message.to_owned())),
-        Said::Nothing(silence) => Outcome::Silent(silence.clone()),
+        Response::Yes => ServerOutcome::Silent(Silence::NotCalled),
+        Response::No(message) if is_mistrust(message) => ServerOutcome::Behind,
+        Response::No(message) => ServerOutcome::Silent(Silence::Refused(message.to_owned())),
+        Response::Nothing(silence) => ServerOutcome::Silent(silence.clone()),
     }
 }
 
@@ -106,13 +111,13 @@ fn is_mistrust(message: &str) -> bool {
 
 /// Summarises the outcomes for `servers` API servers, of which some may not have been asked. If their number is
 /// unknown, at least one counts as silent, since several may share an address.
-pub fn fold<'o>(outcomes: impl IntoIterator<Item = &'o Outcome>, servers: Option<usize>) -> Propagation {
+pub fn fold<'o>(outcomes: impl IntoIterator<Item = &'o ServerOutcome>, servers: Option<usize>) -> Propagation {
     let (mut proven, mut behind, mut silent) = (0, 0, 0);
     for outcome in outcomes {
         match outcome {
-            Outcome::Proven => proven += 1,
-            Outcome::Behind => behind += 1,
-            Outcome::Silent(_) => silent += 1,
+            ServerOutcome::Proven => proven += 1,
+            ServerOutcome::Behind => behind += 1,
+            ServerOutcome::Silent(_) => silent += 1,
         }
     }
     let answered = proven + behind + silent;
@@ -130,61 +135,64 @@ mod tests {
                             certificate: x509: certificate signed by unknown authority";
 
     #[test]
-    fn only_a_call_that_was_seen_is_a_proof() {
-        let by = |leaf, epoch| Some(Shown { leaf, epoch });
-        assert_eq!(outcome(Said::Yes, by(NEWEST, 7), NEWEST, 7), Outcome::Proven);
-        assert_eq!(outcome(Said::Yes, by(NEWEST, 8), NEWEST, 7), Outcome::Proven);
-        assert_eq!(outcome(Said::Yes, by(NEWEST, 6), NEWEST, 7), Outcome::Silent(Silence::Stale));
-        assert_eq!(outcome(Said::Yes, None, NEWEST, 7), Outcome::Silent(Silence::NotCalled));
-        assert_eq!(outcome(Said::Yes, by(Generation(1), 7), NEWEST, 7), Outcome::Silent(Silence::OtherLeaf));
+    fn only_a_recorded_call_is_proof() {
+        let by = |leaf, epoch| Some(ReceivedCall { leaf, epoch });
+        assert_eq!(outcome(Response::Yes, by(NEWEST, 7), NEWEST, 7), ServerOutcome::Proven);
+        assert_eq!(outcome(Response::Yes, by(NEWEST, 8), NEWEST, 7), ServerOutcome::Proven);
+        assert_eq!(outcome(Response::Yes, by(NEWEST, 6), NEWEST, 7), ServerOutcome::Silent(Silence::Stale));
+        assert_eq!(outcome(Response::Yes, None, NEWEST, 7), ServerOutcome::Silent(Silence::NotCalled));
+        assert_eq!(outcome(Response::Yes, by(Generation(1), 7), NEWEST, 7), ServerOutcome::Silent(Silence::OtherLeaf));
         // It called, but its response was a rejection or is missing: that proves nothing.
-        assert!(matches!(outcome(Said::No("quota"), by(NEWEST, 7), NEWEST, 7), Outcome::Silent(Silence::Refused(_))));
-        let silence = outcome(Said::Nothing(&Silence::Timeout), by(NEWEST, 7), NEWEST, 7);
-        assert_eq!(silence, Outcome::Silent(Silence::Timeout));
+        assert!(matches!(
+            outcome(Response::No("quota"), by(NEWEST, 7), NEWEST, 7),
+            ServerOutcome::Silent(Silence::Refused(_))
+        ));
+        let silence = outcome(Response::Nothing(&Silence::Timeout), by(NEWEST, 7), NEWEST, 7);
+        assert_eq!(silence, ServerOutcome::Silent(Silence::Timeout));
     }
 
     #[test]
-    fn mistrust_is_told_from_other_failures() {
-        assert_eq!(outcome(Said::No(MISTRUST), None, NEWEST, 7), Outcome::Behind);
+    fn distinguishes_mistrust_from_other_failures() {
+        assert_eq!(outcome(Response::No(MISTRUST), None, NEWEST, 7), ServerOutcome::Behind);
         let other_webhook = MISTRUST.replace("canary.pillion.dev", "somebody.else.dev");
         let refused = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: Post \
                        \"https://pillion-canary.pillion-system.svc:443/canary?timeout=5s\": dial tcp 10.0.0.1:8444: \
                        connect: connection refused";
         for message in [other_webhook.as_str(), refused, "injectioncanaries.pillion.dev is forbidden", ""] {
-            let silent = Outcome::Silent(Silence::Refused(message.to_owned()));
-            assert_eq!(outcome(Said::No(message), None, NEWEST, 7), silent);
+            let silent = ServerOutcome::Silent(Silence::Refused(message.to_owned()));
+            assert_eq!(outcome(Response::No(message), None, NEWEST, 7), silent);
         }
     }
 
     #[test]
-    fn a_replica_was_reached_if_it_says_so_itself() {
+    fn only_a_replicas_response_proves_reachability() {
         let denied = format!("admission webhook \"canary.pillion.dev\" denied the request: {REACHED}");
-        assert_eq!(reached(Said::No(&denied)), Outcome::Proven);
-        assert_eq!(reached(Said::No(MISTRUST)), Outcome::Behind);
-        assert_eq!(reached(Said::Yes), Outcome::Silent(Silence::NotCalled), "it does not know the entry yet");
+        assert_eq!(reached(Response::No(&denied)), ServerOutcome::Proven);
+        assert_eq!(reached(Response::No(MISTRUST)), ServerOutcome::Behind);
+        assert_eq!(reached(Response::Yes), ServerOutcome::Silent(Silence::NotCalled), "it does not know the entry yet");
         let on_the_way = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: \
                           Post \"https://pillion.pillion-system.svc:443/canary/7?timeout=5s\": dial tcp 10.0.0.1:443: \
                           connect: connection refused";
         let others = denied.replace("canary.pillion.dev", "somebody.else.dev");
         for message in [on_the_way, others.as_str(), "injectioncanaries.pillion.dev is forbidden"] {
-            assert_eq!(reached(Said::No(message)), Outcome::Silent(Silence::Refused(message.to_owned())));
+            assert_eq!(reached(Response::No(message)), ServerOutcome::Silent(Silence::Refused(message.to_owned())));
         }
-        assert_eq!(reached(Said::Nothing(&Silence::Timeout)), Outcome::Silent(Silence::Timeout));
+        assert_eq!(reached(Response::Nothing(&Silence::Timeout)), ServerOutcome::Silent(Silence::Timeout));
     }
 
     #[test]
-    fn whoever_was_not_asked_is_silent() {
-        let silent = Outcome::Silent(Silence::Timeout);
-        let told = |outcomes: &[Outcome], servers| {
+    fn unasked_api_servers_count_as_silent() {
+        let silent = ServerOutcome::Silent(Silence::Timeout);
+        let counts = |outcomes: &[ServerOutcome], servers| {
             let Propagation { proven, behind, silent } = fold(outcomes, servers);
             (proven, behind, silent)
         };
-        assert_eq!(told(&[Outcome::Proven, Outcome::Proven], Some(2)), (2, 0, 0));
-        assert_eq!(told(&[Outcome::Proven, silent.clone()], Some(2)), (1, 0, 1));
-        assert_eq!(told(&[Outcome::Proven, Outcome::Behind, silent.clone()], Some(1)), (1, 1, 1));
-        assert_eq!(told(&[Outcome::Proven], Some(3)), (1, 0, 2), "three behind one address");
-        assert_eq!(told(&[], Some(0)), (0, 0, 1), "nobody is not everybody");
-        assert_eq!(told(&[Outcome::Proven], None), (1, 0, 1), "one of an unknown number");
-        assert_eq!(told(&[Outcome::Proven, silent.clone()], None), (1, 0, 2));
+        assert_eq!(counts(&[ServerOutcome::Proven, ServerOutcome::Proven], Some(2)), (2, 0, 0));
+        assert_eq!(counts(&[ServerOutcome::Proven, silent.clone()], Some(2)), (1, 0, 1));
+        assert_eq!(counts(&[ServerOutcome::Proven, ServerOutcome::Behind, silent.clone()], Some(1)), (1, 1, 1));
+        assert_eq!(counts(&[ServerOutcome::Proven], Some(3)), (1, 0, 2), "three behind one address");
+        assert_eq!(counts(&[], Some(0)), (0, 0, 1), "nobody is not everybody");
+        assert_eq!(counts(&[ServerOutcome::Proven], None), (1, 0, 1), "one of an unknown number");
+        assert_eq!(counts(&[ServerOutcome::Proven, silent.clone()], None), (1, 0, 2));
     }
 }

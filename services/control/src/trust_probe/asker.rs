@@ -1,24 +1,33 @@
 //! Sends a dry run to each API server, and waits for the resulting call.
+//!
+//! The Service of the trust probe has no selector: it would match all controllers, and only the leader has the
+//! certificate. So the leader writes the Service's one endpoint slice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
-use kube::api::{Api, PostParams};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Config};
 use pillion_api::canary::InjectionCanary;
+use serde_json::json;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-use super::answer::{Outcome, Said, Shown, Silence, fold, outcome, reached};
+use super::answer::{ReceivedCall, Response, ServerOutcome, Silence, fold, outcome, reached};
 use super::server::Canary;
-use super::servers::{Listed, Servers};
-use super::{CanaryMetrics, Settings, slice};
+use super::{CanaryMetrics, Settings};
 use crate::certificates::rotation::{Generation, Propagation};
+use crate::client::chain;
 use crate::leader::FIELD_MANAGER;
+use crate::probe::{Endpoint, Selected};
 use crate::random;
 use crate::release::Release;
 
@@ -47,20 +56,20 @@ enum Wanted {
 
 /// Results of one round.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct TrustRound {
     /// The summary for the rotation.
     pub propagation: Propagation,
     /// The result for every API server, for logs.
-    pub answers: Vec<Answer>,
+    pub answers: Vec<ServerAnswer>,
 }
 
 /// The result for one API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ServerAnswer {
     /// Its address; `None` for the configured address.
     pub server: Option<SocketAddr>,
     /// Its outcome.
-    pub outcome: Outcome,
+    pub outcome: ServerOutcome,
 }
 
 impl fmt::Debug for Asker {
@@ -89,30 +98,36 @@ impl Asker {
         Self { client, config, release, canary, address, settings, metrics, servers, clients }
     }
 
+    /// The endpoint that API servers call.
+    #[must_use]
+    pub const fn canary(&self) -> &Canary {
+        &self.canary
+    }
+
     /// Asks all API servers concurrently whether they trust this CA and have the configuration of this epoch. Takes at
     /// most three times [`Settings::timeout`] and never fails: unreachable API servers count as silent.
     ///
     /// If no API server is reachable at its own address, the configured address is asked. That proves the bundle for
     /// only one API server, and the others count as silent.
-    pub async fn ask(&mut self, newest: Generation, epoch: u64) -> Asked {
+    pub async fn ask(&mut self, newest: Generation, epoch: u64) -> TrustRound {
         let asked = if self.canary.shows() == Some(newest) {
             let listed = self.list().await;
             self.ask_listed(&listed, Wanted::Trust(newest, epoch)).await
         } else {
             // The endpoint shows another certificate, or none.
-            let outcome = Outcome::Silent(Silence::NoLeaf);
-            Asked { propagation: fold([], None), answers: vec![Answer { server: None, outcome }] }
+            let outcome = ServerOutcome::Silent(Silence::NoLeaf);
+            TrustRound { propagation: fold([], None), answers: vec![ServerAnswer { server: None, outcome }] }
         };
         self.metrics.found(asked.propagation);
         for answer in &asked.answers {
             self.metrics.asked(&answer.outcome);
-            debug!(server = ?answer.server, outcome = ?answer.outcome, "an API server was asked for a canary");
+            debug!(server = ?answer.server, outcome = ?answer.outcome, "an API server was asked for a trust probe");
         }
         asked
     }
 
     /// Asks all API servers in the same way whether they reach a replica, while dry runs are routed to the replicas.
-    pub async fn rehearse(&mut self) -> Asked {
+    pub async fn check_connectivity(&mut self) -> TrustRound {
         let listed = timeout(self.settings.timeout, Listed::list(&self.client)).await;
         let listed = self.note(listed);
         let asked = self.ask_listed(&listed, Wanted::Replica).await;
@@ -125,13 +140,13 @@ impl Asker {
     async fn list(&mut self) -> Listed {
         let limit = self.settings.timeout;
         let (published, listed) = tokio::join!(
-            timeout(limit, slice::publish(&self.client, &self.release, self.address)),
+            timeout(limit, publish(&self.client, &self.release, self.address)),
             timeout(limit, Listed::list(&self.client)),
         );
         match published {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!(%error, "the endpoint slice of the canary cannot be written"),
-            Err(_) => warn!(?limit, "the endpoint slice of the canary was not written in time"),
+            Ok(Err(error)) => warn!(%error, "the endpoint slice of the trust probe cannot be written"),
+            Err(_) => warn!(?limit, "the endpoint slice of the trust probe was not written in time"),
         }
         self.note(listed)
     }
@@ -141,39 +156,40 @@ impl Asker {
         self.servers.note(listed.unwrap_or_default(), Instant::now(), self.settings.vanished)
     }
 
-    async fn ask_listed(&mut self, listed: &Listed, wanted: Wanted) -> Asked {
+    async fn ask_listed(&mut self, listed: &Listed, wanted: Wanted) -> TrustRound {
         let servers: Vec<_> = listed.addresses.iter().copied().map(Some).collect();
         let mut answers = self.ask_all(servers, wanted).await;
-        let is_mute =
-            |answer: &Answer| matches!(answer.outcome, Outcome::Silent(Silence::Unreachable | Silence::Timeout));
+        let is_mute = |answer: &ServerAnswer| {
+            matches!(answer.outcome, ServerOutcome::Silent(Silence::Unreachable | Silence::Timeout))
+        };
         if answers.iter().all(is_mute) {
             let by_configuration = self.ask_all(vec![None], wanted).await;
             let propagation = fold(by_configuration.iter().map(|answer| &answer.outcome), listed.number);
             answers.extend(by_configuration);
-            return Asked { propagation, answers };
+            return TrustRound { propagation, answers };
         }
-        Asked { propagation: fold(answers.iter().map(|answer| &answer.outcome), listed.number), answers }
+        TrustRound { propagation: fold(answers.iter().map(|answer| &answer.outcome), listed.number), answers }
     }
 
-    async fn ask_all(&mut self, servers: Vec<Option<SocketAddr>>, wanted: Wanted) -> Vec<Answer> {
+    async fn ask_all(&mut self, servers: Vec<Option<SocketAddr>>, wanted: Wanted) -> Vec<ServerAnswer> {
         let mut asking = Vec::with_capacity(servers.len());
         for server in servers {
             let client = self.client_of(server);
             let (canary, limit) = (self.canary.clone(), self.settings.timeout);
             asking.push(async move {
                 let outcome = match client {
-                    Some(client) => {
-                        timeout(limit, ask(&client, &canary, wanted)).await.unwrap_or(Outcome::Silent(Silence::Timeout))
-                    }
-                    None => Outcome::Silent(Silence::Unreachable),
+                    Some(client) => timeout(limit, ask(&client, &canary, wanted))
+                        .await
+                        .unwrap_or(ServerOutcome::Silent(Silence::Timeout)),
+                    None => ServerOutcome::Silent(Silence::Unreachable),
                 };
-                Answer { server, outcome }
+                ServerAnswer { server, outcome }
             });
         }
         let answers = join_all(asking).await;
         for answer in &answers {
             // Drop the client, since its connection may be dead.
-            if matches!(answer.outcome, Outcome::Silent(Silence::Unreachable | Silence::Timeout)) {
+            if matches!(answer.outcome, ServerOutcome::Silent(Silence::Unreachable | Silence::Timeout)) {
                 self.clients.remove(&answer.server);
             }
         }
@@ -190,7 +206,7 @@ impl Asker {
                 Some(client)
             }
             Err(error) => {
-                warn!(%error, "no client for the API server at an address of its own");
+                warn!(%error, "no client for the API server at its own address");
                 None
             }
         }
@@ -213,32 +229,189 @@ impl Asker {
 }
 
 /// Asks one API server.
-async fn ask(client: &Client, canary: &Canary, wanted: Wanted) -> Outcome {
+async fn ask(client: &Client, canary: &Canary, wanted: Wanted) -> ServerOutcome {
     let name = format!("canary-{}", random::token());
     let expectation = canary.expect(name.clone());
     let params = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.to_owned()) };
     let canaries: Api<InjectionCanary> = Api::all(client.clone());
     let unreadable;
     let said = match canaries.create(&params, &InjectionCanary::new(name)).await {
-        Ok(_) => Said::Yes,
+        Ok(_) => Response::Yes,
         Err(kube::Error::Api(ref status)) => {
-            return known(Said::No(&status.message), expectation.shown(), wanted);
+            return known(Response::No(&status.message), expectation.shown(), wanted);
         }
         Err(error @ kube::Error::SerdeError(_)) => {
             unreadable = error.to_string();
-            Said::No(&unreadable)
+            Response::No(&unreadable)
         }
         Err(error) => {
-            debug!(%error, "an API server cannot be asked for a canary");
-            Said::Nothing(&Silence::Unreachable)
+            debug!(%error, "an API server cannot be asked for a trust probe");
+            Response::Nothing(&Silence::Unreachable)
         }
     };
     known(said, expectation.shown(), wanted)
 }
 
-fn known(said: Said<'_>, shown: Option<Shown>, wanted: Wanted) -> Outcome {
+fn known(said: Response<'_>, shown: Option<ReceivedCall>, wanted: Wanted) -> ServerOutcome {
     match wanted {
         Wanted::Trust(newest, epoch) => outcome(said, shown, newest, epoch),
         Wanted::Replica => reached(said),
+    }
+}
+
+/// The known API servers, including those that left the list recently.
+#[derive(Debug, Default)]
+struct Servers {
+    seen: BTreeMap<SocketAddr, Instant>,
+}
+
+/// The API servers to ask.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Listed {
+    /// Their addresses.
+    addresses: BTreeSet<SocketAddr>,
+    /// Their number: several may share one address. `None` if unknown.
+    number: Option<usize>,
+}
+
+impl Servers {
+    /// Merges the current list with recently listed API servers: one that hangs leaves the list, but continues with its
+    /// old state.
+    fn note(&mut self, listed: Listed, now: Instant, vanished: Duration) -> Listed {
+        self.seen.extend(listed.addresses.into_iter().map(|address| (address, now)));
+        self.seen.retain(|_, last| now.saturating_duration_since(*last) < vanished || *last == now);
+        let addresses: BTreeSet<_> = self.seen.keys().copied().collect();
+        let number = listed.number.map(|number| number.max(addresses.len()));
+        Listed { addresses, number }
+    }
+}
+
+impl Listed {
+    /// Lists the addresses behind the Service `kubernetes`, and counts the identity Leases of API servers. A failed or
+    /// empty list means "unknown", not that there are no other API servers.
+    async fn list(client: &Client) -> Self {
+        let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
+        let of_service = ListParams::default().labels("kubernetes.io/service-name=kubernetes");
+        let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-system");
+        // Each API server has one by its host name; the Lease of a removed one stays for an hour.
+        let of_identity = ListParams::default().labels("apiserver.kubernetes.io/identity=kube-apiserver");
+        let (slices, leases) = tokio::join!(slices.list(&of_service), leases.list(&of_identity));
+        let addresses = slices.map(|slices| {
+            Selected::of_slices(&slices.items, "https").endpoints.iter().filter_map(Endpoint::socket).collect()
+        });
+        Self::of(addresses, leases.map(|leases| leases.items.len()))
+    }
+
+    fn of(addresses: kube::Result<BTreeSet<SocketAddr>>, leases: kube::Result<usize>) -> Self {
+        for (what, error) in [("addresses", addresses.as_ref().err()), ("Leases", leases.as_ref().err())] {
+            if let Some(error) = error {
+                warn!(
+                    error = chain(error),
+                    "the {what} of the API servers cannot be listed: their number is not known"
+                );
+            }
+        }
+        let number = match (&addresses, leases) {
+            (Ok(addresses), Ok(leases)) if leases > 0 => Some(leases.max(addresses.len())),
+            _ => None,
+        };
+        Self { addresses: addresses.unwrap_or_default(), number }
+    }
+}
+
+/// The canary's Service, as in the manifests.
+///
+/// # Errors
+/// Never in practice: the object is a valid Service.
+pub fn service(release: &Release) -> Result<Service, serde_json::Error> {
+    serde_json::from_value(json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": release.canary_service(), "namespace": release.namespace()},
+        "spec": {"ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": "https"}]},
+    }))
+}
+
+/// The endpoint slice that routes to this address.
+///
+/// # Errors
+/// Never in practice: the object is a valid endpoint slice.
+fn slice(release: &Release, address: SocketAddr) -> Result<EndpointSlice, serde_json::Error> {
+    serde_json::from_value(json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": release.canary_service(),
+            "namespace": release.namespace(),
+            "labels": {
+                "kubernetes.io/service-name": release.canary_service(),
+                // Otherwise the endpoint slice controller might treat it as its own and delete it.
+                "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER,
+            },
+        },
+        "addressType": if address.is_ipv4() { "IPv4" } else { "IPv6" },
+        "endpoints": [{"addresses": [address.ip().to_string()], "conditions": {"ready": true}}],
+        "ports": [{"name": "https", "port": address.port(), "protocol": "TCP"}],
+    }))
+}
+
+/// Routes the canary's Service to this address, replacing the earlier one.
+async fn publish(client: &Client, release: &Release, address: SocketAddr) -> kube::Result<()> {
+    let slice = slice(release, address).map_err(kube::Error::SerdeError)?;
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), release.namespace());
+    let (name, params) = (release.canary_service(), PatchParams::apply(FIELD_MANAGER).force());
+    match slices.patch(&name, &params, &Patch::Apply(&slice)).await {
+        // The address has the other IP family, and a slice's address type is immutable.
+        Err(kube::Error::Api(status)) if status.code == 422 => {
+            slices.delete(&name, &DeleteParams::default()).await?;
+            slices.patch(&name, &params, &Patch::Apply(&slice)).await.map(drop)
+        }
+        patched => patched.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(hosts: &[u8], number: usize) -> Listed {
+        let address = |host: &u8| SocketAddr::from(([10, 0, 0, *host], 6443));
+        Listed { addresses: hosts.iter().map(address).collect(), number: Some(number) }
+    }
+
+    #[test]
+    fn vanished_api_server_is_asked_for_a_while() {
+        let (zero, second) = (Instant::now(), Duration::from_secs(1));
+        let mut servers = Servers::default();
+        assert_eq!(servers.note(listed(&[1, 2], 2), zero, 10 * second), listed(&[1, 2], 2));
+        assert_eq!(servers.note(listed(&[1], 1), zero + 9 * second, 10 * second), listed(&[1, 2], 2));
+        assert_eq!(servers.note(listed(&[1], 1), zero + 10 * second, 10 * second), listed(&[1], 1));
+        assert_eq!(servers.note(listed(&[], 0), zero + 12 * second, 10 * second), listed(&[1], 1));
+        // Current API servers are asked even if none are kept.
+        assert_eq!(servers.note(listed(&[3], 1), zero + 12 * second, Duration::ZERO), listed(&[3], 1));
+        // Several share one address.
+        assert_eq!(Servers::default().note(listed(&[1], 3), zero, Duration::ZERO).number, Some(3));
+    }
+
+    #[test]
+    fn number_needs_both_lists() {
+        let addresses = |hosts: &[u8]| Ok(listed(hosts, 0).addresses);
+        let fails = || kube::Error::LinesCodecMaxLineLengthExceeded;
+        assert_eq!(Listed::of(addresses(&[1, 2]), Ok(3)), listed(&[1, 2], 3));
+        assert_eq!(Listed::of(addresses(&[1, 2]), Ok(1)), listed(&[1, 2], 2));
+        for (addresses, leases) in [
+            (Err(fails()), Ok(3)),
+            (addresses(&[1]), Err(fails())),
+            (Err(fails()), Err(fails())),
+            (addresses(&[1]), Ok(0)),
+        ] {
+            assert_eq!(Listed::of(addresses, leases).number, None);
+        }
+        // A recently listed API server is still asked.
+        let now = Instant::now();
+        let mut servers = Servers::default();
+        servers.note(listed(&[1, 2], 2), now, Duration::from_secs(1));
+        let noted = servers.note(Listed::default(), now, Duration::from_secs(1));
+        assert_eq!((noted.addresses.len(), noted.number), (2, None));
     }
 }

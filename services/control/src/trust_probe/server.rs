@@ -30,7 +30,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::answer::Shown;
+use super::answer::ReceivedCall;
 use super::{CanaryMetrics, Settings};
 use crate::certificates::rotation::Generation;
 
@@ -48,10 +48,10 @@ pub struct Identity {
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// One of them is not PEM.
-    #[error("the canary's {0} is not PEM text")]
+    #[error("the trust probe's {0} is not PEM")]
     Pem(&'static str),
     /// They do not match, or are of an unsupported kind.
-    #[error("the canary's certificate and key are of no use together")]
+    #[error("the trust probe's certificate and key do not match")]
     Unusable(#[from] rustls::Error),
 }
 
@@ -70,8 +70,8 @@ struct Shared {
 /// may have the current version of one and an earlier version of the other.
 #[derive(Clone, Copy, Debug, Default)]
 struct Calls {
-    mutating: Option<Shown>,
-    validating: Option<Shown>,
+    mutating: Option<ReceivedCall>,
+    validating: Option<ReceivedCall>,
 }
 
 /// An expected call, until it is dropped.
@@ -165,7 +165,7 @@ impl Canary {
                 let stream = match listener.accept().await {
                     Ok((stream, _)) => stream,
                     Err(error) => {
-                        warn!(%error, "the canary cannot accept a connection");
+                        warn!(%error, "the trust probe cannot accept a connection");
                         sleep(REST).await;
                         continue;
                     }
@@ -173,7 +173,7 @@ impl Canary {
                 let (canary, limit) = (self.clone(), settings.call_limit);
                 connections.spawn(async move {
                     if timeout(limit, canary.connection(stream)).await.is_err() {
-                        debug!("a connection to the canary took too long");
+                        debug!("a connection to the trust probe took too long");
                     }
                     drop(permit);
                 });
@@ -193,7 +193,7 @@ impl Canary {
             Err(error) => {
                 // An API server that does not trust the certificate ends here too; its response to the dry run reports
                 // that.
-                debug!(%error, "a handshake with the canary failed");
+                debug!(%error, "a handshake with the trust probe failed");
                 return;
             }
         };
@@ -201,7 +201,7 @@ impl Canary {
         if let Err(error) =
             http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service).await
         {
-            debug!(%error, "a connection to the canary broke off");
+            debug!(%error, "a connection to the trust probe broke off");
         }
     }
 
@@ -223,7 +223,7 @@ impl Canary {
             return Ok(status(StatusCode::BAD_REQUEST));
         };
         let ReviewRequest { uid, name } = review.request;
-        self.called(&name, validating.is_some(), Shown { leaf: shown, epoch });
+        self.called(&name, validating.is_some(), ReceivedCall { leaf: shown, epoch });
         let answer = json!({
             "apiVersion": "admission.k8s.io/v1",
             "kind": "AdmissionReview",
@@ -234,7 +234,7 @@ impl Canary {
         Ok(response)
     }
 
-    fn called(&self, name: &str, validates: bool, shown: Shown) {
+    fn called(&self, name: &str, validates: bool, shown: ReceivedCall) {
         self.0.metrics.called();
         if let Some(calls) = self.lock().get_mut(name) {
             let call = if validates { &mut calls.validating } else { &mut calls.mutating };
@@ -255,7 +255,7 @@ impl Canary {
 
 impl Expectation {
     /// What both configurations' calls with this name saw, if both used entries of one epoch.
-    pub(super) fn shown(&self) -> Option<Shown> {
+    pub(super) fn shown(&self) -> Option<ReceivedCall> {
         let Calls { mutating, validating } = self.canary.lock().get(&self.name).copied()?;
         mutating.filter(|_| mutating == validating)
     }
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_remembers_by_the_entry_of_which_epoch_it_was_called() {
+    async fn records_epoch_of_the_calling_entry() {
         let (canary, address, _stop) = start(Settings::default()).await;
         let ca = TestCa::new().unwrap();
         canary.show(Some(identity(1, &ca)));
@@ -338,14 +338,14 @@ mod tests {
         call(address, &ca, "/canary/validate/6", &review("one")).await.unwrap();
         assert_eq!(one.shown(), None, "the configurations are not of one epoch");
         call(address, &ca, "/canary/validate/7", &review("one")).await.unwrap();
-        assert_eq!(one.shown(), Some(Shown { leaf: Generation(1), epoch: 7 }));
+        assert_eq!(one.shown(), Some(ReceivedCall { leaf: Generation(1), epoch: 7 }));
         for path in ["/canary/x", "/canary/7/8", "/canaries", "/canary/-1"] {
             assert!(call(address, &ca, path, &review("one")).await.unwrap().contains("404 Not Found"), "{path}");
         }
     }
 
     #[tokio::test]
-    async fn it_says_yes_and_remembers_what_it_showed_to_whom() {
+    async fn allows_calls_and_records_shown_certificate() {
         let (canary, address, _stop) = start(Settings::default()).await;
         let (first, second) = (TestCa::new().unwrap(), TestCa::new().unwrap());
         assert!(call(address, &first, "/canary", "{}").await.is_err(), "it has nothing to show yet");
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_was_there_before_the_leaf_was_changed_tells_of_the_old_one() {
+    async fn earlier_connection_counts_for_its_certificate() {
         let (canary, address, _stop) = start(Settings::default()).await;
         let ca = TestCa::new().unwrap();
         canary.show(Some(identity(1, &ca)));
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_review_is_refused() {
+    async fn rejects_requests_without_review() {
         let (canary, address, _stop) = start(Settings::default()).await;
         let ca = TestCa::new().unwrap();
         canary.show(Some(identity(1, &ca)));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_that_say_nothing_are_cut_and_others_served_then() {
+    async fn silent_connections_time_out() {
         // Enough for a call on a busy machine.
         let (connections, call_limit) = (2, Duration::from_secs(1));
         let (canary, address, stop) = start(Settings { call_limit, connections, ..Settings::default() }).await;
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_refused() {
+    fn rejects_unusable_identity() {
         let (ca, other) = (TestCa::new().unwrap(), TestCa::new().unwrap());
         let ((cert, key), (_, other_key)) = (ca.serving(&[NAME]).unwrap(), other.serving(&[NAME]).unwrap());
         let new = |cert: &str, key: &str| Identity::new(Generation(1), cert.as_bytes(), key.as_bytes());

@@ -4,6 +4,9 @@
 //! and corrects it at once. It creates a missing `ConfigMap`. It receives the desired state and decides nothing about
 //! the CA. It never writes for an older epoch than the one already written. It fills an empty configuration only if the
 //! rotation has confirmed the target, since an entry with an untrusted certificate rejects pods.
+//!
+//! It is no `Controller` of kube-rs: three objects make one state, of which all three must be known before a write; and
+//! the pauses depend on the client that changed it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,17 +21,16 @@ use kube::Api;
 use tokio::sync::watch;
 use tracing::{debug, error, info, warn};
 
-use super::desired::{Target, owner};
-use super::drift::{Drift, DriftKind, differences};
+use super::Metrics;
+use super::desired::{Drift, DriftKind, Target, differences, owner};
 use super::live::{Live, epoch};
-use super::metrics::Metrics;
 use super::pacing::{Pacing, Settings};
 use super::write::{WriteError, claim, remove, write};
 use crate::client::chain;
 use crate::client::watch_object::{self, Seen};
 use crate::leader::LeaderContext;
 use crate::release::Release;
-use crate::webhook_config::switch::{self, Making, Position, SwitchState, WEBHOOKS_KEY};
+use crate::webhook_config::switch::{self, Position, SwitchCreator, SwitchState, WEBHOOKS_KEY};
 
 /// Reads the rotation's record again. Returns whether a target of this epoch is still wanted, and an endpoint serves a
 /// certificate that it trusts.
@@ -76,28 +78,28 @@ enum Plan {
     /// They were written for a later epoch.
     Behind(u64),
     /// They belong to another release.
-    Stranger(String),
+    OtherRelease(String),
 }
 
 /// The resource versions of both configurations.
 type Versions = [Option<String>; 2];
 
-struct Keeping {
+struct KeeperState {
     keeper: Keeper,
     leading: LeaderContext,
     live: Live,
-    lever: SwitchState,
+    switch: SwitchState,
     /// Whether each of the three objects was seen.
     seen: [bool; 3],
     pacing: Pacing,
-    making: Making,
+    creator: SwitchCreator,
     /// Versions that last matched the target. If they are still there, the target has changed, not the objects.
     good: Option<Versions>,
     /// Start of the current drift.
     since: Option<Instant>,
     failures: u32,
     /// The last log line, so that it is not repeated.
-    told: Option<String>,
+    logged: Option<String>,
 }
 
 impl Keeper {
@@ -117,34 +119,34 @@ impl Keeper {
         let stop = leading.stop.clone();
         let metrics = self.metrics.clone();
         let pacing = Pacing::new(self.settings.clone());
-        let keeping = Keeping {
+        let state = KeeperState {
             keeper: self,
             leading,
             live: Live::default(),
-            lever: SwitchState::default(),
+            switch: SwitchState::default(),
             seen: [false; 3],
             pacing,
-            making: Making::default(),
+            creator: SwitchCreator::default(),
             good: None,
             since: None,
             failures: 0,
-            told: None,
+            logged: None,
         };
         // Every write is guarded: it can be interrupted safely.
-        stop.run_until_cancelled(keeping.run()).await;
+        stop.run_until_cancelled(state.run()).await;
         for gauge in [&metrics.drifted, &metrics.contested, &metrics.disarmed] {
             gauge.set(0);
         }
     }
 }
 
-impl Keeping {
+impl KeeperState {
     async fn run(mut self) {
         let mut updates = self.updates();
-        let mut told = self.keeper.target.clone();
+        let mut target = self.keeper.target.clone();
         loop {
             let due = self.act().await;
-            let due = [due, self.make_switch().await].into_iter().flatten().min();
+            let due = [due, self.create_switch().await].into_iter().flatten().min();
             let sleep = async {
                 match due {
                     Some(due) => tokio::time::sleep_until(due.into()).await,
@@ -152,7 +154,7 @@ impl Keeping {
                 }
             };
             let changed = async {
-                if told.changed().await.is_err() {
+                if target.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
             };
@@ -198,7 +200,7 @@ impl Keeping {
                 1
             }
             Update::Switch(Seen::Is(there)) => {
-                self.making.seen(there.is_some());
+                self.creator.seen(there.is_some());
                 self.switched(there.as_deref());
                 2
             }
@@ -213,7 +215,7 @@ impl Keeping {
     }
 
     /// Creates the `ConfigMap` of the switch if it is missing. Returns when to retry, if later.
-    async fn make_switch(&mut self) -> Option<Instant> {
+    async fn create_switch(&mut self) -> Option<Instant> {
         // Not before there is something to stop. A guardrail rejects pods without a decision while the `ConfigMap`
         // exists. Before the first successful connectivity check, the API server does not call the webhooks, so no pod
         // has a decision. That is so only once: if an operator enables the webhooks again, the `ConfigMap` exists and
@@ -222,7 +224,7 @@ impl Keeping {
             return None;
         }
         let LeaderContext { client, release, .. } = &self.leading;
-        self.making.make(client, release).await
+        self.creator.create(client, release).await
     }
 
     fn switched(&mut self, config_map: Option<&ConfigMap>) {
@@ -230,18 +232,18 @@ impl Keeping {
         let by = switch::author(config_map, WEBHOOKS_KEY);
         let by = by.as_deref().unwrap_or("unknown");
         if let Position::Unreadable(value) = &position {
-            let stays = if self.lever.off { "disarmed" } else { "armed" };
+            let stays = if self.switch.off { "disarmed" } else { "armed" };
             warn!(value, by, stays, "the break-glass says neither armed nor disarmed: it stays as it was");
         }
-        if self.lever.move_to(&position) {
-            if self.lever.off {
-                warn!(by, "the webhook configurations are disarmed: they are taken away, and nobody is injected");
+        if self.switch.move_to(&position) {
+            if self.switch.off {
+                warn!(by, "the webhook configurations are disarmed: they are removed, and no pod is injected");
             } else {
                 info!(by, "the webhook configurations are armed again");
             }
         }
-        self.live.disarmed = self.lever.off;
-        self.keeper.metrics.disarmed.set(i64::from(self.lever.off));
+        self.live.disarmed = self.switch.off;
+        self.keeper.metrics.disarmed.set(i64::from(self.switch.off));
     }
 
     /// Reports the observed state, once all of it is known.
@@ -284,9 +286,9 @@ impl Keeping {
         match (plan, target) {
             (Plan::Remove, _) => return self.remove().await,
             (Plan::Repair(drifts), Some(target)) => return self.repair(drifts, &target).await,
-            (Plan::Stranger(stranger), _) => {
-                let told = format!("the webhook configuration is that of release {stranger}, and is left alone");
-                self.tell_once(told);
+            (Plan::OtherRelease(other), _) => {
+                let line = format!("the webhook configuration is that of release {other}, and is left alone");
+                self.log_once(line);
             }
             (Plan::Behind(live), target) => {
                 let ours = target.map(|target| target.epoch);
@@ -294,7 +296,7 @@ impl Keeping {
             }
             (Plan::Rest, Some(_)) if !self.live.disarmed => {
                 self.good = Some(versions(&self.live));
-                self.told = None;
+                self.logged = None;
             }
             (Plan::Rest | Plan::Repair(_), _) => {}
         }
@@ -310,11 +312,10 @@ impl Keeping {
         let due = self.pacing.due(&writer, now);
         if !is_update && due > now {
             let pause = due.duration_since(now);
-            let told =
-                format!("{writer} writes the webhook configurations again and again: undone with pauses from now on");
-            if self.told.as_ref() != Some(&told) {
-                warn!(manager = writer, ?pause, drift = %Drifts(&drifts), "{told}");
-                self.told = Some(told);
+            let line = format!("{writer} writes the webhook configurations again and again: repairs pause from now on");
+            if self.logged.as_ref() != Some(&line) {
+                warn!(manager = writer, ?pause, drift = %Drifts(&drifts), "{line}");
+                self.logged = Some(line);
             }
             return Next::At(due);
         }
@@ -335,7 +336,7 @@ impl Keeping {
                     let (release, after) = (&self.leading.release, since.elapsed());
                     let is_gone = drifts.iter().any(|drift| drift.kind == DriftKind::Missing);
                     let help = is_gone.then(|| keep_away(release));
-                    warn!(manager = writer, drift = %Drifts(&drifts), epoch = target.epoch, ?after, help, "the webhook configurations were changed, and are as they ought to be again");
+                    warn!(manager = writer, drift = %Drifts(&drifts), epoch = target.epoch, ?after, help, "the webhook configurations were changed, and are corrected");
                 }
                 Next::Again
             }
@@ -373,7 +374,7 @@ impl Keeping {
                 self.good = None;
                 self.failures = 0;
                 self.show();
-                warn!("the webhook configurations are gone: nobody is injected until they are armed again");
+                warn!("the webhook configurations are removed: no pod is injected until they are armed again");
                 Next::Rest
             }
             Err(error) => self.failed(&WriteError::Client(error)),
@@ -382,8 +383,8 @@ impl Keeping {
 
     /// Schedules a retry after a failed write: soon if another write came between.
     fn failed(&mut self, error: &WriteError) -> Next {
-        if let WriteError::Stranger(_) | WriteError::NoAuthority = error {
-            self.tell_once(chain(error));
+        if let WriteError::OtherRelease(_) | WriteError::NoAuthority = error {
+            self.log_once(chain(error));
             return Next::Rest;
         }
         self.failures = self.failures.saturating_add(1);
@@ -398,10 +399,10 @@ impl Keeping {
         Next::At(Instant::now() + pause)
     }
 
-    fn tell_once(&mut self, told: String) {
-        if self.told.as_ref() != Some(&told) {
-            error!("{told}");
-            self.told = Some(told);
+    fn log_once(&mut self, line: String) {
+        if self.logged.as_ref() != Some(&line) {
+            error!("{line}");
+            self.logged = Some(line);
         }
     }
 }
@@ -413,8 +414,8 @@ enum Next {
 }
 
 fn plan(release: &Release, live: &Live, target: Option<&Target>, now: Timestamp) -> Plan {
-    if let Some(stranger) = live.stranger(&owner(release)) {
-        return Plan::Stranger(stranger);
+    if let Some(other) = live.other_owner(&owner(release)) {
+        return Plan::OtherRelease(other);
     }
     if live.disarmed {
         return if live.views().next().is_some() { Plan::Remove } else { Plan::Rest };
@@ -450,7 +451,7 @@ impl fmt::Display for Drifts<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, drift) in self.0.iter().enumerate().take(16) {
             let space = if index > 0 { " " } else { "" };
-            write!(formatter, "{space}{}:{drift}", drift.which.as_str())?;
+            write!(formatter, "{space}{}:{drift}", drift.configuration.as_str())?;
         }
         Ok(())
     }

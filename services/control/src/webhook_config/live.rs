@@ -1,5 +1,5 @@
-//! The observed state: both configurations and the switch in the `ConfigMap`, as they were read, and what the rotation
-//! needs of them.
+//! The observed state: both configurations and the switch in the `ConfigMap`, as they were read; the certificates in a
+//! `caBundle`; and which client wrote a field.
 
 use std::collections::BTreeSet;
 
@@ -7,12 +7,14 @@ use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhook, ValidatingWebhookConfiguration,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use pillion_api::webhook_configuration::is_rehearsal;
+use rustls_pki_types::pem::{PemObject, SectionKind};
+use serde_json::Value;
 
-use super::bundle::Bundle;
-use super::{EPOCH_ANNOTATION, RELEASE_ANNOTATION, WRITTEN_ANNOTATION, managers};
+use super::{EPOCH_ANNOTATION, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
 use crate::certificates::rotation::{self, Configuration, Generation};
+use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
 
 /// Which configuration.
@@ -55,7 +57,7 @@ pub type Versions = Vec<(Option<String>, Option<i64>)>;
 /// A configuration of either kind.
 #[derive(Clone, Debug)]
 pub(super) struct View<'l> {
-    pub(super) which: ConfigurationKind,
+    pub(super) kind: ConfigurationKind,
     pub(super) metadata: &'l ObjectMeta,
     pub(super) entries: Vec<MutatingWebhook>,
 }
@@ -122,7 +124,7 @@ impl Live {
         let mut writer = None;
         for metadata in mutating.into_iter().chain(validating).filter(|metadata| epoch(metadata) > highest) {
             let field = format!("f:{EPOCH_ANNOTATION}");
-            writer = writer.or_else(|| managers::of_field(metadata, &["f:metadata", "f:annotations", &field]));
+            writer = writer.or_else(|| field_manager(metadata, &["f:metadata", "f:annotations", &field]));
             metadata.annotations.get_or_insert_default().remove(EPOCH_ANNOTATION);
         }
         writer
@@ -135,7 +137,7 @@ impl Live {
     }
 
     /// The other release that owns a configuration with this release's name.
-    pub(super) fn stranger(&self, owner: &str) -> Option<String> {
+    pub(super) fn other_owner(&self, owner: &str) -> Option<String> {
         let mut owners = self.views().filter_map(|view| view.metadata.annotations.as_ref()?.get(RELEASE_ANNOTATION));
         owners.find(|other| *other != owner).cloned()
     }
@@ -154,12 +156,12 @@ impl Live {
 impl<'l> View<'l> {
     pub(super) fn mutating(configuration: &'l MutatingWebhookConfiguration) -> Self {
         let entries = configuration.webhooks.clone().unwrap_or_default();
-        Self { which: ConfigurationKind::Mutating, metadata: &configuration.metadata, entries }
+        Self { kind: ConfigurationKind::Mutating, metadata: &configuration.metadata, entries }
     }
 
     pub(super) fn validating(configuration: &'l ValidatingWebhookConfiguration) -> Self {
         let entries = configuration.webhooks.iter().flatten().map(as_mutating).collect();
-        Self { which: ConfigurationKind::Validating, metadata: &configuration.metadata, entries }
+        Self { kind: ConfigurationKind::Validating, metadata: &configuration.metadata, entries }
     }
 }
 
@@ -194,4 +196,188 @@ pub(super) fn written(metadata: &ObjectMeta) -> Option<Timestamp> {
 
 pub(super) fn annotation<'m>(metadata: &'m ObjectMeta, key: &str) -> Option<&'m str> {
     metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+/// A parsed bundle.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bundle {
+    /// The certificates, DER, in order.
+    pub certificates: Vec<Vec<u8>>,
+    /// Whether it has at least one certificate, and nothing else.
+    pub clean: bool,
+}
+
+impl Bundle {
+    /// Reads PEM. Anything but certificates is skipped, and the bundle is not clean.
+    #[must_use]
+    pub fn read(pem: &[u8]) -> Self {
+        let (mut certificates, mut clean) = (Vec::new(), has_nothing_outside(pem));
+        for section in <(SectionKind, Vec<u8>)>::pem_slice_iter(pem) {
+            match section {
+                Ok((SectionKind::Certificate, der)) => {
+                    clean &= is_one_sequence(&der);
+                    certificates.push(der);
+                }
+                Ok(_) => clean = false,
+                // Sections after an unreadable one cannot be separated from it.
+                Err(_) => {
+                    clean = false;
+                    break;
+                }
+            }
+        }
+        clean &= !certificates.is_empty();
+        Self { certificates, clean }
+    }
+
+    /// The certificates without their order.
+    #[must_use]
+    pub fn set(&self) -> BTreeSet<&[u8]> {
+        self.certificates.iter().map(Vec::as_slice).collect()
+    }
+}
+
+/// Whether there are only sections and empty lines.
+fn has_nothing_outside(pem: &[u8]) -> bool {
+    let mut inside = false;
+    for line in pem.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii) {
+        if line.starts_with(b"-----BEGIN ") {
+            inside = true;
+        } else if line.starts_with(b"-----END ") {
+            inside = false;
+        } else if !inside && !line.is_empty() {
+            return false;
+        }
+    }
+    !inside
+}
+
+/// Whether it has the outer form of a certificate: one sequence over all bytes.
+fn is_one_sequence(der: &[u8]) -> bool {
+    let Some(([0x30, first], rest)) = der.split_first_chunk::<2>() else { return false };
+    let octets = usize::from(first & 0x7f);
+    if first & 0x80 == 0 {
+        return rest.len() == octets;
+    }
+    rest.split_at_checked(octets).is_some_and(|(length, content)| {
+        octets <= 4 && length.iter().fold(0, |sum: usize, byte| sum << 8 | usize::from(*byte)) == content.len()
+    })
+}
+
+/// Maximum bytes of a field manager's name in messages.
+const NAME_BYTES: usize = 128;
+
+/// The client that wrote the field at this path (`f:data`, `f:injection`), from `managedFields`; else the last writer of
+/// the object. `None` if that is the controller itself, or unknown. For messages only, since a client chooses its own name.
+#[must_use]
+pub fn field_manager(metadata: &ObjectMeta, path: &[&str]) -> Option<String> {
+    let others = || managed_fields(metadata).filter(|entry| entry.manager.as_deref() != Some(FIELD_MANAGER));
+    let owns = |entry: &&ManagedFieldsEntry| {
+        let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+        path.iter().try_fold(fields?, |fields, step| fields.get(*step)).map(|_| ())
+    };
+    let newest = others().filter(|entry| owns(entry).is_some()).max_by_key(|entry| managed_at(entry));
+    newest.and_then(manager_name).or_else(|| last_manager(metadata))
+}
+
+/// The same for a field of an entry of a webhook configuration.
+#[must_use]
+pub fn entry_manager(metadata: &ObjectMeta, entry: &str, path: &[&str]) -> Option<String> {
+    let key = format!("k:{}", Value::from_iter([("name", entry)]));
+    let whole: Vec<_> = ["f:webhooks", &key].into_iter().chain(path.iter().copied()).collect();
+    field_manager(metadata, &whole)
+}
+
+/// The last writer, unless it is the controller itself.
+fn last_manager(metadata: &ObjectMeta) -> Option<String> {
+    let newest = managed_fields(metadata)
+        .max_by_key(|entry| (managed_at(entry), entry.manager.as_deref() != Some(FIELD_MANAGER)));
+    newest.filter(|entry| entry.manager.as_deref() != Some(FIELD_MANAGER)).and_then(manager_name)
+}
+
+fn managed_fields(metadata: &ObjectMeta) -> impl Iterator<Item = &ManagedFieldsEntry> {
+    metadata.managed_fields.iter().flatten()
+}
+
+fn managed_at(entry: &ManagedFieldsEntry) -> Option<Timestamp> {
+    entry.time.as_ref().map(|time| time.0)
+}
+
+fn manager_name(entry: &ManagedFieldsEntry) -> Option<String> {
+    let name = entry.manager.as_deref().filter(|name| !name.is_empty())?;
+    let end = name.floor_char_boundary(NAME_BYTES);
+    Some(name.get(..end)?.to_owned())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use rustls_pki_types::CertificateDer;
+
+    use super::*;
+    use crate::certificates::authority;
+
+    /// A bundle of certificate-like sections, one for each number.
+    pub(crate) fn pem(numbers: &[u8]) -> Vec<u8> {
+        let certificates = numbers.iter().map(|number| authority::pem(&CertificateDer::from(der(*number))));
+        certificates.collect::<String>().into_bytes()
+    }
+
+    pub(crate) fn der(number: u8) -> Vec<u8> {
+        [&[0x30, 0x81, 200][..], &[number; 200]].concat()
+    }
+
+    #[test]
+    fn reads_certificates_in_order() {
+        let bundle = Bundle::read(&pem(&[3, 1]));
+        assert_eq!(bundle, Bundle { certificates: vec![der(3), der(1)], clean: true });
+        assert_eq!(bundle.set().len(), 2);
+    }
+
+    #[test]
+    fn bundle_with_other_content_is_not_clean() {
+        let good = String::from_utf8(pem(&[1])).unwrap();
+        let key = good.replace("CERTIFICATE", "PRIVATE KEY");
+        let cut = good.replace("-----END CERTIFICATE-----\n", "");
+        let not_der = "-----BEGIN CERTIFICATE-----\nanVuaw==\n-----END CERTIFICATE-----\n";
+        for (text, certificates) in [
+            (String::new(), 0),
+            ("junk".to_owned(), 0),
+            (format!("junk\n{good}"), 1),
+            (format!("{good}{key}"), 1),
+            (format!("{good}{cut}"), 1),
+            (format!("{good}{not_der}"), 2),
+        ] {
+            let bundle = Bundle::read(text.as_bytes());
+            assert_eq!((bundle.certificates.len(), bundle.clean), (certificates, false), "{text}");
+        }
+        assert!(Bundle::read(format!("\n{good}\n\n{good}").as_bytes()).clean);
+    }
+
+    fn metadata(entries: &[(&str, &str, Value)]) -> ObjectMeta {
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(manager, time, fields)| serde_json::json!({"manager": manager, "time": time, "fieldsV1": fields}))
+            .collect();
+        serde_json::from_value(serde_json::json!({ "managedFields": entries })).unwrap()
+    }
+
+    #[test]
+    fn names_field_manager_or_last_writer() {
+        let bundle = |entry: &str| serde_json::json!({"f:webhooks": {format!("k:{{\"name\":\"{entry}\"}}"): {"f:clientConfig": {"f:caBundle": {}}}}});
+        let (early, late) = ("2026-11-21T10:00:00Z", "2026-11-21T11:00:00Z");
+        let path = &["f:clientConfig", "f:caBundle"];
+        let known = metadata(&[
+            ("vandal", early, bundle("a")),
+            ("kubectl", late, bundle("b")),
+            (FIELD_MANAGER, late, bundle("a")),
+        ]);
+        assert_eq!(entry_manager(&known, "a", path).as_deref(), Some("vandal"));
+        assert_eq!(entry_manager(&known, "b", path).as_deref(), Some("kubectl"));
+        assert_eq!(entry_manager(&known, "c", path).as_deref(), Some("kubectl"), "who wrote last");
+        let ours = metadata(&[("vandal", early, bundle("a")), (FIELD_MANAGER, late, bundle("b"))]);
+        assert_eq!(entry_manager(&ours, "b", path), None, "the last one was the controller");
+        assert_eq!(field_manager(&ObjectMeta::default(), &["f:data"]), None);
+        let long = metadata(&[(&"é".repeat(100), late, Value::Null)]);
+        assert_eq!(field_manager(&long, &[]).unwrap().len(), NAME_BYTES);
+    }
 }

@@ -7,33 +7,30 @@
 //! An annotation holds the *epoch* of the rotation's record for which a configuration was written
 //! ([`EPOCH_ANNOTATION`]). A write never lowers the epoch: a writer with an older record is outdated.
 //!
-//! * [`managers`]: reads from `managedFields` who wrote a field.
-//! * [`switch`]: the `ConfigMap` with the kill switch, and its creation.
-//! * [`bundle`]: the certificates in a `caBundle`.
 //! * [`live`]: the observed state, also for the rotation.
-//! * [`desired`]: the desired state, from settings, rules and bundle.
-//! * [`drift`]: the difference, as data.
+//! * [`switch`]: the `ConfigMap` with the kill switch, and its creation.
+//! * [`desired`]: the desired state, from settings, rules and bundle; and the difference, as data.
 //! * [`write`](mod@write): claims, writes and removes configurations.
-//! * [`pacing`]: slows down repairs against a writer that does not give up.
-//! * [`keeper`]: the task that corrects drift, with its [`metrics`].
+//! * `pacing`: slows down repairs against a writer that does not give up.
+//! * [`keeper`]: the task that corrects drift.
 
-pub mod bundle;
 pub mod desired;
-pub mod drift;
 pub mod keeper;
 pub mod live;
-pub mod managers;
-pub mod metrics;
-pub mod pacing;
+mod pacing;
 pub mod switch;
 pub mod write;
 
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
 pub use crate::certificates::authority::EPOCH_ANNOTATION;
-pub use desired::{MAXIMUM_OWN_CALLS, Rules, Target, settings_of};
-pub use drift::{Drift, DriftKind};
+pub use desired::{Drift, DriftKind, MAXIMUM_OWN_CALLS, Rules, Target, settings_of};
 pub use keeper::{Confirm, Keeper};
-pub use live::{ConfigurationKind, Live};
-pub use metrics::Metrics;
+pub use live::{ConfigurationKind, Live, entry_manager};
 pub use pacing::Settings;
 pub use write::{WriteError, claim, observe, remove, write};
 
@@ -43,3 +40,54 @@ pub const WRITTEN_ANNOTATION: &str = "pillion.dev/ca-written";
 pub const RELEASE_ANNOTATION: &str = "pillion.dev/release";
 /// The label with the managing component, for people and tools.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "pillion-controller");
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Labels {
+    configuration: &'static str,
+    drift: &'static str,
+}
+
+/// The metrics of the webhook configurations. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    repairs: Family<Labels, Counter>,
+    pub(super) drifted: Gauge,
+    pub(super) contested: Gauge,
+    pub(super) disarmed: Gauge,
+}
+
+impl Metrics {
+    /// Creates the metrics and registers them, with all series.
+    pub fn register(registry: &mut Registry) -> Self {
+        let registry = registry.sub_registry_with_prefix("pillion_controller_configuration");
+        let repairs = Family::<Labels, Counter>::default();
+        registry.register(
+            "repairs",
+            "Differences that were undone in the webhook configurations, by what was different",
+            repairs.clone(),
+        );
+        for which in ConfigurationKind::ALL {
+            for kind in DriftKind::ALL {
+                drop(repairs.get_or_create(&Labels { configuration: which.as_str(), drift: kind.as_str() }));
+            }
+        }
+        let mut gauge = |name, help| {
+            let gauge = Gauge::default();
+            registry.register(name, help, gauge.clone());
+            gauge
+        };
+        let drifted = gauge("drifted", "1 while a webhook configuration is not as it ought to be");
+        let contested = gauge(
+            "contested",
+            "1 while there were more than five repairs of the webhook configurations in ten minutes: somebody does not give up",
+        );
+        let disarmed = gauge("disarmed", "1 while a person keeps the webhook configurations away: nobody is injected");
+        Self { repairs, drifted, contested, disarmed }
+    }
+
+    pub(super) fn repaired(&self, drifts: &[Drift]) {
+        for Drift { configuration, kind, .. } in drifts {
+            self.repairs.get_or_create(&Labels { configuration: configuration.as_str(), drift: kind.as_str() }).inc();
+        }
+    }
+}

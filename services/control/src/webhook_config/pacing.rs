@@ -45,7 +45,7 @@ impl Default for Settings {
 
 /// Tracks the repairs against each writer.
 #[derive(Debug)]
-pub struct Pacing {
+pub(super) struct Pacing {
     settings: Settings,
     writers: BTreeMap<String, Writer>,
     /// Times of recent repairs, oldest first; only as many as the alert needs.
@@ -60,14 +60,12 @@ struct Writer {
 
 impl Pacing {
     /// Without any repairs yet.
-    #[must_use]
-    pub const fn new(settings: Settings) -> Self {
+    pub(super) const fn new(settings: Settings) -> Self {
         Self { settings, writers: BTreeMap::new(), recent: VecDeque::new() }
     }
 
     /// When a change of this writer may be corrected: now, or later.
-    #[must_use]
-    pub fn due(&self, writer: &str, now: Instant) -> Instant {
+    pub(super) fn due(&self, writer: &str, now: Instant) -> Instant {
         let Some(known) = self.writers.get(self.key(writer)) else { return now };
         let pause = self.pause(known.repairs);
         if now.saturating_duration_since(known.last) > pause + self.settings.peace {
@@ -77,14 +75,8 @@ impl Pacing {
         }
     }
 
-    /// Whether the next repair against this writer has a pause.
-    #[must_use]
-    pub fn fights(&self, writer: &str) -> bool {
-        self.writers.get(self.key(writer)).is_some_and(|known| !self.pause(known.repairs).is_zero())
-    }
-
     /// Records a repair.
-    pub fn repaired(&mut self, writer: &str, now: Instant) {
+    pub(super) fn repaired(&mut self, writer: &str, now: Instant) {
         let (settings, key) = (&self.settings, self.key(writer).to_owned());
         let longest = settings.longest_pause + settings.peace;
         self.writers.retain(|_, writer| now.saturating_duration_since(writer.last) <= longest);
@@ -100,8 +92,7 @@ impl Pacing {
     }
 
     /// Whether there were too many recent repairs.
-    #[must_use]
-    pub fn is_contested(&self, now: Instant) -> bool {
+    pub(super) fn is_contested(&self, now: Instant) -> bool {
         let of_late = self.recent.iter().filter(|at| now.saturating_duration_since(**at) <= self.settings.window);
         of_late.count() > self.settings.many
     }
@@ -140,11 +131,10 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_for_who_does_not_give_up_and_for_nobody_else() {
+    fn pauses_grow_per_writer() {
         let (mut pacing, mut now) = (Pacing::new(Settings::default()), Instant::now());
         assert_eq!(waits(&mut pacing, &mut now, 10), [0, 0, 0, 1, 2, 4, 8, 16, 30, 30]);
-        assert!(pacing.fights("vandal") && !pacing.fights("somebody else"));
-        assert_eq!(pacing.due("somebody else", now), now);
+        assert_eq!(pacing.due("another writer", now), now);
         now += Duration::from_secs(89);
         assert_eq!(pacing.due("vandal", now), now, "the pause is over");
         assert_eq!(waits(&mut pacing, &mut now, 2), [0, 30], "and the next one is as long");
@@ -153,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_repairs_in_ten_minutes_are_told() {
+    fn many_repairs_in_ten_minutes_are_contested() {
         let (mut pacing, start) = (Pacing::new(Settings::default()), Instant::now());
         for minute in 0..6 {
             assert!(!pacing.is_contested(start + Duration::from_mins(minute)), "{minute}");
@@ -164,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_that_change_their_names_are_bounded_and_paced() {
+    fn writers_with_changing_names_are_bounded() {
         let (mut pacing, now) = (Pacing::new(Settings::default()), Instant::now());
         for number in 0..1000 {
             pacing.repaired(&format!("vandal-{number}"), now);

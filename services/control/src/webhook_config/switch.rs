@@ -8,9 +8,8 @@
 //! An unknown value changes nothing and is logged: a typing error neither stops injection nor starts it. Losing the API
 //! server changes nothing either.
 
-mod making;
-
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
@@ -22,12 +21,11 @@ use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::client::chain;
 use crate::client::watch_object::{self, Seen};
 use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
-use crate::webhook_config::managers;
-
-pub(crate) use making::Making;
+use crate::webhook_config::live::field_manager;
 
 /// The key of the kill switch: `enabled` or `disabled`.
 pub const INJECTION_KEY: &str = "injection";
@@ -130,7 +128,7 @@ pub fn webhooks(config_map: Option<&ConfigMap>) -> Position {
 /// The field manager that wrote a key, if known: a name chosen by the client.
 #[must_use]
 pub fn author(config_map: Option<&ConfigMap>, key: &str) -> Option<String> {
-    managers::of_field(&config_map?.metadata, &["f:data", &format!("f:{key}")])
+    field_manager(&config_map?.metadata, &["f:data", &format!("f:{key}")])
 }
 
 fn position(config_map: Option<&ConfigMap>, key: &str, on: &str, off: &str) -> Position {
@@ -152,10 +150,10 @@ pub type OnChange = Arc<dyn Fn(bool) + Send + Sync>;
 pub struct KillSwitch {
     client: Client,
     release: Release,
-    tell: OnChange,
+    on_change: OnChange,
     known: Option<Box<dyn FnOnce() + Send>>,
     gauge: Gauge,
-    lever: SwitchState,
+    state: SwitchState,
 }
 
 impl std::fmt::Debug for KillSwitch {
@@ -176,16 +174,16 @@ pub fn register(registry: &mut Registry) -> Gauge {
 }
 
 impl KillSwitch {
-    /// Follows the switch of a release. `tell` is called at each change. `known` is called once the position is known,
+    /// Follows the switch of a release. `on_change` is called at each change. `known` is called once the position is known,
     /// or cannot be read: a starting replica should not inject before.
     pub fn new(
         client: Client,
         release: Release,
         gauge: Gauge,
-        tell: OnChange,
+        on_change: OnChange,
         known: impl FnOnce() + Send + 'static,
     ) -> Self {
-        Self { client, release, tell, known: Some(Box::new(known)), gauge, lever: SwitchState::default() }
+        Self { client, release, on_change, known: Some(Box::new(known)), gauge, state: SwitchState::default() }
     }
 
     /// Follows the switch until `stop`.
@@ -211,19 +209,76 @@ impl KillSwitch {
         let by = author(config_map, INJECTION_KEY);
         let by = by.as_deref().unwrap_or("unknown");
         if let Position::Unreadable(value) = &position {
-            let stays = if self.lever.off { "disabled" } else { "enabled" };
+            let stays = if self.state.off { "disabled" } else { "enabled" };
             warn!(value, by, stays, "the kill switch says neither enabled nor disabled: it stays as it was");
         }
-        if !self.lever.move_to(&position) {
+        if !self.state.move_to(&position) {
             return;
         }
-        (self.tell)(self.lever.off);
-        self.gauge.set(i64::from(self.lever.off));
-        if self.lever.off {
+        (self.on_change)(self.state.off);
+        self.gauge.set(i64::from(self.state.off));
+        if self.state.off {
             warn!(by, "injection is switched off for the whole cluster: everything is allowed as it is");
         } else {
             info!(by, "injection is switched on again");
         }
+    }
+}
+
+/// Minimum time between two creations.
+const CREATE_PAUSE: Duration = Duration::from_mins(1);
+
+/// Creates the `ConfigMap` of the kill switch if it is missing, so that operators find it. If it is deleted, it is created
+/// again, since guardrails depend on it. Repeated deletions are not fought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SwitchCreator {
+    /// Whether it exists, if known. Creating an existing one does no harm.
+    is_there: bool,
+    /// Time of the last attempt.
+    tried: Option<Instant>,
+    /// Whether that failed.
+    has_failed: bool,
+}
+
+impl SwitchCreator {
+    /// Records whether it exists.
+    pub(crate) const fn seen(&mut self, is_there: bool) {
+        self.is_there = is_there;
+    }
+
+    /// Creates it if it is missing. Returns when to retry, if later.
+    pub(crate) async fn create(&mut self, client: &Client, release: &Release) -> Option<Instant> {
+        let now = Instant::now();
+        let due = self.due(now)?;
+        if due > now {
+            return Some(due);
+        }
+        let created = ensure(client, release).await;
+        let (name, is_new) = (release.switch(), self.tried(created.is_ok(), now));
+        match created {
+            Ok(true) => info!(name, "the ConfigMap of the kill switch is created"),
+            Err(error) if is_new => warn!(
+                name,
+                error = chain(&error),
+                "the ConfigMap of the kill switch could not be created: to stop injection, create it by hand"
+            ),
+            Ok(false) | Err(_) => {}
+        }
+        self.due(now)
+    }
+
+    /// When to create it; `None` if it exists.
+    fn due(&self, now: Instant) -> Option<Instant> {
+        (!self.is_there).then(|| self.tried.map_or(now, |tried| now.max(tried + CREATE_PAUSE)))
+    }
+
+    /// Records an attempt. Returns whether to log it: a failure is logged once.
+    const fn tried(&mut self, is_created: bool, now: Instant) -> bool {
+        let is_new = is_created || !self.has_failed;
+        self.is_there = is_created;
+        self.tried = Some(now);
+        self.has_failed = !is_created;
+        is_new
     }
 }
 
@@ -244,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_one_of_two_or_is_not_understood() {
+    fn parses_positions_and_keeps_unknown_values() {
         assert_eq!(injection(None), Position::On, "no ConfigMap");
         assert_eq!(injection(Some(&config_map("webhooks", "disarmed"))), Position::On, "no such key");
         for (text, expected) in [
@@ -264,8 +319,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_changes_nothing() {
-        let mut lever = SwitchState::default();
+    fn unknown_value_changes_nothing() {
+        let mut state = SwitchState::default();
         let unreadable = Position::Unreadable("?".to_owned());
         for (position, changes, off) in [
             (&unreadable, false, false),
@@ -275,26 +330,56 @@ mod tests {
             (&Position::Off, false, true),
             (&Position::On, true, false),
         ] {
-            assert_eq!((lever.move_to(position), lever.off), (changes, off), "{position:?}");
+            assert_eq!((state.move_to(position), state.off), (changes, off), "{position:?}");
         }
     }
 
     #[tokio::test]
-    async fn whoever_is_told_is_told_of_changes_only() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let telling = Arc::clone(&told);
+    async fn kill_switch_reports_only_changes() {
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let recorder = Arc::clone(&reported);
         let answer = tower::service_fn(|_: http::Request<kube::client::Body>| async {
             Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("nobody"))
         });
         let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
-        let tell: OnChange = Arc::new(move |off| telling.lock().unwrap().push(off));
+        let on_change: OnChange = Arc::new(move |off| recorder.lock().unwrap().push(off));
         let gauge = register(&mut Registry::default());
-        let mut switch = KillSwitch::new(Client::new(answer, "default"), release, gauge.clone(), tell, || {});
+        let mut switch = KillSwitch::new(Client::new(answer, "default"), release, gauge.clone(), on_change, || {});
         switch.take(None);
         switch.take(Some(&config_map("injection", "disabled")));
         switch.take(Some(&config_map("injection", "what")));
         assert_eq!(gauge.get(), 1);
         switch.take(None);
-        assert_eq!((gauge.get(), told.lock().unwrap().clone()), (0, vec![true, false]));
+        assert_eq!((gauge.get(), reported.lock().unwrap().clone()), (0, vec![true, false]));
+    }
+
+    #[test]
+    fn deleted_config_map_is_created_again_with_pauses() {
+        let begun = Instant::now();
+        let later = |seconds| begun + Duration::from_secs(seconds);
+        let mut creator = SwitchCreator::default();
+        assert_eq!(creator.due(begun), Some(begun), "missing");
+        assert!(creator.tried(true, begun));
+        assert_eq!(creator.due(later(1)), None);
+        creator.seen(true);
+        assert_eq!(creator.due(later(100)), None);
+        creator.seen(false);
+        assert_eq!(creator.due(later(100)), Some(later(100)));
+        assert!(creator.tried(true, later(100)));
+        creator.seen(false);
+        assert_eq!(creator.due(later(101)), Some(later(160)), "again already");
+        assert_eq!(creator.due(later(200)), Some(later(200)));
+    }
+
+    #[test]
+    fn failed_creation_is_retried_and_logged_once() {
+        let begun = Instant::now();
+        let mut creator = SwitchCreator::default();
+        assert!(creator.tried(false, begun));
+        assert_eq!(creator.due(begun), Some(begun + CREATE_PAUSE));
+        assert!(!creator.tried(false, begun + CREATE_PAUSE));
+        assert!(creator.tried(true, begun + 2 * CREATE_PAUSE));
+        creator.seen(false);
+        assert!(creator.tried(false, begun + 3 * CREATE_PAUSE));
     }
 }

@@ -13,7 +13,7 @@ use pillion_engine::snapshot::ProfileSet;
 
 use super::*;
 use crate::certificates::rotation::{Bundle, Configuration, Generation};
-use crate::webhook_config::bundle::tests::{der, pem};
+use crate::webhook_config::live::tests::{der, pem};
 use crate::webhook_config::{
     ConfigurationKind, EPOCH_ANNOTATION, MAXIMUM_OWN_CALLS, RELEASE_ANNOTATION, Rules, WRITTEN_ANNOTATION, settings_of,
 };
@@ -78,7 +78,7 @@ fn know(certificate: &[u8]) -> Option<Generation> {
 }
 
 #[test]
-fn each_kind_of_drift_is_told_for_what_it_is() {
+fn drift_is_classified_by_kind() {
     let cases: [(Change, &str); 25] = [
         (|_| (), ""),
         (|live| live.mutating = None, "mutating:missing"),
@@ -162,7 +162,7 @@ fn each_kind_of_drift_is_told_for_what_it_is() {
 }
 
 #[test]
-fn who_does_not_know_the_profiles_calls_for_what_is_called_for() {
+fn unknown_profiles_keep_live_rules() {
     let target = target(&[1], 3);
     assert_ne!(target.rules.validated, Rules::default().validated);
     assert_eq!(Rules::of_live(&after(&target)), target.rules);
@@ -170,7 +170,7 @@ fn who_does_not_know_the_profiles_calls_for_what_is_called_for() {
 }
 
 #[test]
-fn rules_are_those_of_profiles_that_do_something() {
+fn rules_come_from_active_profiles() {
     let profile = |name: &str, spec: serde_json::Value| {
         Arc::new(compile(&ProfileName::cluster(name), &serde_json::from_value(spec).unwrap()).unwrap())
     };
@@ -198,7 +198,7 @@ fn rules_are_those_of_profiles_that_do_something() {
 fn validated_by(profiles: &ProfileSet) -> BTreeMap<String, (String, Vec<String>, Vec<String>)> {
     let target = Target::new(settings_of(&release()), Rules::of(profiles), pem(&[1]), 1);
     let entries = target.desired(&release(), now()).validating.and_then(|there| there.webhooks).unwrap_or_default();
-    let told = entries.into_iter().map(|entry| {
+    let entries = entries.into_iter().map(|entry| {
         let requirements = entry.namespace_selector.unwrap().match_expressions.unwrap();
         let named = requirements.into_iter().filter(|one| one.key == NAMESPACE_NAME_LABEL && one.operator == "In");
         let rules = entry
@@ -206,11 +206,11 @@ fn validated_by(profiles: &ProfileSet) -> BTreeMap<String, (String, Vec<String>,
             .unwrap()
             .into_iter()
             .map(|rule| format!("{} {}", rule.resources.unwrap().join(","), rule.operations.unwrap().join(",")));
-        let told =
+        let content =
             (entry.failure_policy.unwrap(), named.flat_map(|one| one.values.unwrap()).collect(), rules.collect());
-        (entry.name, told)
+        (entry.name, content)
     });
-    told.collect()
+    entries.collect()
 }
 
 fn validating_profile(name: &ProfileName, target: &serde_json::Value) -> Arc<CompiledProfile> {
@@ -227,7 +227,7 @@ fn all_of_pods() -> serde_json::Value {
 }
 
 #[test]
-fn tenant_target_is_called_for_in_its_namespace_only() {
+fn tenant_targets_call_only_their_namespace() {
     let pods = serde_json::json!({"version": "v1", "resources": ["pods"]});
     let platform = validating_profile(&ProfileName::cluster("platform"), &pods);
     let alone = validated_by(&ProfileSet::new([Arc::clone(&platform)]));
@@ -250,20 +250,20 @@ fn tenant_target_is_called_for_in_its_namespace_only() {
 }
 
 #[test]
-fn deletion_is_never_refused_without_replicas() {
+fn deletion_rules_always_fail_open() {
     let all = validated_by(&ProfileSet::new([validating_profile(&ProfileName::cluster("a"), &all_of_pods())]));
     let of = |name: &str| {
         let (policy, _, rules) = all.get(name).unwrap();
         (policy.clone(), rules.join("; "))
     };
-    let told = |policy: &str, rules: &str| (policy.to_owned(), rules.to_owned());
-    let expected = told("Fail", "pods CREATE,UPDATE; pods/resize CREATE,UPDATE");
+    let content = |policy: &str, rules: &str| (policy.to_owned(), rules.to_owned());
+    let expected = content("Fail", "pods CREATE,UPDATE; pods/resize CREATE,UPDATE");
     assert_eq!(of("validate-required.pillion.dev"), expected);
-    assert_eq!(of("validate-required-delete.pillion.dev"), told("Ignore", "pods DELETE; pods/resize DELETE"));
+    assert_eq!(of("validate-required-delete.pillion.dev"), content("Ignore", "pods DELETE; pods/resize DELETE"));
 }
 
 #[test]
-fn calls_for_tenants_are_bounded_in_order_of_namespaces() {
+fn tenant_calls_are_bounded() {
     let pods = serde_json::json!({"version": "v1", "resources": ["pods"]});
     let own = |number: usize| validating_profile(&ProfileName::namespaced(format!("team-{number:04}"), "own"), &pods);
     let rules = Rules::of(&ProfileSet::new((0..=MAXIMUM_OWN_CALLS).rev().map(own)));
@@ -276,7 +276,7 @@ fn calls_for_tenants_are_bounded_in_order_of_namespaces() {
 }
 
 #[test]
-fn where_nothing_validates_there_is_no_validating_configuration() {
+fn validating_configuration_needs_validations() {
     let mut quiet = target(&[1], 1);
     quiet.settings.canary = false;
     let live = after(&quiet);
@@ -288,7 +288,7 @@ fn where_nothing_validates_there_is_no_validating_configuration() {
 }
 
 #[test]
-fn who_wrote_is_told() {
+fn drift_names_the_writer() {
     let target = target(&[1], 1);
     let mut live = after(&target);
     entry(&mut live, "enabled.pillion.dev").client_config.ca_bundle = None;
@@ -302,7 +302,7 @@ fn who_wrote_is_told() {
 }
 
 #[test]
-fn an_older_target_is_behind_and_a_later_one_is_written() {
+fn older_target_is_behind_newer_is_written() {
     let live = after(&target(&[1], 7));
     assert_eq!(plan(&release(), &live, Some(&target(&[2], 6)), now()), Plan::Behind(7));
     let Plan::Repair(drifts) = plan(&release(), &live, Some(&target(&[1], 8)), now()) else { panic!() };
@@ -314,7 +314,7 @@ fn an_older_target_is_behind_and_a_later_one_is_written() {
 }
 
 #[test]
-fn what_is_disarmed_is_taken_away_and_what_is_anothers_is_left_alone() {
+fn removes_disarmed_and_ignores_other_releases() {
     let target = target(&[1], 7);
     let disarmed = |live: Live| Live { disarmed: true, ..live };
     assert_eq!(plan(&release(), &disarmed(after(&target)), Some(&target), now()), Plan::Remove);
@@ -322,12 +322,12 @@ fn what_is_disarmed_is_taken_away_and_what_is_anothers_is_left_alone() {
     let mut others = after(&target);
     annotate(&mut others, RELEASE_ANNOTATION, Some("elsewhere/pillion"));
     for live in [others.clone(), disarmed(others)] {
-        assert_eq!(plan(&release(), &live, Some(&target), now()), Plan::Stranger("elsewhere/pillion".to_owned()));
+        assert_eq!(plan(&release(), &live, Some(&target), now()), Plan::OtherRelease("elsewhere/pillion".to_owned()));
     }
 }
 
 #[test]
-fn the_rotation_sees_what_all_entries_of_both_have_in_common() {
+fn rotation_sees_intersection_of_all_entries() {
     let present = |authorities: &[u32], uniform, unknown| {
         let authorities: BTreeSet<_> = authorities.iter().copied().map(Generation).collect();
         Configuration::Present(Bundle { authorities, uniform, unknown, epoch: 7, written: now() })
@@ -362,7 +362,7 @@ fn the_rotation_sees_what_all_entries_of_both_have_in_common() {
 }
 
 #[test]
-fn without_the_time_of_writing_nothing_is_thought_to_have_had_time() {
+fn missing_write_time_counts_as_never() {
     let mut live = after(&target(&[1], 7));
     live.validating = None;
     annotate(&mut live, WRITTEN_ANNOTATION, None);
@@ -371,7 +371,7 @@ fn without_the_time_of_writing_nothing_is_thought_to_have_had_time() {
 }
 
 #[test]
-fn a_bundle_without_an_authority_is_never_written() {
+fn bundle_without_authority_is_rejected() {
     for text in ["", "junk", "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"] {
         let target = Target::new(settings_of(&release()), Rules::default(), text.into(), 1);
         assert!(!target.has_authorities(), "{text:?}");
@@ -380,7 +380,7 @@ fn a_bundle_without_an_authority_is_never_written() {
 }
 
 #[test]
-fn the_names_are_those_of_the_release() {
+fn configuration_names_come_from_release() {
     let release = Release::new("injector", "platform", "cluster.local").unwrap();
     let settings = pillion_api::webhook_configuration::Settings { canary: true, ..settings_of(&release) };
     let desired = Target::new(settings, Rules::default(), pem(&[1]), 1).desired(&release, now());
@@ -400,7 +400,7 @@ fn the_names_are_those_of_the_release() {
 }
 
 #[test]
-fn configurations_tell_nothing_else_apart() {
+fn drift_kinds_have_distinct_labels() {
     assert_eq!(ConfigurationKind::ALL.map(ConfigurationKind::as_str), ["mutating", "validating"]);
     let distinct: BTreeSet<_> = DriftKind::ALL.iter().map(|kind| kind.as_str()).collect();
     assert_eq!(distinct.len(), DriftKind::ALL.len());

@@ -36,7 +36,7 @@ pub enum WriteError {
     Changed,
     /// A configuration of this name belongs to another release.
     #[error("the webhook configuration is that of release {0}: two releases cannot have the same name")]
-    Stranger(String),
+    OtherRelease(String),
     /// It already has entries, which a claim would remove.
     #[error("the webhook configuration has entries, and is not emptied")]
     NotEmpty,
@@ -44,7 +44,7 @@ pub enum WriteError {
     #[error("the bundle has no certificate, or something else: nothing is written")]
     NoAuthority,
     /// An operator disabled the webhooks.
-    #[error("the webhook configurations were disarmed by a person: nothing is written")]
+    #[error("an operator disarmed the webhook configurations: nothing is written")]
     Disarmed,
     /// The API server rejected the request.
     #[error(transparent)]
@@ -120,7 +120,7 @@ pub async fn remove(client: &Client, release: &Release) -> Result<bool, kube::Er
     let mut removed = false;
     for _ in 0..5 {
         let live = observe(client, release, true).await?;
-        if live.views().next().is_none() || live.stranger(&owner(release)).is_some() {
+        if live.views().next().is_none() || live.other_owner(&owner(release)).is_some() {
             return Ok(removed);
         }
         let mutating = delete_if_there(client, live.mutating.as_ref()).await;
@@ -140,8 +140,8 @@ fn check(release: &Release, live: &Live, epoch: u64) -> Result<(), WriteError> {
     if live.disarmed {
         return Err(WriteError::Disarmed);
     }
-    if let Some(stranger) = live.stranger(&owner(release)) {
-        return Err(WriteError::Stranger(stranger));
+    if let Some(other) = live.other_owner(&owner(release)) {
+        return Err(WriteError::OtherRelease(other));
     }
     match live.epoch() {
         Some(live) if live > epoch => Err(WriteError::Behind { live, ours: epoch }),

@@ -12,7 +12,9 @@ use k8s_openapi::api::core::v1::Service;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use pillion_api::canary::{InjectionCanary, PATH, PLURAL, VALIDATE_PATH, WEBHOOK, path};
 use pillion_control::certificates::rotation::{Generation, Propagation};
-use pillion_control::trust_probe::{self, Asked, Asker, Canary, CanaryMetrics, Identity, Outcome, Settings, Silence};
+use pillion_control::trust_probe::{
+    self, Asker, Canary, CanaryMetrics, Identity, ServerOutcome, Settings, Silence, TrustRound,
+};
 use pillion_testkit::namespace::{API_SERVER, SECOND_API_SERVER};
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, Isolation, TestCa, eventually, register_webhook};
@@ -112,12 +114,12 @@ impl Rig {
         Ok(())
     }
 
-    async fn ask(&mut self) -> Asked {
+    async fn ask(&mut self) -> TrustRound {
         self.asker.ask(NEWEST, self.epoch).await
     }
 
     /// Asks until this is what is known.
-    async fn becomes(&mut self, proven: usize, behind: usize, silent: usize) -> anyhow::Result<Asked> {
+    async fn becomes(&mut self, proven: usize, behind: usize, silent: usize) -> anyhow::Result<TrustRound> {
         let wanted = Propagation { proven, behind, silent };
         eventually(SOON, "the API servers say so", async || {
             let asked = self.ask().await;
@@ -129,7 +131,7 @@ impl Rig {
 
     /// Asks until nothing is known of so many, all of them for this reason: at first one may be too slow to tell.
     async fn are_silent(&mut self, count: usize, why: &Silence) -> anyhow::Result<()> {
-        let (wanted, why) = (Propagation { proven: 0, behind: 0, silent: count }, Outcome::Silent(why.clone()));
+        let (wanted, why) = (Propagation { proven: 0, behind: 0, silent: count }, ServerOutcome::Silent(why.clone()));
         eventually(SOON, "the API servers are silent", async || {
             let asked = self.ask().await;
             ensure!(asked.propagation == wanted && asked.answers.iter().all(|each| each.outcome == why), "{asked:?}");
@@ -140,7 +142,7 @@ impl Rig {
 }
 
 #[test]
-fn each_of_two_api_servers_proves_for_itself_whom_it_trusts() {
+fn each_api_server_proves_its_own_trust() {
     Isolation::new().own_network("runs a second API server").time_limit(Duration::from_mins(10)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut second = control_plane.second_api_server().await?;
@@ -201,7 +203,7 @@ fn each_of_two_api_servers_proves_for_itself_whom_it_trusts() {
 }
 
 #[test]
-fn only_what_went_through_to_this_canary_with_the_newest_leaf_is_a_proof() {
+fn only_calls_with_newest_certificate_are_proof() {
     Isolation::new().time_limit(Duration::from_mins(10)).run(|| async {
         let mut rig = Rig::start(ControlPlane::start().await?).await?;
         let old = TestCa::new()?;
@@ -210,7 +212,7 @@ fn only_what_went_through_to_this_canary_with_the_newest_leaf_is_a_proof() {
         // The leaf is not that of the authority that is asked about.
         let asked = rig.ask().await;
         ensure!(asked.propagation == Propagation { proven: 0, behind: 0, silent: 1 }, "{asked:?}");
-        ensure!(asked.answers[0].outcome == Outcome::Silent(Silence::NoLeaf), "{asked:?}");
+        ensure!(asked.answers[0].outcome == ServerOutcome::Silent(Silence::NoLeaf), "{asked:?}");
         let asked = eventually(SOON, "the old one is proven", async || {
             let asked = rig.asker.ask(Generation(1), 0).await;
             ensure!(asked.propagation.proven == 1, "{asked:?}");
@@ -293,7 +295,7 @@ fn only_what_went_through_to_this_canary_with_the_newest_leaf_is_a_proof() {
 }
 
 #[test]
-fn where_api_servers_have_no_address_of_their_own_the_configured_one_is_asked() {
+fn asks_configured_address_without_listed_api_servers() {
     Isolation::new().run(|| async {
         let rig = Rig::start(ControlPlane::start().await?).await?;
         rig.show(NEWEST, &rig.newest)?;
@@ -318,7 +320,10 @@ fn where_api_servers_have_no_address_of_their_own_the_configured_one_is_asked() 
         })
         .await?;
         let told: Vec<_> = asked.answers.iter().map(|each| (each.server.is_some(), each.outcome.clone())).collect();
-        ensure!(told == [(true, Outcome::Silent(Silence::Unreachable)), (false, Outcome::Proven)], "{told:?}");
+        ensure!(
+            told == [(true, ServerOutcome::Silent(Silence::Unreachable)), (false, ServerOutcome::Proven)],
+            "{told:?}"
+        );
         Ok(())
     });
 }

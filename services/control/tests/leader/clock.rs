@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::leader::SOON;
 
 #[test]
-fn this_clock_and_the_api_servers_agree_until_it_is_silent_for_long() {
+fn clocks_agree_until_api_server_is_silent() {
     Isolation::new().own_network("stops the API server").run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut settings = Settings::default();

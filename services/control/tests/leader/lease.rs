@@ -9,8 +9,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::jiff::SignedDuration;
 use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
-use pillion_control::lease::metrics::Operation;
-use pillion_control::lease::{Claim, Elector, LeaseMetrics, Settings};
+use pillion_control::lease::{Claim, Elector, LeaseMetrics, LeaseOperation, Settings};
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, Isolation, eventually, isolated};
 use serde_json::json;
@@ -94,7 +93,7 @@ async fn two(control_plane: &ControlPlane) -> anyhow::Result<(Candidate, Candida
 }
 
 #[test]
-fn one_of_two_leads_and_when_it_is_killed_the_other_does() {
+fn second_candidate_leads_after_kill() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let (mut first, mut second) = two(&control_plane).await?;
@@ -135,7 +134,7 @@ fn one_of_two_leads_and_when_it_is_killed_the_other_does() {
 }
 
 #[test]
-fn a_leader_that_ends_lets_go_and_the_next_takes_over_at_once() {
+fn stopping_leader_releases_the_lease() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let (mut first, mut second) = two(&control_plane).await?;
@@ -169,7 +168,7 @@ fn a_leader_that_ends_lets_go_and_the_next_takes_over_at_once() {
 }
 
 #[test]
-fn a_leader_that_was_stopped_for_a_while_knows_at_once_that_it_does_not_lead() {
+fn paused_leader_notices_lost_lease_at_once() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[]).await?;
@@ -225,7 +224,7 @@ fn a_leader_that_was_stopped_for_a_while_knows_at_once_that_it_does_not_lead() {
 }
 
 #[test]
-fn without_the_api_server_nobody_leads_and_with_it_somebody_does() {
+fn leadership_ends_and_resumes_with_api_server() {
     Isolation::new().own_network("pauses the API server").run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let (first, second) = two(&control_plane).await?;
@@ -236,7 +235,7 @@ fn without_the_api_server_nobody_leads_and_with_it_somebody_does() {
         println!("gave up {:?} after the API server fell silent", since.elapsed());
         // Before anybody else may lead.
         ensure!(since.elapsed() < settings().lease_duration, "{:?}", since.elapsed());
-        ensure!(!first.leads() && !second.leads() && first.metrics.failures(Operation::Renew) > 0);
+        ensure!(!first.leads() && !second.leads() && first.metrics.failures(LeaseOperation::Renew) > 0);
 
         control_plane.api_server().context("it runs")?.resume()?;
         eventually(SOON, "one leads", async || {
@@ -258,7 +257,7 @@ fn without_the_api_server_nobody_leads_and_with_it_somebody_does() {
 }
 
 #[test]
-fn a_lease_that_somebody_deletes_or_writes_into_has_one_holder_again() {
+fn deleted_or_edited_lease_has_one_holder() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let (first, second) = two(&control_plane).await?;

@@ -9,12 +9,13 @@ use axum::Router;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::api::{Api, Patch, PatchParams, PostParams};
+use pillion_control::certificates::authority::certificates;
 use pillion_control::certificates::clock::{self, Clock, ClockMetrics};
 use pillion_control::certificates::rotation::{Endpoints, Generation};
 use pillion_control::leader::LeaderContext;
-use pillion_control::probe::dial::Unreachable;
-use pillion_control::probe::judge::certificates;
-use pillion_control::probe::{self, Expected, Found, Known, ProbeMetrics, Prober, Settings, Unfit, Verdict};
+use pillion_control::probe::{
+    self, Defect, Expected, Found, KnownAuthority, ProbeMetrics, Prober, Settings, Unreachable, Verdict,
+};
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
 use pillion_testkit::{ControlPlane, TestCa, eventually, https, isolated, register_service, register_webhook};
@@ -54,11 +55,14 @@ async fn serve(address: IpAddr, ca: &TestCa, name: &str) -> anyhow::Result<Servi
     Ok(Serving(tokio::spawn(https::serve(listener, tls, Router::new()))))
 }
 
-fn known(generation: u32, ca: &TestCa) -> Known {
-    Known { generation: Generation(generation), certificate: certificates(ca.bundle_pem().as_bytes()).remove(0) }
+fn known(generation: u32, ca: &TestCa) -> KnownAuthority {
+    KnownAuthority {
+        generation: Generation(generation),
+        certificate: certificates(ca.bundle_pem().as_bytes()).remove(0),
+    }
 }
 
-fn expected(known: &[Known], newest: u32, leaf_epoch: u64) -> Arc<Expected> {
+fn expected(known: &[KnownAuthority], newest: u32, leaf_epoch: u64) -> Arc<Expected> {
     let bundle = known.iter().map(|known| known.certificate.clone()).collect();
     Arc::new(Expected::of(&release(), known.to_vec(), Some(Generation(newest)), bundle, leaf_epoch).unwrap())
 }
@@ -68,7 +72,7 @@ fn verdicts(found: &Found) -> Vec<(String, Verdict)> {
 }
 
 #[test]
-fn every_endpoint_is_probed_ready_or_not_and_told_by_what_it_serves() {
+fn probes_all_endpoints_and_pods() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let client = control_plane.client();
@@ -91,14 +95,14 @@ fn every_endpoint_is_probed_ready_or_not_and_told_by_what_it_serves() {
         let right = [
             Verdict::Newest,
             Verdict::Older(Generation(1)),
-            Verdict::Stranger,
-            Verdict::Unfit(Unfit::WrongName),
+            Verdict::Untrusted,
+            Verdict::Invalid(Defect::WrongName),
             Verdict::Unreachable(Unreachable::Timeout),
             Verdict::Unreachable(Unreachable::Connection),
         ];
         let right: Vec<_> = addresses.iter().map(ToString::to_string).zip(right).collect();
         ensure!(told == right, "{told:?}");
-        let folded = Endpoints { answering: 2, rounds: 0, older: true, stranger: true, unreachable: 2 };
+        let folded = Endpoints { answering: 2, rounds: 0, older: true, untrusted: true, unreachable: 2 };
         ensure!(found.endpoints == folded, "{:?}", found.endpoints);
 
         // All but the newest go, or become the newest.
@@ -150,11 +154,11 @@ fn every_endpoint_is_probed_ready_or_not_and_told_by_what_it_serves() {
 }
 
 const fn nothing() -> Endpoints {
-    Endpoints { answering: 0, rounds: 0, older: false, stranger: false, unreachable: 0 }
+    Endpoints { answering: 0, rounds: 0, older: false, untrusted: false, unreachable: 0 }
 }
 
 #[test]
-fn a_leader_probes_for_what_is_expected_now_and_for_nothing_else() {
+fn probes_follow_changed_requirements() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let (old, new) = (TestCa::new()?, TestCa::new()?);
@@ -209,7 +213,7 @@ fn a_leader_probes_for_what_is_expected_now_and_for_nothing_else() {
 }
 
 #[test]
-fn certificates_of_somebody_elses_making_are_reported() {
+fn reports_certificates_of_other_issuers() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let client = control_plane.client();

@@ -8,7 +8,7 @@ use pillion_control::certificates::rotation::{
     Stored, Trigger, next,
 };
 use pillion_control::certificates::serving_secret::may_replace;
-use pillion_control::trust_probe::{Outcome, Silence, fold};
+use pillion_control::trust_probe::{ServerOutcome, Silence, fold};
 
 use crate::rotation_model::leader::{Leader, Planner};
 
@@ -101,7 +101,7 @@ pub(crate) struct Replica {
 pub(crate) struct Rules {
     pub(crate) planner: Planner,
     /// What is known of the API servers by their answers and their number.
-    pub(crate) fold: fn(&[Outcome], Option<usize>) -> Propagation,
+    pub(crate) fold: fn(&[ServerOutcome], Option<usize>) -> Propagation,
     /// Whether a replica that serves a leaf of the first authority takes one of the second.
     pub(crate) may_replace: fn(Generation, Generation) -> bool,
 }
@@ -335,9 +335,9 @@ impl Reading {
         let served: Vec<_> = self.leaves.iter().flatten().collect();
         let all_newest = served.len() == REPLICAS && served.iter().all(|leaf| Some(**leaf) == newest);
         let answer = |trusts: &Option<Mask>| match trusts {
-            Some(trusts) if trusts & newest_bit != 0 => Outcome::Proven,
-            Some(_) => Outcome::Behind,
-            None => Outcome::Silent(Silence::Timeout),
+            Some(trusts) if trusts & newest_bit != 0 => ServerOutcome::Proven,
+            Some(_) => ServerOutcome::Behind,
+            None => ServerOutcome::Silent(Silence::Timeout),
         };
         // Where they cannot be listed, the configured address is asked, and one of them answers.
         let (reached, number) = if self.uncounted { (1, None) } else { (API_SERVERS, Some(API_SERVERS)) };
@@ -351,7 +351,7 @@ impl Reading {
                 answering: served.iter().filter(|leaf| trusted & bit(***leaf) != 0).count(),
                 rounds: if all_newest { settings.rounds } else { 0 },
                 older: served.iter().any(|leaf| Some(**leaf) != newest),
-                stranger: served.iter().any(|leaf| all & bit(**leaf) == 0),
+                untrusted: served.iter().any(|leaf| all & bit(**leaf) == 0),
                 unreachable: REPLICAS - served.len(),
             },
             propagation: (rules.fold)(&answers, number),

@@ -8,7 +8,7 @@ use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, Patch, PatchParams};
-use pillion_control::rotator::asked::{ASK_ANNOTATION, RotationRequest};
+use pillion_control::rotator::request::{REQUEST_ANNOTATION, RotationRequest};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -36,7 +36,7 @@ pub(super) async fn run(args: RotateArgs) -> anyhow::Result<ExitCode> {
     let (client, release) = args.at.connect().await?;
     let request = RotationRequest { identity: Timestamp::now().to_string(), compromised: args.compromised };
     let leases: Api<Lease> = Api::namespaced(client.clone(), release.namespace());
-    let patch = json!({"metadata": {"annotations": {ASK_ANNOTATION: request.to_string()}}});
+    let patch = json!({"metadata": {"annotations": {REQUEST_ANNOTATION: request.to_string()}}});
     match leases.patch(&release.lease(), &PatchParams::default(), &Patch::Merge(&patch)).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.code == 404 => bail!(

@@ -10,12 +10,12 @@ use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::Api;
 use pillion_control::Release;
-use pillion_control::certificates::authority::serving::Judging;
 use pillion_control::certificates::authority::{
-    AuthoritySecret, Contents, Fit, Known, Lifetimes, ServingSecret, Unfit,
+    AuthoritySecret, BundleContents, InvalidPair, KnownAuthorities, Lifetimes, ValidCertificate,
 };
 use pillion_control::certificates::rotation::{Authority, Phase, Record, Stored};
-use pillion_control::rotator::asked::{ASKED_ANNOTATION, RotationRequest};
+use pillion_control::certificates::serving_secret::{ServingInputs, ServingSecret};
+use pillion_control::rotator::request::{FULFILLED_ANNOTATION, RotationRequest};
 use serde_json::{Value, json};
 
 use crate::args::ClusterArgs;
@@ -37,9 +37,9 @@ pub(crate) struct Seen {
     record: Stored<Record>,
     fault: Option<String>,
     fulfilled: Option<String>,
-    leaf: Option<Result<Fit, Unfit>>,
+    leaf: Option<Result<ValidCertificate, InvalidPair>>,
     signer: Option<u32>,
-    entries: Vec<(String, Contents)>,
+    entries: Vec<(String, BundleContents)>,
 }
 
 pub(super) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
@@ -59,14 +59,15 @@ impl Seen {
         let configuration = configurations.get_opt(release.configuration()).await;
         let configuration = configuration.context("the webhook configuration cannot be read")?;
 
-        let fulfilled = record.as_ref().and_then(|secret| secret.metadata.annotations.as_ref()?.get(ASKED_ANNOTATION));
+        let fulfilled =
+            record.as_ref().and_then(|secret| secret.metadata.annotations.as_ref()?.get(FULFILLED_ANNOTATION));
         let fulfilled = fulfilled.cloned();
         let authority = AuthoritySecret::read(record.as_ref(), release);
         let known = authority.stored.get();
-        let judging = Judging { release, known, lifetimes: &Lifetimes::default(), now: Timestamp::now() };
+        let judging = ServingInputs { release, known, lifetimes: &Lifetimes::default(), now: Timestamp::now() };
         let serving = ServingSecret::read(serving.as_ref(), judging);
         let leaf = serving.stored.get().and_then(|serving| serving.leaf);
-        let entries = configuration.map(|configuration| entries(&configuration, known, release)).unwrap_or_default();
+        let entries = configuration.map(|configuration| entries(&configuration, known)).unwrap_or_default();
         Ok(Self {
             record: authority.record(),
             fault: authority.fault.as_ref().map(ToString::to_string),
@@ -177,13 +178,12 @@ impl Seen {
 
 fn entries(
     configuration: &MutatingWebhookConfiguration,
-    known: Option<&Known>,
-    release: &Release,
-) -> Vec<(String, Contents)> {
+    known: Option<&KnownAuthorities>,
+) -> Vec<(String, BundleContents)> {
     let entries = configuration.webhooks.iter().flatten();
     let contents = entries.map(|entry| {
         let bundle = entry.client_config.ca_bundle.as_ref().map_or(&[][..], |bundle| &bundle.0);
-        (entry.name.clone(), Contents::read(bundle, known, release))
+        (entry.name.clone(), BundleContents::read(bundle, known))
     });
     contents.collect()
 }

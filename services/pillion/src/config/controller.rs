@@ -310,6 +310,7 @@ impl ControllerPolicy {
             rotation: self.certificates.rotation(),
             lifetimes: Lifetimes::of(authority_lifetime.0, leaf_lifetime.0),
             webhooks: self.webhooks.settings(release),
+            probes: self.certificates.probes(),
             interval: interval.0,
         }
     }

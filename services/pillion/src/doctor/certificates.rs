@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use pillion_control::certificates::authority::certificates;
 use pillion_control::certificates::authority::judge::{Expected, judge as judge_leaf};
-use pillion_control::probe::judge::certificates;
-use pillion_control::probe::{Probed, Unfit, Verdict};
+use pillion_control::probe::{Defect, Probed, Verdict};
 use rustls_pki_types::CertificateDer;
 
 use super::facts::{Canary, Facts, NotRead, is_ours, service};
@@ -82,13 +82,13 @@ fn bundles(facts: &Facts, (certificate, key): &Pair) -> Vec<Finding> {
 /// Returns a finding if a replica serves an invalid certificate.
 fn shown(facts: &Facts, one: &Probed) -> Option<Finding> {
     let (code, what) = match one.verdict {
-        Verdict::Stranger => {
+        Verdict::Untrusted => {
             (Code::CaBundleMismatch, "serves a certificate that the caBundle does not verify".to_owned())
         }
-        Verdict::Unfit(Unfit::Expiring) => {
+        Verdict::Invalid(Defect::Expiring) => {
             (Code::CertificateExpiring, "serves a certificate that ends soon".to_owned())
         }
-        Verdict::Unfit(why) => (Code::CertificateUnfit, format!("serves a certificate that will not do: {why:?}")),
+        Verdict::Invalid(why) => (Code::CertificateUnfit, format!("serves a certificate that will not do: {why:?}")),
         Verdict::Newest | Verdict::Older(_) | Verdict::Trusted | Verdict::Unreachable(_) => return None,
     };
     Some(Finding::new(code, service(facts), format!("the replica at {} {what}", one.endpoint)))

@@ -12,9 +12,9 @@ use kube::api::{Api, ListParams, PostParams};
 use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::webhook_configuration::opt_in_of;
 use pillion_control::Release;
+use pillion_control::certificates::authority::certificates;
 use pillion_control::client::lists;
 use pillion_control::informer::cluster_listing;
-use pillion_control::probe::judge::certificates;
 use pillion_control::probe::{self, Expected, ProbeMetrics, Prober};
 use pillion_engine::decision::ProfileOutcome;
 use pillion_engine::lookup::LookedUp;
@@ -149,7 +149,7 @@ fn is_not_found(why: &str) -> bool {
 
 async fn probe(client: &Client, release: &Release, bundle: Option<Vec<u8>>, unread: &mut Unread) -> Vec<probe::Probed> {
     let bundle = bundle.map(|bundle| certificates(&bundle)).unwrap_or_default();
-    let Some(expected) = Expected::of_strangers(release, bundle) else { return Vec::new() };
+    let Some(expected) = Expected::of_other_issuer(release, bundle) else { return Vec::new() };
     let mut prober = Prober::new(probe::Settings::default(), ProbeMetrics::register(&mut Registry::default()));
     let found = prober.round(client, release, &Arc::new(expected)).await;
     kept(found, Part::Endpoints, unread).map(|found| found.probed).unwrap_or_default()

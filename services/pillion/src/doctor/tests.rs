@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use pillion_api::opt_in::OptIn;
 use pillion_api::webhook_configuration::{Settings, mutating};
 use pillion_control::Release;
-use pillion_control::certificates::authority::{LeafMaterial, Lifetimes, Making, SystemRandomness};
+use pillion_control::certificates::authority::{Issuing, Lifetimes, ServingMaterial};
 use pillion_control::certificates::rotation::Generation;
 use serde_json::json;
 
@@ -13,13 +13,13 @@ use super::*;
 use crate::doctor::facts::NotRead;
 
 /// Returns the release's serving certificate with its key and its CA.
-fn ca() -> &'static LeafMaterial {
-    static MADE: LazyLock<LeafMaterial> = LazyLock::new(|| {
+fn ca() -> &'static ServingMaterial {
+    static MADE: LazyLock<ServingMaterial> = LazyLock::new(|| {
         let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
         let (lifetimes, now) = (Lifetimes::default(), "2026-11-22T00:00:00Z".parse().unwrap());
-        let mut making = Making { release: &release, lifetimes: &lifetimes, now, random: &mut SystemRandomness };
-        let authority = making.authority(Generation(1), &[]).unwrap();
-        making.leaf(&authority, &release.server_names()).unwrap()
+        let issuing = Issuing { release: &release, lifetimes: &lifetimes, now };
+        let authority = issuing.authority(Generation(1)).unwrap();
+        issuing.leaf(&authority, &release.server_names()).unwrap()
     });
     &MADE
 }
@@ -135,8 +135,7 @@ fn each_mistake_has_its_code() {
 
 #[test]
 fn a_replica_counts_as_out_of_reach_only_where_somebody_is_reached_or_nobody_is_answered() {
-    use pillion_control::probe::dial::Unreachable;
-    use pillion_control::probe::{Endpoint, Probed};
+    use pillion_control::probe::{Endpoint, Probed, Unreachable};
     let probed = |address: &str, verdict: Verdict| Probed {
         endpoint: Endpoint { address: address.to_owned(), port: Some(8443) },
         verdict,
@@ -159,7 +158,7 @@ fn a_replica_counts_as_out_of_reach_only_where_somebody_is_reached_or_nobody_is_
     assert_eq!(codes(&facts), ["unreadable", "canary_failed", "other_injector"]);
     let expected = ["replica_unreachable", "replica_unreachable", "canary_failed"];
     assert_eq!(codes(&Facts { probed: all(), canary: tried(6, &[]), ..well() }), expected);
-    let stranger = vec![probed("10.0.0.1", Verdict::Stranger), probed("10.0.0.2", Verdict::Trusted)];
+    let stranger = vec![probed("10.0.0.1", Verdict::Untrusted), probed("10.0.0.2", Verdict::Trusted)];
     assert_eq!(codes(&Facts { probed: stranger, ..well() }), ["ca_bundle_mismatch"]);
 }
 

@@ -195,8 +195,8 @@ impl CertificateSource {
 fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: News) -> ReloadResult {
     let last = || if serving.leaf().is_some() { "the last good one stays" } else { "there is none to serve yet" };
     let pair = match news {
-        News::Fit(pair) => pair,
-        News::Unfit(why) => {
+        News::Valid(pair) => pair,
+        News::Invalid(why) => {
             let reason = why.reason.as_str();
             warn!(secret, reason, "the new serving certificate cannot be served, {}: {why}", last());
             return ReloadResult::Invalid;
@@ -368,13 +368,13 @@ mod tests {
         };
         let (certificate, key, leaf) = pair();
         let news = |key: &str| {
-            let fit = pillion_control::certificates::authority::Fit {
+            let fit = pillion_control::certificates::authority::ValidCertificate {
                 leaf: leaf.clone(),
                 not_before: jiff::Timestamp::MIN,
                 not_after: jiff::Timestamp::MAX,
             };
             let (certificate, key) = (certificate.clone().into_bytes(), key.as_bytes().to_vec());
-            News::Fit(Box::new(ServingPair { certificate, key, fit, epoch: Some(1), generation: None }))
+            News::Valid(Box::new(ServingPair { certificate, key, fit, epoch: Some(1), generation: None }))
         };
         let readiness = pillion_webhook::health::Readiness::default();
         let (ready, serving) = (readiness.component("serving certificate"), ServingCertificate::awaited());

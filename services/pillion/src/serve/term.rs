@@ -24,7 +24,7 @@ use pillion_control::informer::lookups;
 use pillion_control::lease::Claim;
 use pillion_control::probe::{self, ProbeMetrics};
 use pillion_control::revisions;
-use pillion_control::rotator::{self, RotatorChannels, RotatorMetrics, question};
+use pillion_control::rotator::{Rotator, RotatorMetrics};
 use pillion_control::trust_probe::{Asker, Canary, CanaryMetrics};
 use pillion_control::webhook_config::switch::{self, KillSwitch};
 use pillion_control::webhook_config::{self, Keeper, Rules};
@@ -135,21 +135,9 @@ impl Term {
         let (telling, api_server, until) = (clock.clone(), client.clone(), tasks.stop());
         tasks.spawn("the clock", async move { telling.run(api_server, until).await });
 
-        let (expected, expects) = watch::channel(None);
-        let (tells_found, found) = watch::channel(None);
-        let probes = policy.certificates.probes();
-        tasks.spawn(
-            "the probes",
-            probe::run(tasks.leading(), probes, metrics.probe, clock.clone(), expects, tells_found),
-        );
-
-        let (question, questions) = watch::channel(None);
-        let (tells_answered, answered) = watch::channel(None);
         let access = (client.clone(), config);
-        let settings = policy.certificates.canary();
-        let asker = Asker::new(access, Arc::clone(&release), canary.clone(), canary_address, settings, metrics.canary);
-        let pause = policy.certificates.probe_gap.0;
-        tasks.spawn("the canary", question::run(tasks.leading(), asker, pause, questions, tells_answered));
+        let asking = policy.certificates.canary();
+        let asker = Asker::new(access, Arc::clone(&release), canary, canary_address, asking, metrics.canary);
 
         let (target, targets) = watch::channel(None);
         // Never confirms a target: only the rotation knows whether endpoints answer, so this keeper fills no empty
@@ -159,10 +147,20 @@ impl Term {
         tasks.spawn("the webhook configurations", keeper.run(tasks.leading()));
 
         let off = tasks.switch(&client, &release, metrics.disabled);
-        let known = wanted::Known { found: found.clone(), live: live.clone(), off };
+        let (finds, found) = watch::channel(None);
+        let known = wanted::Known { found, live: live.clone(), off };
         tasks.held(known, policy.held_policies(&release), policy.held_releases(), metrics.held);
-        let wires = RotatorChannels { rules, expected, found, question, answered, canary, target, live, clock };
-        tasks.spawn("the rotation", rotator::run(tasks.leading(), policy.rotator(&release), wires, metrics.rotator));
+        let rotator = Rotator {
+            settings: policy.rotator(&release),
+            metrics: (metrics.rotator, metrics.probe),
+            clock,
+            asker,
+            rules,
+            live,
+            target,
+            found: finds,
+        };
+        tasks.spawn("the rotation", rotator.run(tasks.leading()));
     }
 }
 

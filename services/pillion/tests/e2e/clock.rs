@@ -15,8 +15,8 @@ use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use pillion_control::Release;
-use pillion_control::certificates::authority::{Fit, serving};
-use pillion_control::certificates::rotation;
+use pillion_control::certificates::authority::ValidCertificate;
+use pillion_control::certificates::{rotation, serving_secret};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::NAMESPACE;
@@ -141,11 +141,11 @@ impl Managed {
     }
 
     /// The leaf that is to be served, which has to be valid by the machine's clock: the API server's.
-    async fn valid_leaf(&self) -> Result<Fit> {
+    async fn valid_leaf(&self) -> Result<ValidCertificate> {
         let release = Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?;
         let secret = self.secrets().get(&format!("{RELEASE}-serving")).await?;
         let now = Timestamp::now();
-        let fit = serving::judge(&secret, &release.server_names(), now)?;
+        let fit = serving_secret::judge(&secret, &release.server_names(), now)?;
         ensure!(fit.not_before <= now && now < fit.not_after, "at {now}: {fit:?}");
         Ok(fit)
     }

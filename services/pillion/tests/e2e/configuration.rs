@@ -22,7 +22,7 @@ use pillion_control::held::{HeldMetrics, PolicySettings, policies};
 use pillion_control::leader::LeaderContext;
 use pillion_control::release::Release;
 use pillion_control::webhook_config::{
-    self, Live, Rules, Settings, Target, WriteError, claim, managers, observe, settings_of, write,
+    self, Live, Rules, Settings, Target, WriteError, claim, entry_manager, observe, settings_of, write,
 };
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, TestCa, eventually, isolated};
@@ -234,7 +234,7 @@ fn who_is_behind_loses_by_conflict() {
         ]))?;
         let parameters = PatchParams { field_manager: Some("vandal".to_owned()), ..PatchParams::default() };
         let edited = api.patch("pillion", &parameters, &Patch::<()>::Json(ignore)).await?.metadata;
-        let writer = |entry| managers::of_entry(&edited, entry, &["f:failurePolicy"]);
+        let writer = |entry| entry_manager(&edited, entry, &["f:failurePolicy"]);
         ensure!(writer("required.pillion.dev").as_deref() == Some("vandal"), "{:?}", edited.managed_fields);
 
         // Labels and annotations of others stay, and nothing validating is left where nothing validates.
@@ -255,7 +255,7 @@ fn who_is_behind_loses_by_conflict() {
         let read = observe(&client, &other, false).await?;
         let refused = write(&client, &other, &read, &target(&other, &authority, 99)).await;
         ensure!(
-            matches!(&refused, Err(WriteError::Stranger(owner)) if owner == "pillion-system/pillion"),
+            matches!(&refused, Err(WriteError::OtherRelease(owner)) if owner == "pillion-system/pillion"),
             "{refused:?}"
         );
         ensure!(!webhook_config::remove(&client, &other).await?);

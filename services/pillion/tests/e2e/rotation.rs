@@ -412,7 +412,9 @@ fn foreign_epoch_is_overwritten_without_rotation() {
         let disbelieved = metric(controller, "pillion_controller_rotation_epochs_disbelieved_total").await?;
         ensure!(disbelieved >= 12.0, "{disbelieved} were told of");
         let log = controller.log_text()?;
-        ensure!(log.contains("manager=\"somebody\"") && log.contains("somebody wrote a higher pillion.dev/epoch"));
+        ensure!(
+            log.contains("manager=\"somebody\"") && log.contains("another client wrote a higher pillion.dev/epoch")
+        );
         nothing_is_lost(&load.stop().await?)
     });
 }

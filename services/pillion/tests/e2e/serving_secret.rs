@@ -13,7 +13,7 @@ use kube::api::{Api, DeleteParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
 use pillion_control::Release;
 use pillion_control::certificates::authority::{
-    AuthoritySecret, Known, LeafMaterial, Lifetimes, Making, SystemRandomness,
+    AuthoritySecret, Issuing, KnownAuthorities, Lifetimes, ServingMaterial,
 };
 use pillion_control::certificates::rotation::{Generation, Phase, Record};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
@@ -118,7 +118,7 @@ async fn shown(replica: &Replica) -> Result<CertificateDer<'static>> {
 /// What the controller would do, by hand.
 struct Controller {
     release: Release,
-    known: Known,
+    known: KnownAuthorities,
     secrets: Api<Secret>,
 }
 
@@ -128,8 +128,7 @@ impl Controller {
         // Old enough to have signed a leaf that has expired.
         let now = Timestamp::now() - Duration::from_hours(24 * 20);
         let lifetimes = Lifetimes::default();
-        let mut making = Making { release: &release, lifetimes: &lifetimes, now, random: &mut SystemRandomness };
-        let authority = making.authority(Generation(1), &[])?;
+        let authority = Issuing { release: &release, lifetimes: &lifetimes, now }.authority(Generation(1))?;
         let record = Record {
             phase: Phase::Stable,
             since: now,
@@ -146,10 +145,10 @@ impl Controller {
     }
 
     /// A leaf that was made then.
-    fn leaf(&self, now: Timestamp, names: &[String]) -> Result<LeafMaterial> {
+    fn leaf(&self, now: Timestamp, names: &[String]) -> Result<ServingMaterial> {
         let lifetimes = Lifetimes::default();
-        let mut making = Making { release: &self.release, lifetimes: &lifetimes, now, random: &mut SystemRandomness };
-        Ok(self.known.sign(Generation(1), names, &mut making)?)
+        let issuing = Issuing { release: &self.release, lifetimes: &lifetimes, now };
+        Ok(self.known.sign(Generation(1), names, issuing)?)
     }
 
     /// Writes the Secret as it is to be after this.
@@ -163,7 +162,7 @@ impl Controller {
         Ok(())
     }
 
-    async fn serve(&self, leaf: &LeafMaterial, epoch: u64) -> Result<()> {
+    async fn serve(&self, leaf: &ServingMaterial, epoch: u64) -> Result<()> {
         self.write(|existing| leaf.secret(&self.release, epoch, existing)).await
     }
 
@@ -192,7 +191,7 @@ async fn counted(replica: &Replica, result: &str, times: f64) -> Result<()> {
     .await
 }
 
-async fn swapped(replica: &Replica, leaf: &LeafMaterial) -> Result<Duration> {
+async fn swapped(replica: &Replica, leaf: &ServingMaterial) -> Result<Duration> {
     let began = Instant::now();
     eventually(SOON, "the new leaf is served", async || {
         ensure!(shown(replica).await? == *leaf.certificate(), "the old one is");

@@ -1,44 +1,36 @@
 //! The material of the CA: keys and certificates, created, stored, read and checked.
 //!
-//! [`crate::certificates::rotation`] decides what happens to it. This module does no I/O; callers pass in the clock and
-//! randomness.
+//! [`crate::certificates::rotation`] decides what happens to it. This module does no I/O; callers pass in the clock.
 //!
-//! * [`lifetimes`]: how long certificates live, and when a serving certificate is renewed.
-//! * [`identity`]: the name in a CA certificate: its release and its number.
-//! * [`make`]: creates CAs and serving certificates.
-//! * [`stored`]: the Secret with the CAs and the record of the rotation.
-//! * [`serving`]: the Secret with the certificate that replicas serve.
-//! * [`bundle`]: the `caBundle` with the CAs that API servers trust.
-//! * [`judge`]: whether a certificate and its key can be served.
+//! * this file: keys, PEM, and the name in a CA certificate;
+//! * [`judge`]: whether a certificate and its key can be served;
+//! * [`issue`]: creates CAs and serving certificates, and says when they are renewed;
+//! * [`stored`]: the Secret with the CAs and the record of the rotation, and the `caBundle` with these CAs.
 //!
 //! No input from the cluster makes this module panic, and no private key appears in `Debug` output.
 
-pub mod bundle;
-pub mod identity;
+pub mod issue;
 pub mod judge;
-pub mod lifetimes;
-pub mod make;
-pub mod serving;
 pub mod stored;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
+use jiff::Timestamp;
 use pem::{EncodeConfig, LineEnding, Pem};
+use rcgen::{DistinguishedName, DnType};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::x509::{AttributeTypeAndValue, X509Name};
 
-use crate::certificates::rotation;
+use crate::certificates::rotation::{self, Generation};
+use crate::release::Release;
 
-pub use bundle::Contents;
-pub use identity::Issuer;
-pub use judge::{Expected, Fit, Reason, Unfit};
-pub use lifetimes::Lifetimes;
-pub use make::{LeafMaterial, MakeError, Making, Randomness, SystemRandomness};
-pub use serving::ServingSecret;
-pub use stored::{AuthoritySecret, Known, MissingAuthority};
+pub use issue::{IssueError, Issuing, Lifetimes, ServingMaterial};
+pub use judge::{Expected, InvalidPair, Reason, ValidCertificate};
+pub use stored::{AuthoritySecret, BundleContents, KnownAuthorities, MissingAuthority};
 
 /// Higher epochs count as damage: no record is written so often, and the next epoch must still be a number in JSON.
 pub const MAX_EPOCH: u64 = 1 << 53;
@@ -101,8 +93,9 @@ pub(crate) fn pem(certificate: &CertificateDer<'_>) -> String {
 
 const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
-/// Returns all certificates in a PEM text, even after sections that are not certificates.
-fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
+/// Returns all certificates in a PEM text, such as a `caBundle`, even after sections that are not certificates.
+#[must_use]
+pub fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
     let mut found = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.windows(BEGIN.len()).position(|bytes| bytes == BEGIN) {
@@ -113,4 +106,89 @@ fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
         rest = section.get(BEGIN.len()..).unwrap_or_default();
     }
     found
+}
+
+/// The start and end of a certificate's validity; `None` if it is unreadable.
+pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Option<(Timestamp, Timestamp)> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    let time = |time: x509_parser::time::ASN1Time| Timestamp::from_second(time.timestamp()).ok();
+    Some((time(parsed.validity().not_before)?, time(parsed.validity().not_after)?))
+}
+
+/// The start of a CA's common name. Its number and a random tag follow: two CAs never share a name, even if everything
+/// about one was lost and its number is used again. A verifier looks for the issuer by name first and could confuse them.
+const AUTHORITY: &str = "Pillion authority ";
+/// The common name of serving certificates.
+const LEAF: &str = "Pillion";
+
+/// Higher numbers are ignored: a foreign certificate in a bundle could otherwise use up the numbers.
+const MAX_GENERATION: u32 = i32::MAX.unsigned_abs();
+
+/// The name of a CA. The tag is random.
+fn authority_name(release: &Release, generation: Generation, tag: &str) -> DistinguishedName {
+    distinguished_name(release, format!("{AUTHORITY}{} {tag}", generation.0))
+}
+
+fn distinguished_name(release: &Release, common_name: String) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    // Two attributes, because one is limited to 64 characters.
+    name.push(DnType::OrganizationName, release.namespace());
+    name.push(DnType::OrganizationalUnitName, release.name());
+    name.push(DnType::CommonName, common_name);
+    name
+}
+
+/// A CA as a certificate names it. Only a comparison with the stored certificate, or its signature, proves the claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaName {
+    /// The namespace of the release.
+    pub namespace: Box<str>,
+    /// The name of the release.
+    pub release: Box<str>,
+    /// The CA's number.
+    pub generation: Generation,
+}
+
+impl CaName {
+    /// The issuer of a certificate; `None` if it is none of Pillion's CAs.
+    #[must_use]
+    pub fn of_issuer(certificate: &CertificateDer<'_>) -> Option<Self> {
+        Self::parse(X509Certificate::from_der(certificate).ok()?.1.issuer())
+    }
+
+    /// The CA that a certificate claims to be; `None` if it is none of Pillion's.
+    #[must_use]
+    pub fn of_subject(certificate: &CertificateDer<'_>) -> Option<Self> {
+        Self::parse(X509Certificate::from_der(certificate).ok()?.1.subject())
+    }
+
+    /// The CA's number, if it is one of this release.
+    #[must_use]
+    pub fn generation_in(&self, release: &Release) -> Option<Generation> {
+        let is_of_release = (&*self.namespace, &*self.release) == (release.namespace(), release.name());
+        is_of_release.then_some(self.generation)
+    }
+
+    fn parse(name: &X509Name<'_>) -> Option<Self> {
+        let namespace = only(name.iter_organization())?.into();
+        let release = only(name.iter_organizational_unit())?.into();
+        let (number, _) = only(name.iter_common_name())?.strip_prefix(AUTHORITY)?.split_once(' ')?;
+        Some(Self { namespace, release, generation: parse_generation(number)? })
+    }
+}
+
+/// The number of this release's CA that a certificate claims to be.
+#[must_use]
+pub fn claimed_generation(release: &Release, certificate: &CertificateDer<'_>) -> Option<Generation> {
+    CaName::of_subject(certificate)?.generation_in(release)
+}
+
+fn parse_generation(text: &str) -> Option<Generation> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|number| is_number && *number <= MAX_GENERATION).map(Generation)
+}
+
+fn only<'n>(mut attributes: impl Iterator<Item = &'n AttributeTypeAndValue<'n>>) -> Option<&'n str> {
+    let first = attributes.next()?.as_str().ok()?;
+    attributes.next().is_none().then_some(first)
 }

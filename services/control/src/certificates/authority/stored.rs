@@ -11,7 +11,7 @@
 //! | `authority-N.crt` | the certificate of CA N, PEM: those of the record, and a few retired ones for diagnosis |
 //! | `authority-N.key` | its key, PKCS #8, PEM: only if the record has the key |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -20,9 +20,11 @@ use rcgen::{KeyPair, PublicKeyData};
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::certificates;
-use super::make::{LeafMaterial, MakeError, Making};
-use super::{AuthorityMaterial, MAX_EPOCH, PrivateKey, identity, pem};
+use super::issue::{IssueError, Issuing, ServingMaterial};
+use super::{
+    AuthorityMaterial, MAX_EPOCH, MAX_GENERATION, PrivateKey, certificates, claimed_generation, parse_generation, pem,
+    validity,
+};
 use crate::certificates::rotation::{Authority, Generation, Phase, Record, Stored};
 use crate::release::Release;
 
@@ -37,18 +39,18 @@ const RETIRED: usize = 4;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthoritySecret {
     /// The record with its CAs.
-    pub stored: Stored<Known>,
+    pub stored: Stored<KnownAuthorities>,
     /// The highest CA number in the Secret, even if it is corrupt.
     pub highest: Option<Generation>,
     /// Why the Secret is corrupt, if it is.
-    pub fault: Option<Fault>,
+    pub fault: Option<CorruptSecret>,
     /// The readable certificates of a corrupt Secret.
     legible: BTreeMap<Generation, CertificateDer<'static>>,
 }
 
 /// Why the Secret is corrupt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum CorruptSecret {
     /// The format is unknown.
     #[error("its format is not {FORMAT_1}")]
     Format,
@@ -83,7 +85,7 @@ pub struct MissingAuthority(pub Generation);
 
 /// The record with its CAs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownAuthorities {
     record: Record,
     active: Option<AuthorityMaterial>,
     next: Option<AuthorityMaterial>,
@@ -106,7 +108,7 @@ impl AuthoritySecret {
         let recorded = recorded.map(|authority| authority.generation).filter(is_possible);
         let named = data.keys().filter_map(|key| numbered(key, ".crt"));
         let highest = recorded.chain(named).chain(legible.keys().copied()).max();
-        match record.and_then(|record| Known::read(record, data, &legible)) {
+        match record.and_then(|record| KnownAuthorities::read(record, data, &legible)) {
             Ok(known) => Self { stored: Stored::Is(known), highest, fault: None, legible: BTreeMap::new() },
             Err(fault) => Self { stored: Stored::Corrupt, highest, fault: Some(fault), legible },
         }
@@ -122,19 +124,19 @@ impl AuthoritySecret {
         }
     }
 
-    /// What to write for this record: see [`Known::with`].
+    /// What to write for this record: see [`KnownAuthoritiesAuthorities::with`].
     ///
     /// # Errors
-    /// See [`Known::with`].
-    pub fn with(&self, record: Record, fresh: Option<AuthorityMaterial>) -> Result<Known, MissingAuthority> {
+    /// See [`KnownAuthoritiesAuthorities::with`].
+    pub fn with(&self, record: Record, fresh: Option<AuthorityMaterial>) -> Result<KnownAuthorities, MissingAuthority> {
         let known = self.stored.get();
-        let authorities = known.into_iter().flat_map(Known::authorities).cloned();
+        let authorities = known.into_iter().flat_map(KnownAuthorities::authorities).cloned();
         let retired = known.map_or(&self.legible, |known| &known.retired);
-        Known::assemble(record, &authorities.chain(fresh).collect::<Vec<_>>(), retired.clone())
+        KnownAuthorities::assemble(record, &authorities.chain(fresh).collect::<Vec<_>>(), retired.clone())
     }
 }
 
-impl Known {
+impl KnownAuthorities {
     /// The record.
     #[must_use]
     pub const fn record(&self) -> &Record {
@@ -178,9 +180,9 @@ impl Known {
         &self,
         signer: Generation,
         names: &[String],
-        making: &mut Making<'_>,
-    ) -> Result<LeafMaterial, MakeError> {
-        making.leaf(self.authority(signer).ok_or(MakeError::NoAuthority(signer))?, names)
+        issuing: Issuing<'_>,
+    ) -> Result<ServingMaterial, IssueError> {
+        issuing.leaf(self.authority(signer).ok_or(IssueError::NoAuthority(signer))?, names)
     }
 
     /// All data of the Secret.
@@ -209,7 +211,7 @@ impl Known {
     /// the write.
     ///
     /// # Errors
-    /// See [`Known::data`].
+    /// See [`KnownAuthoritiesAuthorities::data`].
     pub fn secret(&self, release: &Release, existing: Option<&Secret>) -> Result<Secret, serde_json::Error> {
         let fresh = || Secret {
             metadata: ObjectMeta {
@@ -224,18 +226,39 @@ impl Known {
         Ok(secret)
     }
 
+    /// Builds the bundle of these CAs: the active one before the next, then those in `besides` in a stable order.
+    ///
+    /// # Errors
+    /// One of the CAs is neither the record's active nor its next one.
+    pub fn bundle(
+        &self,
+        authorities: &[Generation],
+        besides: &[CertificateDer<'static>],
+    ) -> Result<String, MissingAuthority> {
+        if let Some(missing) = authorities.iter().find(|generation| self.authority(**generation).is_none()) {
+            return Err(MissingAuthority(*missing));
+        }
+        let ours = self.authorities().filter(|authority| authorities.contains(&authority.facts.generation));
+        let ours: Vec<_> = ours.map(AuthorityMaterial::certificate).collect();
+        let besides: BTreeSet<&[u8]> = besides.iter().map(AsRef::as_ref).collect();
+        let besides = besides.into_iter().map(CertificateDer::from);
+        let besides = besides.filter(|certificate| !ours.iter().any(|ours| ours.as_ref() == certificate.as_ref()));
+        let besides: String = besides.map(|certificate| pem(&certificate)).collect();
+        Ok(ours.into_iter().map(pem).collect::<String>() + &besides)
+    }
+
     fn read(
         record: Record,
         data: &BTreeMap<String, ByteString>,
         legible: &BTreeMap<Generation, CertificateDer<'static>>,
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, CorruptSecret> {
         let material = |facts: Authority| {
             let generation = facts.generation;
-            let wrong = |what| Fault::Certificate { of: generation, what };
+            let wrong = |what| CorruptSecret::Certificate { of: generation, what };
             let certificate = legible.get(&generation).ok_or_else(|| wrong("is missing, or cannot be read"))?.clone();
             is_of(&certificate, facts).map_err(wrong)?;
             let key = facts.has_key.then(|| {
-                let wrong = |what| Fault::Key { of: generation, what };
+                let wrong = |what| CorruptSecret::Key { of: generation, what };
                 let text = data.get(&private_key(generation)).ok_or_else(|| wrong("is missing"))?;
                 let text = std::str::from_utf8(&text.0).map_err(|_| wrong("is no text"))?;
                 is_key_of(text, &certificate).map_err(wrong)?;
@@ -276,6 +299,31 @@ impl Known {
     }
 }
 
+/// The CAs in a `caBundle`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BundleContents {
+    /// Which of the record's active and next CA are in it.
+    pub authorities: BTreeSet<Generation>,
+    /// Other certificates, each once: unknown or retired CAs.
+    pub unknown: Vec<CertificateDer<'static>>,
+}
+
+impl BundleContents {
+    /// Reads a bundle as the API server does: anything but certificates is skipped.
+    #[must_use]
+    pub fn read(text: &[u8], known: Option<&KnownAuthorities>) -> Self {
+        let mut contents = Self::default();
+        for certificate in certificates(text) {
+            match known.and_then(|known| known.generation_of(&certificate)) {
+                Some(generation) => _ = contents.authorities.insert(generation),
+                None if contents.unknown.contains(&certificate) => {}
+                None => contents.unknown.push(certificate),
+            }
+        }
+        contents
+    }
+}
+
 /// Keeps the newest.
 fn bounded(
     mut retired: BTreeMap<Generation, CertificateDer<'static>>,
@@ -295,12 +343,12 @@ fn private_key(Generation(number): Generation) -> String {
 }
 
 fn numbered(key: &str, suffix: &str) -> Option<Generation> {
-    identity::number_of(key.strip_prefix("authority-")?.strip_suffix(suffix)?)
+    parse_generation(key.strip_prefix("authority-")?.strip_suffix(suffix)?)
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "a filter passes references")]
 fn is_possible(generation: &Generation) -> bool {
-    generation.0 <= identity::MAX_GENERATION
+    generation.0 <= MAX_GENERATION
 }
 
 /// Reads a certificate with its number, if it is intact and belongs to this release and number.
@@ -308,30 +356,21 @@ fn legible(key: &str, text: &[u8], release: &Release) -> Option<(Generation, Cer
     let generation = numbered(key, ".crt").filter(|generation| certificate_key(*generation) == key)?;
     let [certificate] = certificates(text).try_into().ok()?;
     let is_whole = X509Certificate::from_der(&certificate).is_ok_and(|(rest, parsed)| {
-        // It is self-signed, so a changed byte is noticed, except in the second copy of the algorithm.
-        let is_signed = parsed.verify_signature(None).is_ok() && names_its_algorithm(&certificate, &parsed);
+        // It is self-signed, so a changed byte is noticed, except in the copy of the algorithm outside the signed part.
+        let is_signed =
+            parsed.verify_signature(None).is_ok() && parsed.signature_algorithm == parsed.tbs_certificate.signature;
         rest.is_empty() && parsed.is_ca() && is_signed
     });
-    let is_it = is_whole && identity::claimed(release, &certificate) == Some(generation);
+    let is_it = is_whole && claimed_generation(release, &certificate) == Some(generation);
     is_it.then_some((generation, certificate))
 }
 
-/// Whether the algorithm after the signed part equals the one inside it.
-fn names_its_algorithm(certificate: &[u8], parsed: &X509Certificate<'_>) -> bool {
-    let signed: &[u8] = parsed.tbs_certificate.as_ref();
-    let at = certificate.windows(signed.len()).position(|bytes| bytes == signed);
-    let behind = at.and_then(|at| certificate.get(at + signed.len()..)).unwrap_or_default();
-    // Tag, length, content; the length is one byte, as for all algorithms.
-    let algorithm = behind.get(1).and_then(|length| behind.get(..2 + usize::from(*length)));
-    algorithm.is_some_and(|algorithm| signed.windows(algorithm.len()).any(|bytes| bytes == algorithm))
-}
-
-fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, Fault> {
+fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, CorruptSecret> {
     if data.get(FORMAT).is_none_or(|format| format.0 != FORMAT_1.as_bytes()) {
-        return Err(Fault::Format);
+        return Err(CorruptSecret::Format);
     }
-    let text = data.get(RECORD).ok_or_else(|| Fault::Record("it is missing".to_owned()))?;
-    let record: Record = serde_json::from_slice(&text.0).map_err(|error| Fault::Record(error.to_string()))?;
+    let text = data.get(RECORD).ok_or_else(|| CorruptSecret::Record("it is missing".to_owned()))?;
+    let record: Record = serde_json::from_slice(&text.0).map_err(|error| CorruptSecret::Record(error.to_string()))?;
     let wrong = if record.epoch > MAX_EPOCH {
         "the epoch is higher than it could have become"
     } else if record.bundle_epoch > record.epoch || record.leaf_epoch > record.epoch {
@@ -345,14 +384,13 @@ fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, Fault> {
     } else {
         return Ok(record);
     };
-    Err(Fault::Contradiction(wrong))
+    Err(CorruptSecret::Contradiction(wrong))
 }
 
 /// Checks that the certificate matches its entry in the record.
 fn is_of(certificate: &CertificateDer<'_>, facts: Authority) -> Result<(), &'static str> {
-    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| "cannot be read")?;
-    let ends = parsed.validity().not_after.timestamp();
-    if ends == facts.not_after.as_second() { Ok(()) } else { Err("ends at another time than the record says") }
+    let (_, ends) = validity(certificate).ok_or("cannot be read")?;
+    if ends == facts.not_after { Ok(()) } else { Err("ends at another time than the record says") }
 }
 
 fn is_key_of(text: &str, certificate: &CertificateDer<'_>) -> Result<(), &'static str> {

@@ -15,16 +15,399 @@
 //! A replica without a certificate reads the Secret as it is now, not from a cache of the API server, and only then
 //! follows it. Otherwise it could start with a certificate that is no longer trusted.
 //!
-//! [`record`] is the stored state, [`observed`] the observed state, [`step`] lists the possible steps, and [`next`]
-//! decides. `tests/rotation_model/` explores the rotation with two leaders, lagging replicas and API servers, and
-//! crashes at any point.
+//! This file has the stored state ([`Record`]), the observed state ([`Observed`]) and the possible steps ([`Step`]);
+//! [`plan`] decides ([`next`]). `tests/rotation_model/` explores the rotation with two leaders, lagging replicas and API
+//! servers, and crashes at any point.
 
-pub mod observed;
 pub mod plan;
-pub mod record;
-pub mod step;
 
-pub use observed::{Bundle, Configuration, Endpoints, Leaf, Observed, Propagation, Serving, Stored};
+use std::collections::BTreeSet;
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
 pub use plan::{Settings, next};
-pub use record::{Authority, Generation, Phase, Record, Trigger};
-pub use step::{Blocked, Repair, Step};
+
+/// The number of a CA. Each new CA has a higher number than all before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Generation(pub u32);
+
+/// The phase of a rotation. Each phase defines the bundle and the serving certificate while it lasts, and the condition
+/// for its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// There is one CA. Ends when it is old, or when an operator requests a rotation.
+    Stable,
+    /// The next CA exists, and is not trusted yet.
+    Staged,
+    /// The bundle has both CAs. Ends when every API server is known to trust the next one.
+    Expanded,
+    /// The next CA signs. Ends when its serving certificate is in the Secret.
+    Switched,
+    /// Like `Switched`. Ends when every endpoint has served such a certificate, several times.
+    Verified,
+    /// Like `Verified`, for unseen connections and replicas that may still need the old CA. The old key is deleted.
+    Soaking,
+    /// The bundle has only the next CA. Ends when every API server is known to trust it.
+    Contracted,
+}
+
+impl Phase {
+    /// All phases in their order.
+    pub const ALL: [Self; 7] =
+        [Self::Stable, Self::Staged, Self::Expanded, Self::Switched, Self::Verified, Self::Soaking, Self::Contracted];
+
+    /// The phase in the record, in metrics and in messages.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stable => "stable",
+            Self::Staged => "staged",
+            Self::Expanded => "expanded",
+            Self::Switched => "switched",
+            Self::Verified => "verified",
+            Self::Soaking => "soaking",
+            Self::Contracted => "contracted",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+/// Why a rotation began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Trigger {
+    /// The CA has reached its maximum age.
+    Age,
+    /// An operator requested it.
+    Asked,
+    /// An operator reported the CA's key as compromised: no soaking.
+    Compromised,
+    /// The record or the CA's key is lost, so that it cannot sign.
+    Lost,
+}
+
+impl Trigger {
+    /// All reasons.
+    pub const ALL: [Self; 4] = [Self::Age, Self::Asked, Self::Compromised, Self::Lost];
+
+    /// The reason in the record, in metrics and in messages.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Age => "age",
+            Self::Asked => "asked",
+            Self::Compromised => "compromised",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+/// A CA, as far as decisions need it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Authority {
+    /// Its number.
+    pub generation: Generation,
+    /// When it was created: from then on its certificate is meant to be used.
+    pub created: Timestamp,
+    /// End of its certificate's validity.
+    pub not_after: Timestamp,
+    /// Whether its key exists, so that it can sign.
+    pub has_key: bool,
+}
+
+/// The state of a rotation and its CAs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// The phase.
+    pub phase: Phase,
+    /// Start of the phase.
+    pub since: Timestamp,
+    /// Grows with each write of the record.
+    pub epoch: u64,
+    /// The epoch of the last required change of the bundle: earlier bundles do not count.
+    pub bundle_epoch: u64,
+    /// The same for the serving certificate.
+    pub leaf_epoch: u64,
+    /// The CA of the current or earlier serving certificates. `None` after the record was lost: the bundle has unknown
+    /// certificates, which stay trusted until the rotation is complete.
+    pub active: Option<Authority>,
+    /// The next CA. `None` only in phase `Stable`.
+    pub next: Option<Authority>,
+    /// Why the current or last rotation began.
+    pub trigger: Option<Trigger>,
+}
+
+impl Record {
+    /// Whether the next CA signs serving certificates.
+    #[must_use]
+    pub fn has_switched(&self) -> bool {
+        self.phase >= Phase::Switched
+    }
+
+    /// The CA that signs now. `None` while it is lost and the next one is not trusted yet.
+    #[must_use]
+    pub fn signer(&self) -> Option<Authority> {
+        if self.has_switched() { self.next } else { self.active }
+    }
+
+    /// The CAs that the bundle must have.
+    pub fn trusted(&self) -> impl Iterator<Item = Generation> {
+        let active = self.active.filter(|_| self.phase != Phase::Contracted);
+        let next = self.next.filter(|_| self.phase >= Phase::Expanded);
+        active.into_iter().chain(next).map(|authority| authority.generation)
+    }
+
+    /// Whether unknown certificates stay in the bundle: the record of their CA is lost, and replicas may still serve
+    /// its certificates.
+    #[must_use]
+    pub fn keeps_unknown(&self) -> bool {
+        self.active.is_none() && self.phase != Phase::Contracted
+    }
+}
+
+/// The inputs of a decision.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The leader's clock.
+    pub now: Timestamp,
+    /// Whether that clock agrees with the API server's. If not, no step depends on age.
+    pub clock_agrees: bool,
+    /// The record.
+    pub record: Stored<Record>,
+    /// The Secret with the serving certificate.
+    pub serving: Stored<Serving>,
+    /// The webhook configurations.
+    pub configuration: Configuration,
+    /// Results of the last probes of the endpoints.
+    pub endpoints: Endpoints,
+    /// Which API servers are known to have the bundle.
+    pub propagation: Propagation,
+    /// The rotation that an operator requested, if it is not done yet.
+    pub asked: Option<Trigger>,
+    /// The highest number in any certificate of this release; a new CA gets a higher one.
+    pub highest: Option<Generation>,
+}
+
+/// The state of a stored object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Stored<T> {
+    /// The object does not exist.
+    Missing,
+    /// The object exists but is unreadable.
+    Corrupt,
+    /// The contents.
+    Is(T),
+}
+
+impl<T> Stored<T> {
+    /// The contents, if they are readable.
+    pub const fn get(&self) -> Option<&T> {
+        match self {
+            Self::Is(value) => Some(value),
+            Self::Missing | Self::Corrupt => None,
+        }
+    }
+}
+
+/// The serving certificate in its Secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Serving {
+    /// The certificate; `None` if no replica would serve it: it is broken, has other names, or lacks its key.
+    pub leaf: Option<Leaf>,
+    /// The epoch of the record for which it was written.
+    pub epoch: u64,
+}
+
+/// A certificate that can be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// The CA that signed it; `None` if unknown.
+    pub signer: Option<Generation>,
+    /// When to renew it: long before its end, and not at once for all releases of a cluster.
+    pub renew_at: Timestamp,
+}
+
+/// The state of the webhook configurations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Configuration {
+    /// There is none, and one is wanted.
+    Absent,
+    /// It exists without entries, so the API server calls no webhook.
+    Empty {
+        /// The epoch of the record for which it was written.
+        epoch: u64,
+    },
+    /// There is none, since an operator disabled the webhooks.
+    Disarmed,
+    /// It exists, with this bundle.
+    Present(Bundle),
+}
+
+/// The CAs that API servers trust.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bundle {
+    /// The CAs in every entry.
+    pub authorities: BTreeSet<Generation>,
+    /// Whether all entries have the same bundle, and only certificates.
+    pub uniform: bool,
+    /// Whether some entry has an unknown certificate.
+    pub unknown: bool,
+    /// The epoch of the record for which it was written.
+    pub epoch: u64,
+    /// When this leader first saw it in this state. Other leaders' clocks do not count.
+    pub written: Timestamp,
+}
+
+/// Results of probing every endpoint, each over its own TLS connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoints {
+    /// Endpoints that responded with a certificate that the bundle trusts.
+    pub answering: usize,
+    /// Consecutive rounds in which every endpoint served a certificate of the *newest* CA.
+    pub rounds: u32,
+    /// Whether the last round found an endpoint that serves another CA's certificate.
+    pub older: bool,
+    /// Whether the last round found an endpoint that serves an untrusted certificate.
+    pub untrusted: bool,
+    /// Endpoints that could not be probed in the last round.
+    pub unreachable: usize,
+}
+
+/// Whether the API servers are known to have the current bundle. The trust probe asks each of them to call a server
+/// with a certificate of the newest CA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Propagation {
+    /// API servers whose call succeeded.
+    pub proven: usize,
+    /// API servers that did not trust the certificate.
+    pub behind: usize,
+    /// API servers that could not be asked.
+    pub silent: usize,
+}
+
+/// The next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Create a first or next CA, and write the record that [`Record::with`] builds.
+    NewAuthority {
+        /// Its number.
+        generation: Generation,
+        /// Why.
+        trigger: Option<Trigger>,
+    },
+    /// Write this record.
+    Advance(Record),
+    /// Write the configuration without entries, for this epoch; create it if it is missing. From then on, a leader with
+    /// an earlier epoch gets a conflict when it fills the configuration.
+    Claim {
+        /// The epoch of the record.
+        epoch: u64,
+    },
+    /// Issue a serving certificate of this CA and write it, for this epoch.
+    WriteLeaf {
+        /// The CA that signs.
+        signer: Generation,
+        /// The epoch of the record.
+        epoch: u64,
+    },
+    /// Write the bundle of every entry, for this epoch; add missing entries.
+    WriteBundle {
+        /// The CAs.
+        authorities: Vec<Generation>,
+        /// Whether unknown certificates stay in the bundle.
+        keep_unknown: bool,
+        /// The epoch of the record.
+        epoch: u64,
+        /// Why the bundle is written.
+        repair: Repair,
+    },
+    /// Wait until the observed state changes or this time has come.
+    Wait {
+        /// The reason.
+        blocked: Blocked,
+        /// The time, if it alone ends the wait.
+        until: Option<Timestamp>,
+    },
+}
+
+/// Why the bundle is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Repair {
+    /// There are no entries yet.
+    Create,
+    /// The rotation changes the bundle.
+    Rotation,
+    /// A required CA was removed, or an entry differs from the others.
+    Damaged,
+    /// It has an unknown certificate.
+    Foreign,
+}
+
+/// Why a rotation waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Blocked {
+    /// There is nothing to do.
+    Idle,
+    /// The local clock and the API server's differ.
+    Clock,
+    /// No endpoint serves a trusted certificate: a webhook configuration would reject pods now.
+    NoEndpoint,
+    /// No API server is known to reach the replicas yet; until then, a failed call rejects no pod.
+    Rehearsal,
+    /// An operator disabled the webhooks.
+    Disarmed,
+    /// Not every API server is known to have the bundle.
+    Propagation,
+    /// Not every endpoint is known to serve the newest certificate.
+    Endpoints,
+    /// The old CA stays trusted for some time.
+    Soaking,
+    /// The webhook configuration is damaged, and its task must correct it first.
+    Repair,
+    /// The newest CA cannot sign, and its certificates are already served: an operator must delete the record.
+    Unable,
+}
+
+impl Blocked {
+    /// All reasons.
+    pub const ALL: [Self; 10] = [
+        Self::Idle,
+        Self::Clock,
+        Self::NoEndpoint,
+        Self::Rehearsal,
+        Self::Disarmed,
+        Self::Propagation,
+        Self::Endpoints,
+        Self::Soaking,
+        Self::Repair,
+        Self::Unable,
+    ];
+
+    /// The reason in metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Clock => "clock",
+            Self::NoEndpoint => "no_endpoint",
+            Self::Rehearsal => "rehearsal",
+            Self::Disarmed => "disarmed",
+            Self::Propagation => "propagation",
+            Self::Endpoints => "endpoints",
+            Self::Soaking => "soaking",
+            Self::Repair => "repair",
+            Self::Unable => "unable",
+        }
+    }
+}

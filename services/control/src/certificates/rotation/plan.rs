@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::observed::{Bundle, Configuration, Observed, Propagation, Serving, Stored};
-use super::record::{Authority, Generation, Phase, Record, Trigger};
-use super::step::{Blocked, Repair, Step};
+use super::{
+    Authority, Blocked, Bundle, Configuration, Generation, Observed, Phase, Propagation, Record, Repair, Serving, Step,
+    Stored, Trigger,
+};
 
 /// Durations of the rotation. Tests scale them down.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -209,11 +210,11 @@ impl Plan<'_> {
             Configuration::Empty { epoch } if *epoch < record.bundle_epoch => Some(Step::Claim { epoch: record.epoch }),
             // Every endpoint must serve a trusted certificate from the first call on.
             Configuration::Empty { .. } => Some(self.leaf().unwrap_or_else(|| {
-                let nobody = endpoints.answering == 0 || endpoints.older;
-                if nobody { wait(Blocked::NoEndpoint) } else { self.write_bundle(Repair::Create) }
+                let none = endpoints.answering == 0 || endpoints.older;
+                if none { wait(Blocked::NoEndpoint) } else { self.write_bundle(Repair::Create) }
             })),
             Configuration::Disarmed => Some(self.leaf().unwrap_or(wait(Blocked::Disarmed))),
-            Configuration::Present(bundle) if self.is_strangers(bundle) => Some(self.lead_over()),
+            Configuration::Present(bundle) if self.is_of_others(bundle) => Some(self.lead_over()),
             Configuration::Present(bundle) => {
                 self.wrong(bundle).map(|repair| self.write_bundle(repair)).or_else(|| self.leaf())
             }
@@ -222,8 +223,8 @@ impl Plan<'_> {
 
     /// Whether other CAs are trusted and serve, and the active CA never was: the record was lost while an outdated
     /// leader filled the configuration.
-    fn is_strangers(&self, bundle: &Bundle) -> bool {
-        let serve = self.seen.endpoints.stranger
+    fn is_of_others(&self, bundle: &Bundle) -> bool {
+        let serve = self.seen.endpoints.untrusted
             || self.seen.serving.get().and_then(|serving| serving.leaf).is_some_and(|leaf| leaf.signer.is_none());
         let active = self.record.active.filter(|_| self.record.phase == Phase::Stable);
         bundle.unknown && serve && active.is_some_and(|active| !bundle.authorities.contains(&active.generation))
@@ -271,14 +272,14 @@ impl Plan<'_> {
             // The signing CA is lost, and the next one is not trusted yet: the replicas keep their certificate.
             return None;
         };
-        let is_his = |serving: &&Serving| {
+        let is_of_signer = |serving: &&Serving| {
             serving.epoch >= self.record.leaf_epoch
                 && serving.leaf.is_some_and(|leaf| leaf.signer == Some(signer.generation))
         };
         let is_due = |serving: &Serving| {
             serving.leaf.is_some_and(|leaf| self.seen.clock_agrees && self.seen.now >= leaf.renew_at) && signer.has_key
         };
-        match self.seen.serving.get().filter(is_his) {
+        match self.seen.serving.get().filter(is_of_signer) {
             Some(serving) if !is_due(serving) => None,
             // The validity of its certificate would be wrong.
             _ if !self.seen.clock_agrees => Some(wait(Blocked::Clock)),
@@ -433,5 +434,185 @@ fn after(time: Timestamp, duration: Duration) -> Timestamp {
     time.checked_add(duration).unwrap_or(Timestamp::MAX)
 }
 
+/// Rare cases: lost or compromised keys, and forged records and epochs.
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::super::{Endpoints, Leaf};
+    use super::*;
+
+    const EPOCH: u64 = 7;
+
+    fn authority(number: u32) -> Authority {
+        let (created, not_after) = (Timestamp::UNIX_EPOCH, Timestamp::MAX);
+        Authority { generation: Generation(number), created, not_after, has_key: true }
+    }
+
+    /// The observed state during a soak of one day, with everything in place.
+    fn soaking(asked: Option<Trigger>) -> Observed {
+        let (now, signer) = (Timestamp::UNIX_EPOCH, Some(Generation(2)));
+        let authorities = [Generation(1), Generation(2)].into();
+        let record = Record {
+            phase: Phase::Soaking,
+            since: now,
+            epoch: EPOCH,
+            bundle_epoch: EPOCH,
+            leaf_epoch: EPOCH,
+            active: Some(Authority { has_key: false, ..authority(1) }),
+            next: Some(authority(2)),
+            trigger: Some(Trigger::Age),
+        };
+        Observed {
+            now,
+            clock_agrees: true,
+            record: Stored::Is(record),
+            serving: Stored::Is(Serving { leaf: Some(Leaf { signer, renew_at: Timestamp::MAX }), epoch: EPOCH }),
+            configuration: Configuration::Present(Bundle {
+                authorities,
+                uniform: true,
+                unknown: false,
+                epoch: EPOCH,
+                written: now,
+            }),
+            endpoints: Endpoints { answering: 3, rounds: 3, older: false, untrusted: false, unreachable: 0 },
+            propagation: Propagation { proven: 0, behind: 0, silent: 0 },
+            asked,
+            highest: Some(Generation(2)),
+        }
+    }
+
+    fn phase(step: &Step) -> Option<Phase> {
+        if let Step::Advance(record) = step { Some(record.phase) } else { None }
+    }
+
+    #[test]
+    fn compromised_key_skips_soaking() {
+        let settings = Settings::default();
+        assert_eq!(phase(&next(&settings, &soaking(None))), None);
+        assert_eq!(phase(&next(&settings, &soaking(Some(Trigger::Asked)))), None);
+        let compromised = soaking(Some(Trigger::Compromised));
+        assert_eq!(phase(&next(&settings, &compromised)), Some(Phase::Contracted));
+        let endpoints = Endpoints { rounds: 0, unreachable: 1, ..compromised.endpoints };
+        let unprobed = Observed { endpoints, ..compromised };
+        assert_eq!(
+            phase(&next(&settings, &unprobed)),
+            None,
+            "not before all endpoints were seen with the new certificate"
+        );
+    }
+
+    #[test]
+    fn authority_that_cannot_sign_is_replaced() {
+        let mut seen = soaking(None);
+        let active = Some(Authority { has_key: false, ..authority(2) });
+        if let Stored::Is(record) = &mut seen.record {
+            *record = Record { phase: Phase::Stable, active, next: None, ..record.clone() };
+        }
+        if let Configuration::Present(bundle) = &mut seen.configuration {
+            bundle.authorities = [Generation(2)].into();
+        }
+        // Its serving certificate is due, and it cannot sign another.
+        seen.serving = Stored::Is(Serving { leaf: None, epoch: EPOCH });
+        let expected = Step::NewAuthority { generation: Generation(3), trigger: Some(Trigger::Lost) };
+        assert_eq!(next(&Settings::default(), &seen), expected);
+    }
+
+    /// The observed state with this record, and everything in place.
+    fn in_order(phase: Phase) -> Observed {
+        let mut seen = soaking(None);
+        let next = (phase != Phase::Stable).then(|| authority(2));
+        let record = Record { phase, active: Some(authority(1)), next, ..seen.record.get().unwrap().clone() };
+        let trusted = record.trusted().collect();
+        let signer = record.signer().map(|signer| signer.generation);
+        seen.serving = Stored::Is(Serving { leaf: Some(Leaf { signer, renew_at: Timestamp::MAX }), epoch: EPOCH });
+        if let Configuration::Present(bundle) = &mut seen.configuration {
+            bundle.authorities = trusted;
+        }
+        seen.record = Stored::Is(record);
+        seen
+    }
+
+    fn raise(seen: &mut Observed, bundle_to: u64, leaf_to: u64) {
+        if let (Configuration::Present(bundle), Stored::Is(serving)) = (&mut seen.configuration, &mut seen.serving) {
+            (bundle.epoch, serving.epoch) = (bundle_to, leaf_to);
+        }
+    }
+
+    #[test]
+    fn forged_epochs_are_overwritten() {
+        for phase in Phase::ALL {
+            for epoch in [EPOCH + 1, EPOCH + 1000, u64::MAX / 2, u64::MAX] {
+                let mut seen = in_order(phase);
+                assert_eq!(seen.forged(), None, "{phase}");
+                raise(&mut seen, epoch, EPOCH);
+                assert_eq!(seen.forged(), Some(EPOCH), "{phase} {epoch}");
+                let step = next(&Settings::default(), &seen);
+                assert!(matches!(step, Step::WriteBundle { epoch: EPOCH, .. }), "{phase} {epoch}: {step:?}");
+                raise(&mut seen, EPOCH, epoch);
+                let step = next(&Settings::default(), &seen);
+                assert!(matches!(step, Step::WriteLeaf { epoch: EPOCH, .. }), "{phase} {epoch}: {step:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn restored_record_is_recovered() {
+        let is_recovered = |seen: &Observed| {
+            seen.forged().is_none() && matches!(next(&Settings::default(), seen), Step::NewAuthority { .. })
+        };
+        // The restored record does not know the next CA, that it is trusted, or that it signs.
+        let mut seen = in_order(Phase::Stable);
+        raise(&mut seen, EPOCH + 3, EPOCH);
+        let of = |seen: &Observed, change: fn(&mut Bundle, &mut Leaf)| {
+            let mut seen = seen.clone();
+            if let (Configuration::Present(bundle), Stored::Is(Serving { leaf: Some(leaf), .. })) =
+                (&mut seen.configuration, &mut seen.serving)
+            {
+                change(bundle, leaf);
+            }
+            seen
+        };
+        assert!(is_recovered(&of(&seen, |bundle, _| bundle.unknown = true)));
+        assert!(is_recovered(&of(&seen, |_, leaf| leaf.signer = None)));
+        let mut seen = in_order(Phase::Staged);
+        raise(&mut seen, EPOCH + 3, EPOCH);
+        assert!(is_recovered(&of(&seen, |bundle, _| bundle.authorities = [Generation(2)].into())));
+        assert!(is_recovered(&of(&seen, |_, leaf| leaf.signer = Some(Generation(2)))));
+    }
+
+    #[test]
+    fn forged_epochs_do_not_exhaust_numbers() {
+        let mut seen = in_order(Phase::Stable);
+        raise(&mut seen, u64::MAX, u64::MAX);
+        seen.record = Stored::Missing;
+        assert_eq!(Record::with(authority(3), Some(Trigger::Lost), &seen).epoch, 1);
+        raise(&mut seen, LEAP, EPOCH);
+        assert_eq!(Record::with(authority(3), Some(Trigger::Lost), &seen).epoch, LEAP + 1);
+    }
+
+    #[test]
+    fn next_authority_is_replaceable_until_served() {
+        let settings = Settings { overlap: Duration::from_hours(24), ..Settings::default() };
+        for phase in [Phase::Staged, Phase::Expanded, Phase::Switched, Phase::Verified, Phase::Soaking] {
+            let mut seen = in_order(phase);
+            let Stored::Is(record) = &mut seen.record else { unreachable!() };
+            record.next = Some(Authority { has_key: false, ..authority(2) });
+            let fine = next(&settings, &seen);
+            let replaced = Step::NewAuthority { generation: Generation(3), trigger: Some(Trigger::Lost) };
+            if phase < Phase::Switched {
+                assert_eq!(fine, replaced, "{phase}");
+                continue;
+            }
+            // A serving certificate of it already exists, so the rotation continues.
+            assert!(
+                !matches!(fine, Step::NewAuthority { .. } | Step::Wait { blocked: Blocked::Unable, .. }),
+                "{phase}"
+            );
+            seen.serving = Stored::Missing;
+            assert_eq!(next(&settings, &seen), wait(Blocked::Unable), "{phase}");
+            let leaf = Some(Leaf { signer: Some(Generation(1)), renew_at: Timestamp::MAX });
+            seen.serving = Stored::Is(Serving { leaf, epoch: EPOCH - 1 });
+            let expected = if phase == Phase::Switched { replaced } else { wait(Blocked::Unable) };
+            assert_eq!(next(&settings, &seen), expected, "{phase}");
+        }
+    }
+}

@@ -13,9 +13,9 @@ use k8s_openapi::api::core::v1::Secret;
 use crate::certificates::rotation::Trigger;
 
 /// The Lease's annotation with the request.
-pub const ASK_ANNOTATION: &str = "pillion.dev/rotate";
+pub const REQUEST_ANNOTATION: &str = "pillion.dev/rotate";
 /// The annotation of the CAs' Secret with the last fulfilled request.
-pub const ASKED_ANNOTATION: &str = "pillion.dev/rotated";
+pub const FULFILLED_ANNOTATION: &str = "pillion.dev/rotated";
 
 /// The prefix of the identity if the CA's key is compromised.
 const COMPROMISED: &str = "compromised:";
@@ -41,7 +41,7 @@ impl RotationRequest {
     #[must_use]
     pub fn of(lease: Option<&Lease>, record: Option<&Secret>) -> Option<Self> {
         let annotations = lease?.metadata.annotations.as_ref()?;
-        let request: Self = annotations.get(ASK_ANNOTATION)?.parse().ok()?;
+        let request: Self = annotations.get(REQUEST_ANNOTATION)?.parse().ok()?;
         (fulfilled(record) != Some(request.to_string().as_str())).then_some(request)
     }
 
@@ -53,12 +53,12 @@ impl RotationRequest {
 
     /// Records in the Secret that the request is fulfilled.
     pub(super) fn fulfil(&self, record: &mut Secret) {
-        record.metadata.annotations.get_or_insert_default().insert(ASKED_ANNOTATION.to_owned(), self.to_string());
+        record.metadata.annotations.get_or_insert_default().insert(FULFILLED_ANNOTATION.to_owned(), self.to_string());
     }
 }
 
 fn fulfilled(record: Option<&Secret>) -> Option<&str> {
-    record?.metadata.annotations.as_ref()?.get(ASKED_ANNOTATION).map(String::as_str)
+    record?.metadata.annotations.as_ref()?.get(FULFILLED_ANNOTATION).map(String::as_str)
 }
 
 impl FromStr for RotationRequest {
@@ -90,12 +90,12 @@ mod tests {
 
     fn lease(text: &str) -> Lease {
         let mut lease = Lease::default();
-        lease.metadata.annotations.get_or_insert_default().insert(ASK_ANNOTATION.to_owned(), text.to_owned());
+        lease.metadata.annotations.get_or_insert_default().insert(REQUEST_ANNOTATION.to_owned(), text.to_owned());
         lease
     }
 
     #[test]
-    fn a_wish_is_fulfilled_once() {
+    fn request_is_fulfilled_once() {
         let lease = lease("2026-11-21T10:00:00Z");
         let request = RotationRequest::of(Some(&lease), None).unwrap();
         assert_eq!(request.trigger(), Trigger::Asked);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stolen_key_is_another_wish() {
+    fn compromised_key_is_another_request() {
         let request = RotationRequest::of(Some(&lease("compromised:1")), None).unwrap();
         assert_eq!((request.trigger(), request.identity.as_str()), (Trigger::Compromised, "1"));
         assert_eq!(request.to_string().parse(), Ok(request));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_wish_is_none() {
+    fn rejects_invalid_requests() {
         for text in ["", "compromised:", "a b", "a\nb", &"x".repeat(129)] {
             assert_eq!(RotationRequest::of(Some(&lease(text)), None), None, "{text:?}");
         }

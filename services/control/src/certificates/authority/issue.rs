@@ -1,52 +1,105 @@
-//! Creates CAs and serving certificates: ECDSA P-256.
+//! Creates CAs and serving certificates (ECDSA P-256), and says how long they live.
 //!
 //! A CA may sign only for the release's own names: a stolen key can impersonate the webhook, and nothing else. The
 //! restriction is not marked critical, since some clients reject a certificate with an unknown critical extension;
 //! clients that know it enforce it anyway.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use rcgen::{
     BasicConstraints, CertificateParams, CustomExtension, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType, SerialNumber,
+    KeyUsagePurpose, SanType,
 };
-use rustls::crypto::aws_lc_rs;
 use rustls_pki_types::CertificateDer;
+use sha2::{Digest, Sha256};
 use yasna::Tag;
 
 use super::judge::{self, Expected};
-use super::lifetimes::{Lifetimes, whole_seconds};
-use super::{AuthorityMaterial, PrivateKey, Unfit, identity, pem};
+use super::{AuthorityMaterial, InvalidPair, LEAF, PrivateKey, authority_name, distinguished_name, pem};
 use crate::certificates::rotation::{self, Generation};
+use crate::random;
 use crate::release::Release;
+
+const HOUR: Duration = Duration::from_hours(1);
+const DAY: Duration = Duration::from_hours(24);
+
+/// The lifetimes. Tests scale them down to seconds, the finest unit of certificates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Lifetimes {
+    /// Validity of a CA from its creation.
+    pub authority: Duration,
+    /// Validity of a serving certificate from its creation.
+    pub leaf: Duration,
+    /// How long before its CA a serving certificate ends at the latest.
+    pub margin: Duration,
+    /// Part of its life after which a serving certificate is renewed, in percent.
+    pub renew_percent: u8,
+    /// How much earlier it may be renewed, in percent of that time, so that not all releases renew at once.
+    pub jitter_percent: u8,
+    /// How long before its creation a certificate is already valid: for clocks that are behind.
+    pub backdating: Duration,
+}
+
+impl Default for Lifetimes {
+    /// A CA is valid for a year, a serving certificate for a week.
+    fn default() -> Self {
+        Self {
+            authority: 365 * DAY,
+            leaf: 7 * DAY,
+            margin: 30 * DAY,
+            renew_percent: 50,
+            jitter_percent: 10,
+            backdating: 2 * HOUR,
+        }
+    }
+}
+
+impl Lifetimes {
+    /// Lifetimes with these validities; all other values keep their default proportions. A serving certificate of less
+    /// than a second cannot be created.
+    #[must_use]
+    pub fn of(authority: Duration, leaf: Duration) -> Self {
+        let default = Self::default();
+        Self {
+            authority,
+            leaf,
+            margin: authority.mul_f64(default.margin.div_duration_f64(default.authority)),
+            backdating: default.backdating.min(leaf),
+            ..default
+        }
+    }
+
+    /// When to renew this certificate: it depends on the certificate alone, so all leaders agree.
+    #[must_use]
+    pub fn renew_at(&self, leaf: &CertificateDer<'_>, not_before: Timestamp, not_after: Timestamp) -> Timestamp {
+        let issued = not_before.saturating_add(self.backdating).unwrap_or(not_before);
+        // Another tool created it and did not backdate it.
+        let issued = if issued < not_after { issued } else { not_before };
+        let life = Duration::try_from(not_after.duration_since(issued)).unwrap_or_default().as_nanos();
+        let share = life * u128::from(self.renew_percent.min(100)) / 100;
+        let chance = Sha256::digest(leaf).iter().take(2).fold(0, |number, byte| number << 8 | u128::from(*byte));
+        let jitter = share * u128::from(self.jitter_percent.min(100)) / 100 * chance / (1 << 16);
+        let after = u64::try_from(share - jitter).map_or(Duration::MAX, Duration::from_nanos);
+        issued.saturating_add(after).map_or(not_after, |at| at.min(not_after))
+    }
+}
+
+/// Truncates to seconds, as in certificates.
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
 
 /// OID of id-ce-nameConstraints.
 const NAME_CONSTRAINTS: [u64; 4] = [2, 5, 29, 30];
 /// Tag of `dNSName` in a `GeneralName`.
 const DNS_NAME: u64 = 2;
 
-/// The source of serial numbers. Keys always use the operating system's randomness.
-pub trait Randomness: Send {
-    /// Fills the buffer with random bytes.
-    ///
-    /// # Errors
-    /// No randomness is available.
-    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), MakeError>;
-}
-
-/// The operating system's randomness.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SystemRandomness;
-
-impl Randomness for SystemRandomness {
-    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), MakeError> {
-        aws_lc_rs::default_provider().secure_random.fill(bytes).map_err(|_| MakeError::NoRandomness)
-    }
-}
-
 /// Why a certificate could not be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum MakeError {
+pub enum IssueError {
     /// The CA does not exist.
     #[error("there is no authority {0:?} that could sign: expected the record's active or next one")]
     NoAuthority(Generation),
@@ -66,46 +119,42 @@ pub enum MakeError {
     /// The name is invalid in a certificate.
     #[error("the name {0:?} cannot stand in a certificate: expected a DNS name")]
     NotAName(String),
-    /// No randomness is available.
-    #[error("the operating system gives no random bytes")]
-    NoRandomness,
     /// The library returned an error.
-    #[error("the certificate cannot be made: {0}")]
+    #[error("the certificate cannot be created: {0}")]
     Library(String),
     /// The new certificate is invalid: for example, the CA may not sign for such a name.
     #[error("the new leaf would not be trusted: {0}; is the clock right, and was the authority made for these names?")]
-    Unfit(#[source] Unfit),
+    Untrusted(#[source] InvalidPair),
 }
 
-impl MakeError {
+impl IssueError {
     /// Whether a retry cannot succeed: the CA has expired, or may not sign for these names.
     #[must_use]
     pub const fn is_final(&self) -> bool {
-        matches!(self, Self::Ended { .. } | Self::Unfit(_))
+        matches!(self, Self::Ended { .. } | Self::Untrusted(_))
     }
 }
 
-impl From<rcgen::Error> for MakeError {
+impl From<rcgen::Error> for IssueError {
     fn from(error: rcgen::Error) -> Self {
         Self::Library(error.to_string())
     }
 }
 
 /// The inputs for creating certificates.
-pub struct Making<'m> {
+#[derive(Clone, Copy, Debug)]
+pub struct Issuing<'i> {
     /// The release that owns them.
-    pub release: &'m Release,
+    pub release: &'i Release,
     /// Their lifetimes.
-    pub lifetimes: &'m Lifetimes,
+    pub lifetimes: &'i Lifetimes,
     /// The current time.
     pub now: Timestamp,
-    /// The source of serial numbers.
-    pub random: &'m mut dyn Randomness,
 }
 
 /// A serving certificate with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeafMaterial {
+pub struct ServingMaterial {
     /// The CA that signed it.
     pub signer: Generation,
     /// End of its validity.
@@ -117,7 +166,7 @@ pub struct LeafMaterial {
     authority: CertificateDer<'static>,
 }
 
-impl LeafMaterial {
+impl ServingMaterial {
     /// Its certificate.
     #[must_use]
     pub const fn certificate(&self) -> &CertificateDer<'static> {
@@ -143,22 +192,20 @@ impl LeafMaterial {
     }
 }
 
-impl Making<'_> {
-    /// Creates a CA that may sign for the names of the release's webhook and trust probe, and for those in `besides`.
+impl Issuing<'_> {
+    /// Creates a CA that may sign for the names of the release's webhook and trust probe.
     ///
     /// # Errors
-    /// See [`MakeError`].
-    pub fn authority(&mut self, generation: Generation, besides: &[String]) -> Result<AuthorityMaterial, MakeError> {
+    /// See [`IssueError`].
+    pub fn authority(self, generation: Generation) -> Result<AuthorityMaterial, IssueError> {
         let not_after = self.end_after(self.lifetimes.authority);
-        let mut tag = [0; 4];
-        self.random.fill(&mut tag)?;
-        let mut params = self.params(not_after)?;
-        params.distinguished_name = identity::of_authority(self.release, generation, u32::from_be_bytes(tag));
+        let mut params = self.params(not_after);
+        let tag = random::token();
+        params.distinguished_name = authority_name(self.release, generation, tag.get(..8).unwrap_or(&tag));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let mut names = [self.release.server_names(), self.release.canary_names()].concat();
-        names.extend_from_slice(besides);
-        params.custom_extensions = vec![name_constraints(&names)?];
+        let names = [self.release.server_names(), self.release.canary_names()].concat();
+        params.custom_extensions = vec![name_constraints(&names)];
         let key = KeyPair::generate()?;
         let certificate = params.self_signed(&key)?.into();
         let facts = rotation::Authority { generation, created: whole_seconds(self.now), not_after, has_key: true };
@@ -168,22 +215,22 @@ impl Making<'_> {
     /// Creates a serving certificate for these names; the API server calls the first one.
     ///
     /// # Errors
-    /// See [`MakeError`].
-    pub fn leaf(&mut self, signer: &AuthorityMaterial, names: &[String]) -> Result<LeafMaterial, MakeError> {
+    /// See [`IssueError`].
+    pub fn leaf(self, signer: &AuthorityMaterial, names: &[String]) -> Result<ServingMaterial, IssueError> {
         let rotation::Authority { generation, not_after: end, .. } = signer.facts;
-        let key = signer.key.as_ref().ok_or(MakeError::NoKey(generation))?;
+        let key = signer.key.as_ref().ok_or(IssueError::NoKey(generation))?;
         let not_after = self.leaf_end(signer.facts);
         if not_after <= self.now {
-            return Err(MakeError::Ended { generation, not_after: end, now: self.now });
+            return Err(IssueError::Ended { generation, not_after: end, now: self.now });
         }
-        let mut params = self.params(not_after)?;
-        params.distinguished_name = identity::of_leaf(self.release);
+        let mut params = self.params(not_after);
+        params.distinguished_name = distinguished_name(self.release, LEAF.to_owned());
         // An explicit "not a CA": the library then adds the identifier of its key.
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         for name in names {
-            let name = name.as_str().try_into().map_err(|_| MakeError::NotAName(name.clone()))?;
+            let name = name.as_str().try_into().map_err(|_| IssueError::NotAName(name.clone()))?;
             params.subject_alt_names.push(SanType::DnsName(name));
         }
         let issuer = Issuer::from_ca_cert_der(&signer.certificate, KeyPair::from_pem(key.pem())?)?;
@@ -196,45 +243,40 @@ impl Making<'_> {
             key.pem().as_bytes(),
             Expected { names, now: self.now, trusted },
         );
-        let fit = fit.map_err(MakeError::Unfit)?;
+        let fit = fit.map_err(IssueError::Untrusted)?;
         let renew_at = self.lifetimes.renew_at(&certificate, fit.not_before, fit.not_after);
-        Ok(LeafMaterial { signer: generation, not_after, renew_at, certificate, key, authority })
+        Ok(ServingMaterial { signer: generation, not_after, renew_at, certificate, key, authority })
     }
 
     /// End of a serving certificate: well before its CA's end. In the last days of a CA that cannot be replaced, the
     /// certificate may last until the CA's end.
-    fn leaf_end(&self, signer: rotation::Authority) -> Timestamp {
+    fn leaf_end(self, signer: rotation::Authority) -> Timestamp {
         let wanted = self.end_after(self.lifetimes.leaf);
         let latest = signer.not_after.checked_sub(self.lifetimes.margin).unwrap_or(Timestamp::MIN);
         let half = self.end_after(self.lifetimes.leaf / 2);
         if latest >= half { wanted.min(whole_seconds(latest)) } else { half.min(signer.not_after) }
     }
 
-    fn end_after(&self, life: std::time::Duration) -> Timestamp {
+    fn end_after(self, life: Duration) -> Timestamp {
         whole_seconds(self.now.checked_add(life).unwrap_or(Timestamp::MAX))
     }
 
     /// The parameters that CAs and serving certificates share.
-    fn params(&mut self, not_after: Timestamp) -> Result<CertificateParams, MakeError> {
-        let mut serial = [0; 16];
-        self.random.fill(&mut serial)?;
+    fn params(self, not_after: Timestamp) -> CertificateParams {
+        // The library derives the serial number from the key, which is random.
         let mut params = CertificateParams::default();
-        params.serial_number = Some(SerialNumber::from_slice(&serial));
         params.use_authority_key_identifier_extension = true;
         let not_before = self.now.checked_sub(self.lifetimes.backdating).unwrap_or(self.now);
         for (field, time) in [(&mut params.not_before, not_before), (&mut params.not_after, not_after)] {
             let seconds = u64::try_from(time.as_second()).unwrap_or_default();
-            *field = rcgen::date_time_ymd(1970, 1, 1) + std::time::Duration::from_secs(seconds);
+            *field = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
         }
-        Ok(params)
+        params
     }
 }
 
 /// The extension that restricts a CA to these names and their subdomains. The library would mark it critical.
-fn name_constraints(names: &[String]) -> Result<CustomExtension, MakeError> {
-    if let Some(name) = names.iter().find(|name| !pillion_api::names::is_dns_name(name)) {
-        return Err(MakeError::NotAName(name.clone()));
-    }
+fn name_constraints(names: &[String]) -> CustomExtension {
     let content = yasna::construct_der(|writer| {
         writer.write_sequence(|writer| {
             writer.next().write_tagged_implicit(Tag::context(0), |writer| {
@@ -249,5 +291,5 @@ fn name_constraints(names: &[String]) -> Result<CustomExtension, MakeError> {
             });
         });
     });
-    Ok(CustomExtension::from_oid_content(&NAME_CONSTRAINTS, content))
+    CustomExtension::from_oid_content(&NAME_CONSTRAINTS, content)
 }

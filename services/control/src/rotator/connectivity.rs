@@ -1,0 +1,249 @@
+//! What the rotation asks the API servers: trust probes while it waits for them, and the connectivity check of the
+//! replicas.
+//!
+//! # The connectivity check
+//! It shows whether API servers reach the replicas, before API servers are told to reject pods without a response.
+//!
+//! A replica that answers at its own address proves nothing about the Service: endpoints, and the rules for them on
+//! each API server's machine, follow seconds later. So an empty configuration is first written for a check: a failed
+//! call rejects no pod, and dry runs are routed to the replicas. Each API server is asked for a dry run. When each has
+//! reached a replica, the final configuration is written. After a time limit it is written anyway, since then only the
+//! replicas' own readiness is known.
+//!
+//! The result holds while this controller leads, so a deleted configuration comes back at once, until an operator
+//! disables the webhooks.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::certificates::rotation::{Configuration, Generation, Propagation};
+use crate::release::Release;
+use crate::trust_probe::Asker;
+use crate::webhook_config::Live;
+
+/// A question for the API servers. An answer belongs to one question only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    /// Whether they trust the newest CA, after the configuration was written.
+    Trust {
+        /// The newest CA.
+        newest: Generation,
+        /// The epoch of the configuration that API servers should have.
+        epoch: u64,
+        /// When it was written, by the writer's clock: it only distinguishes writes, and is compared with no clock.
+        written: Timestamp,
+    },
+    /// Whether they reach the replicas.
+    Replica {
+        /// The epoch of the configuration that routes to them.
+        epoch: u64,
+    },
+}
+
+/// Time between two rounds of the connectivity check: short, since pods are allowed without injection meanwhile.
+const CONNECTIVITY_PAUSE: Duration = Duration::from_millis(200);
+
+/// Results of the last round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answered {
+    question: Question,
+    propagation: Propagation,
+}
+
+/// Without any answers.
+pub(super) const UNASKED: Propagation = Propagation { proven: 0, behind: 0, silent: 0 };
+
+impl Answered {
+    /// The results for this question.
+    pub(super) fn to(answered: Option<&Self>, question: Option<Question>) -> Propagation {
+        let matching = answered.filter(|answered| Some(answered.question) == question);
+        matching.map_or(UNASKED, |answered| answered.propagation)
+    }
+}
+
+/// Asks while this controller leads and there is a question, with a `pause` between two rounds.
+pub(super) async fn ask(
+    stop: &CancellationToken,
+    mut asker: Asker,
+    pause: Duration,
+    mut question: watch::Receiver<Option<Question>>,
+    answered: watch::Sender<Option<Answered>>,
+) {
+    let asking = async {
+        loop {
+            let wanted = *question.borrow_and_update();
+            if let Some(wanted) = wanted {
+                let (answer, pause) = match wanted {
+                    Question::Trust { newest, epoch, .. } => (asker.ask(newest, epoch).await, pause),
+                    Question::Replica { .. } => (asker.check_connectivity().await, CONNECTIVITY_PAUSE),
+                };
+                let propagation = answer.propagation;
+                answered.send_replace(Some(Answered { question: wanted, propagation }));
+                tokio::select! {
+                    changed = question.changed() => if changed.is_err() { return },
+                    () = sleep(pause) => {}
+                }
+            } else if question.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    stop.run_until_cancelled(asking).await;
+}
+
+/// Time limit of the check.
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
+
+/// State of the connectivity check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConnectivityCheck {
+    /// No webhook is called yet; the configuration will be written for a check.
+    Due,
+    /// The check started at this time.
+    Since(Instant),
+    /// The check ended, or was not needed: an earlier leader wrote the final configuration.
+    Over,
+}
+
+/// Result of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CheckResult {
+    /// Each API server reached a replica.
+    Proven,
+    /// Some did, and the others are unknown: for example, they cannot be asked one by one.
+    Partly,
+    /// No API server is known to have reached a replica.
+    Late,
+}
+
+/// State of the configuration, as far as the check needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// No webhook is called, since an operator disabled the webhooks.
+    Disarmed,
+    /// No webhook is called.
+    Empty,
+    /// It is written for a check.
+    Check,
+    /// It is final.
+    Filled,
+}
+
+impl Stage {
+    pub(super) fn of(configuration: &Configuration, live: &Live, release: &Release) -> Self {
+        match configuration {
+            Configuration::Disarmed => Self::Disarmed,
+            Configuration::Absent | Configuration::Empty { .. } => Self::Empty,
+            Configuration::Present(_) if live.rehearses(release) => Self::Check,
+            Configuration::Present(_) => Self::Filled,
+        }
+    }
+}
+
+impl ConnectivityCheck {
+    /// Whether configurations are written for a check.
+    pub(super) const fn is_wanted(self) -> bool {
+        !matches!(self, Self::Over)
+    }
+
+    /// Whether the check is running.
+    pub(super) const fn is_running(self) -> bool {
+        matches!(self, Self::Since(_))
+    }
+
+    /// The next state, after this stage was observed at `now`.
+    pub(super) const fn after(self, stage: Stage, now: Instant) -> Self {
+        match (self, stage) {
+            (_, Stage::Disarmed) => Self::Due,
+            (Self::Due, Stage::Check) => Self::Since(now),
+            (Self::Due, Stage::Filled) => Self::Over,
+            // A check that has started or ended stays so, even if another client writes or deletes the configuration.
+            (known, _) => known,
+        }
+    }
+
+    /// The result, if the check ends now.
+    pub(super) fn result(self, propagation: Propagation, now: Instant) -> Option<CheckResult> {
+        let Self::Since(since) = self else { return None };
+        let Propagation { proven, behind, silent } = propagation;
+        if proven > 0 && behind == 0 && silent == 0 {
+            return Some(CheckResult::Proven);
+        }
+        let is_late = now.saturating_duration_since(since) >= LIMIT;
+        is_late.then_some(if proven > 0 { CheckResult::Partly } else { CheckResult::Late })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_count_only_for_their_question() {
+        let question = |epoch| Question::Trust { newest: Generation(2), epoch, written: Timestamp::UNIX_EPOCH };
+        let propagation = Propagation { proven: 2, behind: 0, silent: 0 };
+        let answered = Answered { question: question(3), propagation };
+        assert_eq!(Answered::to(Some(&answered), Some(question(3))), propagation);
+        assert_eq!(Answered::to(Some(&answered), Some(question(4))), UNASKED);
+        assert_eq!(Answered::to(Some(&answered), Some(Question::Replica { epoch: 3 })), UNASKED);
+        assert_eq!(Answered::to(Some(&answered), None), UNASKED);
+        assert_eq!(Answered::to(None, Some(question(3))), UNASKED);
+    }
+
+    const fn answers(proven: usize, behind: usize, silent: usize) -> Propagation {
+        Propagation { proven, behind, silent }
+    }
+
+    #[test]
+    fn check_starts_only_without_final_configuration() {
+        let now = Instant::now();
+        let after =
+            |stages: &[Stage]| stages.iter().fold(ConnectivityCheck::Due, |known, stage| known.after(*stage, now));
+        assert!(after(&[]).is_wanted() && !after(&[]).is_running());
+        assert_eq!(after(&[Stage::Empty]), ConnectivityCheck::Due);
+        assert_eq!(after(&[Stage::Empty, Stage::Check]), ConnectivityCheck::Since(now));
+        assert_eq!(after(&[Stage::Filled]), ConnectivityCheck::Over, "of an earlier leader");
+        assert_eq!(
+            after(&[Stage::Check]),
+            ConnectivityCheck::Since(now),
+            "of an earlier leader, who did not see the end"
+        );
+        // A deleted configuration comes back unchanged, and another writer's check is overruled.
+        assert_eq!(after(&[Stage::Filled, Stage::Empty]), ConnectivityCheck::Over);
+        assert_eq!(after(&[Stage::Filled, Stage::Check]), ConnectivityCheck::Over);
+        // A configuration that another writer made final too early is overruled too.
+        assert_eq!(after(&[Stage::Check, Stage::Filled]), ConnectivityCheck::Since(now));
+        // After an operator enables the webhooks again, other replicas may have started.
+        assert_eq!(after(&[Stage::Filled, Stage::Disarmed, Stage::Empty]), ConnectivityCheck::Due);
+    }
+
+    #[test]
+    fn check_starts_once() {
+        let (begun, later) = (Instant::now(), Instant::now() + LIMIT / 2);
+        assert_eq!(ConnectivityCheck::Since(begun).after(Stage::Check, later), ConnectivityCheck::Since(begun));
+        assert_eq!(ConnectivityCheck::Since(begun).after(Stage::Empty, later), ConnectivityCheck::Since(begun));
+    }
+
+    #[test]
+    fn check_ends_with_proof_or_time_limit() {
+        let begun = Instant::now();
+        let end = |answers, after| ConnectivityCheck::Since(begun).result(answers, begun + after);
+        let (early, late) = (Duration::from_millis(1), LIMIT);
+        assert_eq!(end(answers(2, 0, 0), early), Some(CheckResult::Proven));
+        for not_yet in [answers(0, 0, 0), answers(1, 0, 1), answers(1, 1, 0), answers(0, 0, 1)] {
+            assert_eq!(end(not_yet, late.saturating_sub(early)), None, "{not_yet:?}");
+        }
+        assert_eq!(end(answers(1, 1, 1), late), Some(CheckResult::Partly));
+        assert_eq!(
+            end(answers(0, 0, 0), late),
+            Some(CheckResult::Late),
+            "nobody could be asked: it is armed all the same"
+        );
+        assert_eq!(ConnectivityCheck::Due.result(answers(2, 0, 0), begun + late), None);
+        assert_eq!(ConnectivityCheck::Over.result(answers(0, 0, 2), begun + late), None);
+    }
+}
