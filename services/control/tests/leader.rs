@@ -1,4 +1,4 @@
-//! What only the leader does, and how it becomes it, against the real API server.
+//! The election and the tasks of the leader, with a real API server.
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
@@ -13,7 +13,7 @@ use pillion_control::Release;
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_testkit::registration::NAMESPACE;
 
-/// How long what takes a moment may take on a machine with much to do.
+/// Time limit for short operations on a busy machine.
 const SOON: Duration = Duration::from_mins(1);
 
 fn release() -> Release {

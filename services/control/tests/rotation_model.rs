@@ -1,9 +1,9 @@
-//! Explores the rotation: two leaders, three replicas and two API servers, each of which sees a change when it likes; a
-//! leader that dies or is paused between any two things it does; and, now and then, a vandal.
+//! Explores the rotation with two leaders, three replicas and two API servers. Replicas and API servers see a change at any
+//! later time; a leader may die or be paused between any two actions; and some tests add a disturbance from outside.
 //!
-//! What has to hold in every state is that no admission fails of it ([`world::World::broken_trust`]), and from every state the
-//! rotation has to come to rest if nobody disturbs it. The exploration goes breadth first, so the shortest way to what is
-//! wrong is found and told.
+//! In every state, no admission may fail because of the rotation ([`world::World::broken_trust`]). From every state, the
+//! rotation must come to rest without further disturbances. The exploration is breadth first, so it finds the shortest
+//! sequence of moves to a failure.
 
 #![allow(
     clippy::panic,
@@ -26,10 +26,10 @@ use pillion_testkit::is_thorough;
 use crate::rotation_model::explore::{Found, Move, explore, walk};
 use crate::rotation_model::world::{Disturbance, Rules};
 
-/// States that are explored, unless `PILLION_ROTATION_STATES` says otherwise. `just nightly` explores a million: all that
-/// can be reached in some thirty moves.
+/// Number of explored states, unless `PILLION_ROTATION_STATES` is set. `just nightly` explores a million: all states
+/// within about thirty moves.
 const STATES: usize = 50_000;
-/// Walks beyond that, and how many moves each has: enough for several rotations. A sample is a tenth of the walks.
+/// Number of random walks, and moves in each: enough for several rotations. A sample has a tenth of the walks.
 const WALKS: u64 = 2_000;
 const MOVES: usize = 600;
 
@@ -66,7 +66,7 @@ fn disturbances_do_not_break_trust() {
     }
 }
 
-/// Each is what a hurried hand might make of the decision, and the exploration has to see it.
+/// The exploration must find each of these plausible mistakes.
 #[test]
 fn exploration_finds_wrong_decisions() {
     type Planner = fn(&Settings, &Observed) -> Step;
@@ -78,12 +78,12 @@ fn exploration_finds_wrong_decisions() {
             }
             step => step,
         }),
-        ("nobody waits for the API servers", |settings, seen| {
+        ("the rotation does not wait for API servers", |settings, seen| {
             let mut seen = seen.clone();
             seen.propagation.behind = 0;
             next(settings, &seen)
         }),
-        ("nobody waits for the replicas", |settings, seen| {
+        ("the rotation does not wait for replicas", |settings, seen| {
             let mut seen = seen.clone();
             (seen.endpoints.rounds, seen.endpoints.older) = (settings.rounds, false);
             next(settings, &seen)
@@ -94,7 +94,7 @@ fn exploration_finds_wrong_decisions() {
                 record.leaf_epoch = 0;
             }
             match next(settings, &seen) {
-                // And the record's loss is not noticed: a new authority replaces what everybody trusts.
+                // The loss of the record is not noticed: a new CA replaces the trusted ones.
                 Step::WriteBundle { authorities, epoch, repair, .. } => {
                     Step::WriteBundle { authorities, keep_unknown: false, epoch, repair }
                 }
@@ -111,7 +111,7 @@ fn exploration_finds_wrong_decisions() {
     }
 }
 
-/// Without what prevents them, the damages of these two disturbances are found.
+/// Without their fixes, the exploration finds the damage of these two disturbances.
 #[test]
 fn disturbances_break_trust_without_their_fixes() {
     let uncounted = Rules { fold: |outcomes, servers| fold(outcomes, servers.or(Some(0))), ..Rules::CODE };

@@ -1,4 +1,4 @@
-//! Canaries at two real API servers on one etcd.
+//! Trust probes of two real API servers on one etcd.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::leader::{SOON, release};
 const CONTROLLER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 111, 2, 1));
 const NEWEST: Generation = Generation(2);
 
-/// A controller's canary, and what the API servers need to know to call it.
+/// A controller's trust probe, with the objects through which API servers call it.
 struct Rig {
     control_plane: ControlPlane,
     canary: Canary,
@@ -35,7 +35,7 @@ struct Rig {
     metrics: CanaryMetrics,
     newest: TestCa,
     stop: CancellationToken,
-    /// Of which epoch the configuration is to be, and of which it is written.
+    /// The epoch that the configuration should have, and the one that it has.
     epoch: u64,
     writes: u64,
 }
@@ -79,7 +79,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Writes the configuration with these authorities as its bundle.
+    /// Writes the configuration with these CAs in its bundle.
     async fn trust(&self, authorities: &[&TestCa]) -> anyhow::Result<()> {
         let bundle: String = authorities.iter().map(|ca| ca.bundle_pem()).collect();
         let configuration = |kind: &str, path: &str| {
@@ -118,7 +118,7 @@ impl Rig {
         self.asker.ask(NEWEST, self.epoch).await
     }
 
-    /// Asks until this is what is known.
+    /// Asks until the summary has these numbers.
     async fn becomes(&mut self, proven: usize, behind: usize, silent: usize) -> anyhow::Result<TrustRound> {
         let wanted = Propagation { proven, behind, silent };
         eventually(SOON, "the API servers say so", async || {
@@ -129,7 +129,7 @@ impl Rig {
         .await
     }
 
-    /// Asks until nothing is known of so many, all of them for this reason: at first one may be too slow to tell.
+    /// Asks until this number is silent, all for this reason: the first responses may be late.
     async fn are_silent(&mut self, count: usize, why: &Silence) -> anyhow::Result<()> {
         let (wanted, why) = (Propagation { proven: 0, behind: 0, silent: count }, ServerOutcome::Silent(why.clone()));
         eventually(SOON, "the API servers are silent", async || {
@@ -146,29 +146,29 @@ fn each_api_server_proves_its_own_trust() {
     Isolation::new().own_network("runs a second API server").time_limit(Duration::from_mins(10)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut second = control_plane.second_api_server().await?;
-        // Whom the test may stop.
+        // The API server that the test pauses.
         let first = control_plane.api_server().context("it runs")?.pid();
         ensure!(first != second.process().pid());
         let mut rig = Rig::start(control_plane).await?;
         let old = TestCa::new()?;
 
-        // There is nothing to show, and nobody who would call.
+        // There is no certificate yet, and no entry.
         let asked = rig.ask().await;
         ensure!(asked.propagation == Propagation { proven: 0, behind: 0, silent: 1 }, "{asked:?}");
         rig.show(NEWEST, &rig.newest)?;
         rig.are_silent(2, &Silence::NotCalled).await?;
 
-        // The bundle has the old authority alone, then both.
+        // The bundle has only the old CA, then both.
         rig.trust(&[&old]).await?;
         let asked = rig.becomes(0, 2, 0).await?;
         let servers: Vec<_> = asked.answers.iter().filter_map(|each| each.server).map(|each| each.ip()).collect();
         ensure!(servers == [API_SERVER, SECOND_API_SERVER], "{servers:?}");
-        ensure!(rig.metrics.calls() == 0, "nobody is called who is not trusted");
+        ensure!(rig.metrics.calls() == 0, "an untrusted endpoint gets no call");
         rig.trust(&[&old, &rig.newest]).await?;
         rig.becomes(2, 0, 0).await?;
         ensure!(rig.metrics.calls() >= 2);
 
-        // One is stopped while the bundle changes back and forth: nothing is known of it, though it was proven before.
+        // A paused API server is silent although it was proven before, while the bundle changes.
         second.process().pause()?;
         eventually(SOON, "the other is asked all the same, and in time", async || {
             let since = Instant::now();
@@ -180,7 +180,7 @@ fn each_api_server_proves_its_own_trust() {
         .await?;
         rig.trust(&[&old]).await?;
         rig.becomes(0, 1, 1).await?;
-        // It leaves the list of endpoints after a while, and is not forgotten.
+        // It leaves the list of endpoints after a while, but is still asked.
         let slices: Api<k8s_openapi::api::discovery::v1::EndpointSlice> =
             Api::namespaced(rig.control_plane.client(), "default");
         eventually(SOON, "it has left the endpoints", async || {
@@ -194,7 +194,7 @@ fn each_api_server_proves_its_own_trust() {
         rig.trust(&[&old, &rig.newest]).await?;
         rig.becomes(1, 0, 1).await?;
 
-        // It goes on with what it knew, and catches up.
+        // It resumes with its old state, and catches up.
         second.process().resume()?;
         rig.becomes(2, 0, 0).await?;
         rig.stop.cancel();
@@ -209,7 +209,7 @@ fn only_calls_with_newest_certificate_are_proof() {
         let old = TestCa::new()?;
         rig.show(Generation(1), &old)?;
         rig.trust(&[&old, &rig.newest]).await?;
-        // The leaf is not that of the authority that is asked about.
+        // The trust probe serves a certificate of another CA.
         let asked = rig.ask().await;
         ensure!(asked.propagation == Propagation { proven: 0, behind: 0, silent: 1 }, "{asked:?}");
         ensure!(asked.answers[0].outcome == ServerOutcome::Silent(Silence::NoLeaf), "{asked:?}");
@@ -220,7 +220,7 @@ fn only_calls_with_newest_certificate_are_proof() {
         })
         .await?;
         ensure!(asked.propagation.silent == 0, "{asked:?}");
-        // Connections of before do not prove anything of the new leaf: the bundle has no place for it.
+        // Earlier connections prove nothing about the new certificate, whose CA is not in the bundle.
         rig.trust(&[&old]).await?;
         let canaries: Api<InjectionCanary> = Api::all(rig.control_plane.client());
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };
@@ -237,7 +237,7 @@ fn only_calls_with_newest_certificate_are_proof() {
         rig.becomes(1, 0, 0).await?;
         ensure!(canaries.list(&ListParams::default()).await?.items.is_empty(), "nothing is ever stored");
 
-        // A leaf for other names is not trusted either, and an entry that is away calls nobody.
+        // A certificate for other names is not trusted either; and without an entry there is no call.
         let (cert, key) = rig.newest.serving(&["other.pillion-system.svc"])?;
         rig.canary.show(Some(Identity::new(NEWEST, cert.as_bytes(), key.as_bytes())?));
         rig.becomes(0, 1, 0).await?;
@@ -249,14 +249,14 @@ fn only_calls_with_newest_certificate_are_proof() {
         rig.trust(&[&rig.newest]).await?;
         rig.becomes(1, 0, 0).await?;
 
-        // It trusts whom it ought to, as it did before the last writing: that is no proof that it has seen that.
+        // A call through an entry of an earlier epoch does not prove that the last write was seen.
         rig.epoch = 5;
         rig.are_silent(1, &Silence::Stale).await?;
         rig.writes = 5;
         rig.trust(&[&rig.newest]).await?;
         rig.becomes(1, 0, 0).await?;
 
-        // Three behind one address: two of them have not been asked.
+        // Three API servers behind one address: two of them were not asked.
         for number in 1..=3 {
             let lease: k8s_openapi::api::coordination::v1::Lease = serde_json::from_value(json!({
                 "apiVersion": "coordination.k8s.io/v1",
@@ -283,7 +283,7 @@ fn only_calls_with_newest_certificate_are_proof() {
         })
         .await?;
 
-        // The canary itself cannot be reached: that is no word about trust.
+        // An unreachable trust probe proves nothing about trust.
         rig.stop.cancel();
         eventually(SOON, "nobody is proven or behind", async || {
             let asked = rig.ask().await;
@@ -307,7 +307,7 @@ fn asks_configured_address_without_listed_api_servers() {
             SocketAddr::new(CONTROLLER, 8444),
             {
                 let mut settings = settings();
-                // No API server has a certificate of this name, so none can be asked by its own address.
+                // No API server has a certificate of this name, so none can be asked at its own address.
                 settings.server_name = "nobody.example.org".to_owned();
                 settings
             },

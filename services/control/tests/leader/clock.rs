@@ -1,4 +1,4 @@
-//! The real API server tells the time.
+//! Reads the time of a real API server.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn clocks_agree_until_api_server_is_silent() {
         settings.max_age = Duration::from_secs(2);
         settings.timeout = Duration::from_millis(500);
         let clock = Clock::new(settings, ClockMetrics::default());
-        ensure!(!clock.agrees(), "nobody knows yet");
+        ensure!(!clock.agrees(), "there is no response yet");
         let stop = CancellationToken::new();
         let (running, until) = (clock.clone(), stop.clone());
         let client = control_plane.client();
@@ -29,7 +29,8 @@ fn clocks_agree_until_api_server_is_silent() {
         ensure!(difference.unsigned_abs() < Duration::from_secs(3), "{difference:?}");
 
         control_plane.stop_api_server()?;
-        eventually(SOON, "nobody knows any more", async || (!clock.agrees()).then_some(()).context("not yet")).await?;
+        eventually(SOON, "the response is too old", async || (!clock.agrees()).then_some(()).context("not yet"))
+            .await?;
         control_plane.start_api_server().await?;
         eventually(SOON, "they agree again", async || clock.agrees().then_some(()).context("not yet")).await?;
         stop.cancel();

@@ -1,4 +1,4 @@
-//! The election: two candidates, one Lease, and what may happen to either.
+//! The election with two candidates and one Lease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::leader::{SOON, release};
 
-/// Less than the defaults, and whole seconds for what stands in the Lease. Long enough for a machine that is busy: what takes as
-/// long as it may is lost.
+/// Shorter than the defaults, with whole seconds in the Lease, but long enough for a busy machine.
 fn settings() -> Settings {
     let mut settings = Settings::default();
     settings.lease_duration = Duration::from_secs(6);
@@ -31,7 +30,7 @@ fn settings() -> Settings {
     settings
 }
 
-/// A candidate that runs.
+/// A running candidate.
 struct Candidate {
     stop: CancellationToken,
     claim: watch::Receiver<Option<Claim>>,
@@ -70,7 +69,7 @@ impl Candidate {
         Ok(since.elapsed())
     }
 
-    /// As a process that is killed: no word to anybody.
+    /// Ends like a killed process: without a release.
     fn kill(self) {
         self.task.abort();
     }
@@ -98,7 +97,7 @@ fn second_candidate_leads_after_kill() {
         let control_plane = ControlPlane::start().await?;
         let (mut first, mut second) = two(&control_plane).await?;
         ensure!(spec(&control_plane).await?.holder_identity.as_ref() == Some(&first.identity));
-        // Longer than the Lease's duration: it is renewed.
+        // Longer than the Lease's duration, so it must be renewed.
         let until = Instant::now() + Duration::from_secs(8);
         while Instant::now() < until {
             ensure!(first.leads() && !second.leads());
@@ -117,16 +116,16 @@ fn second_candidate_leads_after_kill() {
                 "{spec:?}"
             );
             ensure!(spec.lease_duration_seconds == Some(6), "{spec:?}");
-            // Never before its time.
+            // Never before the Lease expires.
             let rested = spec.acquire_time.context("since when")?.0.duration_since(last);
             ensure!(rested > SignedDuration::from_millis(5_900), "{rested:?} after the last renewal");
-            // A candidate rests for up to a retry period. Once is enough: a machine that is busy holds it up.
+            // A candidate rests for up to a retry period; a busy machine may delay it.
             if took < Duration::from_millis(7_500) {
                 return Ok(());
             }
             all.push(took);
             first = std::mem::replace(&mut second, Candidate::start(control_plane.client(), &format!("{round}"))?);
-            // That one watches by then.
+            // The candidate watches by then.
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         bail!("it takes {all:?}")
@@ -138,7 +137,7 @@ fn stopping_leader_releases_the_lease() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let (mut first, mut second) = two(&control_plane).await?;
-        // The other one watches by now.
+        // The other candidate watches by now.
         tokio::time::sleep(Duration::from_millis(500)).await;
         let mut all = Vec::new();
         for round in 1..=5 {
@@ -154,9 +153,9 @@ fn stopping_leader_releases_the_lease() {
         println!("the other took over after a clean end: {all:?}");
         all.sort();
         ensure!(all.get(all.len() / 2).is_some_and(|median| *median < Duration::from_secs(1)), "{all:?}");
-        // Not by waiting for the end of the Lease; where a machine that is busy may hold up one of them.
+        // It does not wait for the Lease to expire; a busy machine may delay it.
         ensure!(all.get(all.len() - 2).is_some_and(|most| *most < Duration::from_secs(2)), "{all:?}");
-        // Nobody is there to take over.
+        // There is no other candidate.
         first.stop.cancel();
         (&mut first.task).await?;
         second.stop.cancel();
@@ -173,35 +172,35 @@ fn paused_leader_notices_lost_lease_at_once() {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[]).await?;
         let client_config = control_plane.config()?;
-        let (tell, mut told) = watch::channel(None::<Claim>);
+        let (claims, mut claimed) = watch::channel(None::<Claim>);
         let (frozen, freeze) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (their_frozen, their_freeze) = (Arc::clone(&frozen), Arc::clone(&freeze));
-        // A whole runtime on one thread, which stands still, as the process does at SIGSTOP: timers, tasks and sockets.
+        // A runtime on one thread that blocks, as a process at SIGSTOP: timers, tasks and sockets stand still.
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async move {
                 let client = Client::try_from(client_config).unwrap();
                 let elector = Elector::new(client, &release(), "one", settings(), LeaseMetrics::default()).unwrap();
                 let run = elector.run(CancellationToken::new(), move |claim| {
-                    tell.send_replace(Some(claim.clone()));
+                    claims.send_replace(Some(claim.clone()));
                     let (frozen, freeze) = (Arc::clone(&their_frozen), Arc::clone(&their_freeze));
                     async move {
                         while !freeze.load(Ordering::SeqCst) {
                             tokio::time::sleep(Duration::from_millis(5)).await;
                         }
                         std::thread::sleep(Duration::from_secs(10));
-                        // The first that runs in the process again is not the elector, and it knows all the same.
+                        // This runs before the elector does, and must notice too.
                         let (cancelled, holds) = (claim.stop().is_cancelled(), claim.holds());
                         frozen.store(!cancelled && !holds, Ordering::SeqCst);
                         claim.stop().cancelled().await;
                     }
                 });
-                // Long enough for the rest of the test; it would be a candidate for ever.
+                // Long enough for the rest of the test.
                 let _ = tokio::time::timeout(Duration::from_secs(25), run).await;
             });
         });
-        told.wait_for(Option::is_some).await?;
-        let first = told.borrow().clone().context("there is a claim")?;
+        claimed.wait_for(Option::is_some).await?;
+        let first = claimed.borrow().clone().context("there is a claim")?;
         let mut second = Candidate::start(control_plane.client(), "two")?;
         tokio::time::sleep(Duration::from_millis(500)).await;
         ensure!(first.holds() && !second.leads());
@@ -233,7 +232,7 @@ fn leadership_ends_and_resumes_with_api_server() {
         let since = Instant::now();
         tokio::time::timeout(SOON, stop.cancelled()).await.context("it still leads")?;
         println!("gave up {:?} after the API server fell silent", since.elapsed());
-        // Before anybody else may lead.
+        // Before another candidate may lead.
         ensure!(since.elapsed() < settings().lease_duration, "{:?}", since.elapsed());
         ensure!(!first.leads() && !second.leads() && first.metrics.failures(LeaseOperation::Renew) > 0);
 
@@ -243,7 +242,7 @@ fn leadership_ends_and_resumes_with_api_server() {
             Ok(())
         })
         .await?;
-        // A moment without it is no reason to give up.
+        // A short outage does not end the term.
         let leader = if first.leads() { &first } else { &second };
         let stop = leader.claim.borrow().as_ref().context("it leads")?.stop().clone();
         control_plane.api_server().context("it runs")?.pause()?;
@@ -264,7 +263,7 @@ fn deleted_or_edited_lease_has_one_holder() {
         let leases = leases(control_plane.client());
         let term = first.claim.borrow().as_ref().context("it leads")?.stop().clone();
 
-        // Deleted, emptied, relabelled: the leader stays.
+        // The leader stays when the Lease is deleted, emptied or relabelled.
         for _ in 0..3 {
             leases.delete("pillion-controller", &DeleteParams::default()).await?;
             eventually(SOON, "there is a Lease again", async || Ok(leases.get("pillion-controller").await?)).await?;
@@ -285,14 +284,14 @@ fn deleted_or_edited_lease_has_one_holder() {
         ensure!(leader.leads() && !other.leads());
         ensure!(leases.get("pillion-controller").await?.metadata.labels.is_some(), "a renewal keeps what others wrote");
 
-        // Somebody else stands in it, who will never renew: the leader gives up, and somebody takes it in due time.
+        // A foreign holder that never renews: the leader gives up, and a candidate takes the Lease once it expires.
         let term = leader.claim.borrow().as_ref().context("it leads")?.stop().clone();
-        let stranger = json!({"spec": {"holderIdentity": "a-stranger", "leaseDurationSeconds": 1_000_000}});
-        // It may be seen before this answer is.
+        let other = json!({"spec": {"holderIdentity": "another-holder", "leaseDurationSeconds": 1_000_000}});
+        // The candidate may see it before this response arrives.
         let since = Instant::now();
-        leases.patch("pillion-controller", &PatchParams::default(), &Patch::Merge(&stranger)).await?;
+        leases.patch("pillion-controller", &PatchParams::default(), &Patch::Merge(&other)).await?;
         let written = Instant::now();
-        tokio::time::timeout(SOON, term.cancelled()).await.context("it leads beside a stranger")?;
+        tokio::time::timeout(SOON, term.cancelled()).await.context("it leads beside another holder")?;
         ensure!(written.elapsed() < Duration::from_secs(2), "{:?}", written.elapsed());
         eventually(SOON, "one leads again", async || {
             ensure!(first.leads() || second.leads());
@@ -300,8 +299,8 @@ fn deleted_or_edited_lease_has_one_holder() {
         })
         .await?;
         let took = since.elapsed();
-        println!("a stranger's Lease was taken after {took:?}");
-        ensure!(took > settings().lease_duration, "{took:?}: a stranger may be alive");
+        println!("another holder's Lease was taken after {took:?}");
+        ensure!(took > settings().lease_duration, "{took:?}: the other holder may be alive");
         ensure!(first.leads() != second.leads());
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! Probing endpoints behind the real API server's endpoint slices.
+//! Probes of endpoints in real endpoint slices.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -33,12 +33,12 @@ const PORT: u16 = 8443;
 fn settings() -> Settings {
     let mut settings = Settings::default();
     settings.gap = Duration::from_millis(200);
-    // A machine that is busy lets nobody wait for longer than that who is there.
+    // Long enough for an endpoint on a busy machine.
     settings.timeout = Duration::from_secs(4);
     settings
 }
 
-/// A replica that serves a leaf of this authority, until it is dropped.
+/// A replica with a certificate of this CA, until it is dropped.
 struct Serving(JoinHandle<()>);
 
 impl Drop for Serving {
@@ -50,7 +50,7 @@ impl Drop for Serving {
 async fn serve(address: IpAddr, ca: &TestCa, name: &str) -> anyhow::Result<Serving> {
     let (cert, key) = ca.serving(&[name])?;
     let tls = https::server_config(cert.as_bytes(), key.as_bytes())?;
-    // The one before may have gone a moment ago.
+    // The previous replica may just have released the address.
     let listener = eventually(SOON, "the port is free", async || Ok(TcpListener::bind((address, PORT)).await?)).await?;
     Ok(Serving(tokio::spawn(https::serve(listener, tls, Router::new()))))
 }
@@ -84,14 +84,14 @@ fn probes_all_endpoints_and_pods() {
         let older = serve(addresses[1], &old, SERVER_NAME).await?;
         let strange = serve(addresses[2], &stranger, SERVER_NAME).await?;
         let misnamed = serve(addresses[3], &new, "other.pillion-system.svc").await?;
-        // One that hangs, and one that is not there.
+        // One endpoint hangs, and one does not exist.
         let hangs = TcpListener::bind((addresses[4], PORT)).await?;
 
         let known = [known(1, &old), known(2, &new)];
         let (expected, mut prober) = (expected(&known, 2, 7), Prober::new(settings(), ProbeMetrics::default()));
         let release = release();
         let found = prober.round(&client, &release, &expected).await?;
-        let told = verdicts(&found);
+        let verdicts = verdicts(&found);
         let right = [
             Verdict::Newest,
             Verdict::Older(Generation(1)),
@@ -101,11 +101,11 @@ fn probes_all_endpoints_and_pods() {
             Verdict::Unreachable(Unreachable::Connection),
         ];
         let right: Vec<_> = addresses.iter().map(ToString::to_string).zip(right).collect();
-        ensure!(told == right, "{told:?}");
+        ensure!(verdicts == right, "{verdicts:?}");
         let folded = Endpoints { answering: 2, rounds: 0, older: true, untrusted: true, unreachable: 2 };
         ensure!(found.endpoints == folded, "{:?}", found.endpoints);
 
-        // All but the newest go, or become the newest.
+        // Only endpoints with the newest certificate remain.
         drop((strange, misnamed, hangs));
         for address in addresses.iter().skip(2) {
             service.remove(*address).await?;
@@ -117,7 +117,7 @@ fn probes_all_endpoints_and_pods() {
             ensure!(found.endpoints == Endpoints { answering: 2, rounds: round, ..nothing() }, "{:?}", found.endpoints);
             tokio::time::sleep(settings().gap).await;
         }
-        // One that appears makes the count begin anew, and nobody is nobody.
+        // A new endpoint restarts the count; no endpoints means no passed round.
         let third = serve(addresses[5], &new, SERVER_NAME).await?;
         service.set_ready(addresses[5], false).await?;
         let found = prober.round(&client, &release, &expected).await?;
@@ -129,7 +129,7 @@ fn probes_all_endpoints_and_pods() {
         let found = prober.round(&client, &release, &expected).await?;
         ensure!(found.endpoints == nothing(), "{:?}", found.endpoints);
 
-        // A pod that is behind no Service yet.
+        // A pod that is in no endpoint slice yet.
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         for (name, app) in [("a-replica", "pillion"), ("another", "other")] {
             let pod = serde_json::from_value(json!({
@@ -142,7 +142,7 @@ fn probes_all_endpoints_and_pods() {
             pods.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;
         }
         let found = prober.round(&client, &release, &expected).await?;
-        ensure!(found.endpoints == nothing(), "the Service selects nobody: {:?}", found.endpoints);
+        ensure!(found.endpoints == nothing(), "the Service selects no pods: {:?}", found.endpoints);
         let selects = json!({"spec": {"selector": {"app": "pillion"}, "ports": [
             {"name": "https", "port": 443, "targetPort": PORT}]}});
         let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
@@ -185,7 +185,7 @@ fn probes_follow_changed_requirements() {
         let enough =
             |expected: Arc<Expected>| move |found: &Option<Found>| Found::of(found.as_ref(), &expected).rounds >= 3;
         tokio::time::timeout(SOON, found.wait_for(enough(Arc::clone(&first)))).await??;
-        // The leaf is to be another: rounds that were passed for the first say nothing of it.
+        // Another certificate is required: rounds that were passed for the first do not count.
         ensure!(Found::of(found.borrow().as_ref(), &second) == nothing());
         wanted.send_replace(Some(Arc::clone(&second)));
         let older = |found: &Option<Found>| Found::of(found.as_ref(), &second).older;
@@ -197,7 +197,7 @@ fn probes_follow_changed_requirements() {
         prometheus_client::encoding::text::encode(&mut page, &registry)?;
         ensure!(page.contains("pillion_controller_endpoints{result=\"newest\"} 1"), "{page}");
 
-        // An endpoint that goes silent is no endpoint that is gone.
+        // A silent endpoint still counts.
         service.set_ready(replica_address(2), true).await?;
         let silent = |found: &Option<Found>| {
             let seen = Found::of(found.as_ref(), &second);
@@ -207,7 +207,7 @@ fn probes_follow_changed_requirements() {
 
         stop.cancel();
         running.await?;
-        ensure!(found.borrow().is_none(), "who does not lead has found nothing");
+        ensure!(found.borrow().is_none(), "a controller that does not lead has no results");
         Ok(())
     });
 }
@@ -241,8 +241,8 @@ fn reports_certificates_of_other_issuers() {
         let leading = LeaderContext { client, release: Arc::new(release()), stop: CancellationToken::new() };
         let stop = leading.stop.clone();
         let running = tokio::spawn(probe::report(leading, settings(), metrics));
-        let told = async |trusted: usize| {
-            eventually(SOON, "they are told", async || {
+        let reported = async |trusted: usize| {
+            eventually(SOON, "the results are reported", async || {
                 let mut page = String::new();
                 prometheus_client::encoding::text::encode(&mut page, &registry)?;
                 for line in [
@@ -255,20 +255,23 @@ fn reports_certificates_of_other_issuers() {
             })
             .await
         };
-        told(0).await?;
+        reported(0).await?;
         tokio::time::sleep(2 * settings().gap).await;
-        ensure!(switches.get_opt("pillion").await?.is_none(), "nobody could decide, and a guardrail would refuse pods");
+        ensure!(
+            switches.get_opt("pillion").await?.is_none(),
+            "no replica could decide, and a guardrail would reject pods"
+        );
 
-        // Somebody has to make what people stop everything with, and what guardrails go by.
+        // The controller creates the ConfigMap of the kill switch, which guardrails need.
         let _trusted = serve(addresses[0], &theirs, SERVER_NAME).await?;
-        ensure!(told(1).await?.contains("endpoints_earliest_expiry_seconds "), "no expiry");
+        ensure!(reported(1).await?.contains("endpoints_earliest_expiry_seconds "), "no expiry");
         let words = eventually(SOON, "the kill switch is there", async || {
             switches.get_opt("pillion").await?.and_then(|map| map.data).context("no kill switch")
         })
         .await?;
         ensure!(json!(words) == json!({"injection": "enabled", "webhooks": "armed"}), "{words:?}");
 
-        // From then on it is a person's.
+        // It does not overwrite an operator's change.
         let word = Patch::Merge(json!({"data": {"injection": "disabled"}}));
         switches.patch("pillion", &PatchParams::default(), &word).await?;
         tokio::time::sleep(2 * settings().gap).await;

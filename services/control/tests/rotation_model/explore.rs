@@ -1,4 +1,4 @@
-//! The exploration: every move of everybody from every state, breadth first.
+//! The exploration: every possible move from every state, breadth first; and random walks.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -10,14 +10,14 @@ use crate::rotation_model::world::{
     API_SERVERS, BundleVersion, Disturbance, LeafVersion, REPLICAS, Reading, Replica, Rules, STRANGER, World,
 };
 
-/// Moves after which a rotation that nobody disturbs has to be at rest.
+/// Maximum number of moves until an undisturbed rotation is at rest.
 const PATIENCE: usize = 120;
 
-/// What somebody does.
+/// A move of a leader, a replica, an API server, or from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Move {
     Reads(usize),
-    /// Reads the record and decides: late or not, asked to rotate or not.
+    /// Reads the record and decides: after all deadlines or not, with a request to rotate or not.
     Decides(usize, bool, bool),
     Writes(usize),
     Dies(usize),
@@ -55,7 +55,7 @@ pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) 
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     let settings = Settings::default();
     let mut explored = Explored::default();
-    // Where each state was come from, by hashes: two states with one hash in a million would be a wonder.
+    // The predecessor of each state, by hash; collisions among a million states are unlikely.
     let mut from: HashMap<u64, Option<(u64, Move)>> = HashMap::new();
     let mut queue = VecDeque::new();
     let first = World::new();
@@ -69,7 +69,7 @@ pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) 
             explored.phases.insert(record.phase);
         }
         let wrong = world.broken_trust().or_else(|| world.went_backwards());
-        // Each is asked; a sample would do, but it costs little.
+        // A sample: this check is expensive.
         let wrong =
             wrong.or_else(|| (explored.states % 16 == 0).then(|| never_rests(&world, rules, &settings)).flatten());
         if let Some(what) = wrong {
@@ -89,8 +89,7 @@ pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) 
     explored
 }
 
-/// Walks at random from the beginning, so many times and so far: deeper than all states can be seen. The same numbers come
-/// each time.
+/// Walks at random from the initial state: deeper than an exploration of all states. The walks are the same in each run.
 pub(crate) fn walk(rules: Rules, disturbances: &[Disturbance], walks: u64, length: usize) -> Explored {
     let settings = Settings::default();
     let mut explored = Explored::default();
@@ -108,7 +107,7 @@ pub(crate) fn walk(rules: Rules, disturbances: &[Disturbance], walks: u64, lengt
                 return explored;
             }
             let mut moves = moves(&world, rules, &settings, disturbances);
-            // Xorshift: any numbers will do.
+            // Xorshift.
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
@@ -151,7 +150,7 @@ fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Distu
             Leader::Idle => add(Move::Reads(number), with(Leader::Read(Reading::of(world)))),
             Leader::Read(reading) => {
                 for (late, asked) in [(false, false), (false, true), (true, false)] {
-                    // It is late when every API server that runs has had the time to see what was read.
+                    // Deadlines pass only after every running API server has seen the bundle that was read.
                     if late && world.uncounted && !world.have_seen(reading.bundle_version) {
                         continue;
                     }
@@ -180,7 +179,7 @@ fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Distu
     let mut next = world.clone();
     next.stopped = !world.stopped;
     if world.stopped {
-        // It was given time to catch up before anybody relied on it.
+        // The rotation has waited until it caught up.
         next.api_servers[API_SERVERS - 1] = world.bundle.version();
         add(Move::ApiServerContinues, next);
     } else {
@@ -190,7 +189,7 @@ fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Distu
         let Replica { seen, serves, .. } = world.replicas[replica];
         if seen < world.leaf.version() {
             let mut next = world.clone();
-            // Who has none yet reads what is there now, and only then what comes.
+            // A replica without a certificate reads the current Secret before it follows changes.
             let seen = if serves.is_some() { seen + 1 } else { world.leaf.version() };
             next.replicas[replica] = world.replicas[replica].sees(seen, world.leaf.seen(seen), rules);
             add(Move::ReplicaSees(replica), next);
@@ -209,7 +208,7 @@ fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Distu
     moves
 }
 
-/// More than the epochs of some rotations.
+/// More epochs than a few rotations have.
 const RAISED: u64 = 100;
 
 fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
@@ -253,12 +252,12 @@ fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
     Some(next)
 }
 
-/// Lets everybody see everything and one leader act, again and again. Returns what it hangs in, if it hangs.
+/// Lets all followers see every change and one leader act, repeatedly. Returns the state if the rotation hangs.
 fn never_rests(world: &World, rules: Rules, settings: &Settings) -> Option<String> {
     let mut world = world.clone();
     world.leaders = world.leaders.map(|_| Leader::Idle);
     world.stopped = false;
-    // Nobody asks any more, and what was lost may need a number more than the model gives out.
+    // There are no further requests, and a recovery may need one more CA than the model has.
     for _ in 0..PATIENCE {
         world.api_servers = [world.bundle.version(); API_SERVERS];
         let (version, leaf) = (world.leaf.version(), world.leaf.newest());

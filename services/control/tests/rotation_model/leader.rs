@@ -1,5 +1,5 @@
-//! A leader: it reads the objects, then the record, decides, and writes; between any two of these it may be paused for as
-//! long as it takes, or die. Two do so at the same time, since the one that was paused does not know that it leads no more.
+//! A leader: it reads the objects, then the record, decides, and writes. Between any two of these it may be paused for any
+//! time, or die. Two act at the same time, since a paused leader does not know that it no longer leads.
 
 use jiff::Timestamp;
 use pillion_control::certificates::rotation::{Generation, Observed, Record, Settings, Step, Stored};
@@ -33,12 +33,12 @@ pub(crate) fn decide(
     settings: &Settings,
     (late, asked): (bool, bool),
 ) -> Option<Write> {
-    // The record is read before and after the objects. If it is not the same, what was read does not fit together.
+    // The record is read before and after the objects. If it has changed, the objects are of different moments.
     if reading.record_version != world.record_version {
         return None;
     }
     let seen = reading.with_record(world, (rules, settings), late, asked);
-    // What is late and what is not the model says: times would only make states differ that do not.
+    // The model decides whether deadlines have passed; times would only multiply the states.
     let timeless = |record: Record| Box::new(Record { since: Timestamp::UNIX_EPOCH, ..record });
     match (rules.planner)(settings, &seen) {
         Step::Wait { .. } => None,
@@ -75,7 +75,7 @@ pub(crate) fn decide(
     }
 }
 
-/// Writes, if the object is what it was.
+/// Writes if the object is unchanged.
 pub(crate) fn write(world: &mut World, write: Write) {
     match write {
         Write::Record { record, version, highest } if version == world.record_version => {
@@ -91,7 +91,7 @@ pub(crate) fn write(world: &mut World, write: Write) {
             world.leaf_backup.get_or_insert(leaf);
             world.leaf.push(leaf);
         }
-        // Somebody was faster: the API server answers with a conflict.
+        // Another writer was faster: the API server responds with a conflict.
         _ => {}
     }
 }

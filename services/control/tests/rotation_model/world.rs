@@ -1,4 +1,4 @@
-//! The world as the model has it: three objects with their histories, those who follow them, and the leaders.
+//! The state of the model: three objects with their histories, their followers, and the leaders.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +15,13 @@ use crate::rotation_model::leader::{Leader, Planner};
 pub(crate) const API_SERVERS: usize = 2;
 pub(crate) const REPLICAS: usize = 3;
 pub(crate) const LEADERS: usize = 2;
-/// Authorities that are ever made: two rotations, and one more after a loss.
+/// Number of CAs: for two rotations, and one more after a loss.
 pub(crate) const GENERATIONS: u32 = 3;
 
-/// Later than anything takes: but no authority grows old in the model.
+/// Later than all deadlines; but no CA grows old in the model.
 const LATE: Timestamp = Timestamp::constant(100 * 24 * 3600, 0);
 
-/// A set of authorities, a bit each; bit 7 stands for a certificate of a stranger.
+/// A set of CAs, one bit each; bit 7 is an unknown certificate.
 pub(crate) type Mask = u8;
 pub(crate) const STRANGER: Mask = 1 << 7;
 
@@ -29,7 +29,7 @@ pub(crate) const fn bit(generation: Generation) -> Mask {
     1 << generation.0
 }
 
-/// What somebody does to the objects from outside, once.
+/// A single change of the objects from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Disturbance {
     BundleEmptied,
@@ -40,11 +40,11 @@ pub(crate) enum Disturbance {
     RecordRestored,
     /// A higher epoch is written beside the bundle.
     BundleEpochRaised,
-    /// And beside the leaf.
+    /// The same beside the serving certificate.
     LeafEpochRaised,
-    /// The leaf's Secret is put back to its first version.
+    /// The Secret with the serving certificate is restored to its first version.
     LeafRestored,
-    /// The API servers cannot be listed any more: one of them is asked, and their number is not known.
+    /// The API servers can no longer be listed: one of them is asked, and their number is unknown.
     ApiServersUncounted,
 }
 
@@ -66,43 +66,43 @@ impl Disturbance {
 /// A version of the bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BundleVersion {
-    /// Whether there is an entry, so that somebody is called.
+    /// Whether it has entries, so that API servers call the webhook.
     pub(crate) entries: bool,
     pub(crate) trusted: Mask,
     pub(crate) epoch: u64,
-    /// A vandal wrote it: what fails of it is his.
+    /// It was written from outside: its failures are not the rotation's.
     pub(crate) vandals: bool,
-    /// A vandal wrote the epoch.
+    /// Its epoch was written from outside.
     pub(crate) raised: bool,
 }
 
-/// A version of the leaf's Secret; no signer where it was taken away.
+/// A version of the Secret with the serving certificate; without a signer if the certificate was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LeafVersion {
     pub(crate) signer: Option<Generation>,
     pub(crate) epoch: u64,
-    /// A vandal put it back: what fails of it at a replica that knows no other leaf is his.
+    /// It was restored from outside: failures at a replica without another certificate are not the rotation's.
     pub(crate) restored: bool,
 }
 
 /// A replica of the webhook.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Replica {
-    /// How many versions of the leaf it has seen.
+    /// Number of versions of the Secret that it has seen.
     pub(crate) seen: u32,
-    /// Whose leaf it serves.
+    /// The CA of the certificate that it serves.
     pub(crate) serves: Option<Generation>,
-    /// It began with a leaf that a vandal had put back.
+    /// It started with a restored certificate.
     pub(crate) misled: bool,
 }
 
-/// What the model takes from the code: the tests replace each to see that the model finds what it prevents.
+/// Functions of the real code. Tests replace one of them to show that the model finds the failures that it prevents.
 #[derive(Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) planner: Planner,
-    /// What is known of the API servers by their answers and their number.
+    /// Summarises the answers of API servers.
     pub(crate) fold: fn(&[ServerOutcome], Option<usize>) -> Propagation,
-    /// Whether a replica that serves a leaf of the first authority takes one of the second.
+    /// Whether a certificate of the second CA may replace one of the first.
     pub(crate) may_replace: fn(Generation, Generation) -> bool,
 }
 
@@ -116,7 +116,7 @@ impl Rules {
 }
 
 impl Replica {
-    /// It sees this version of the Secret. The last good leaf stays where there is no better one.
+    /// The replica after it saw this version of the Secret. The last valid certificate stays.
     pub(crate) fn sees(self, version: u32, leaf: Option<LeafVersion>, rules: Rules) -> Self {
         let seen = Self { seen: version, ..self };
         let Some((offered, restored)) = leaf.and_then(|leaf| Some((leaf.signer?, leaf.restored))) else { return seen };
@@ -128,10 +128,10 @@ impl Replica {
     }
 }
 
-/// An object, from the oldest version that anybody still sees to the newest.
+/// An object, from the oldest version that a follower still sees to the newest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Object<T> {
-    /// How many versions there were before.
+    /// Number of earlier versions.
     pub(crate) base: u32,
     pub(crate) versions: Vec<T>,
 }
@@ -145,7 +145,7 @@ impl<T: Copy> Object<T> {
         self.base + self.versions.len() as u32
     }
 
-    /// What a follower sees that has seen so many versions.
+    /// The version that a follower sees after this number of versions.
     pub(crate) fn seen(&self, version: u32) -> Option<T> {
         self.versions.get((version.checked_sub(self.base + 1)?) as usize).copied()
     }
@@ -154,7 +154,7 @@ impl<T: Copy> Object<T> {
         self.versions.push(version);
     }
 
-    /// Forgets what nobody sees any more.
+    /// Drops versions that no follower sees any more.
     pub(crate) fn forget(&mut self, oldest_seen: u32) {
         let gone = oldest_seen.saturating_sub(self.base + 1) as usize;
         let gone = gone.min(self.versions.len().saturating_sub(1));
@@ -167,16 +167,16 @@ impl<T: Copy> Object<T> {
 pub(crate) struct World {
     pub(crate) record: Stored<Record>,
     pub(crate) record_version: u32,
-    /// The record at its second phase, for who restores a backup.
+    /// The record at its second phase, as a backup.
     pub(crate) backup: Option<Record>,
     pub(crate) bundle: Object<BundleVersion>,
     pub(crate) leaf: Object<LeafVersion>,
-    /// How many versions of the bundle each API server has seen.
+    /// Number of versions of the bundle that each API server has seen.
     pub(crate) api_servers: [u32; API_SERVERS],
-    /// Whether the last one answers nobody for a while.
+    /// Whether the last API server is paused.
     pub(crate) stopped: bool,
     pub(crate) replicas: [Replica; REPLICAS],
-    /// The first leaf, for who restores a backup.
+    /// The first serving certificate, as a backup.
     pub(crate) leaf_backup: Option<LeafVersion>,
     /// Whether the API servers cannot be listed.
     pub(crate) uncounted: bool,
@@ -186,7 +186,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A cluster in which nothing is yet.
+    /// An empty cluster.
     pub(crate) fn new() -> Self {
         Self {
             record: Stored::Missing,
@@ -213,12 +213,12 @@ impl World {
         self.stopped && api_server + 1 == API_SERVERS
     }
 
-    /// Whether each API server that runs has seen this version of the bundle.
+    /// Whether every running API server has seen this version of the bundle.
     pub(crate) fn have_seen(&self, version: u32) -> bool {
         (0..API_SERVERS).all(|api_server| self.is_stopped(api_server) || self.api_servers[api_server] >= version)
     }
 
-    /// An API server that would call a replica and not trust it.
+    /// Describes an API server that would call a replica without trusting it.
     pub(crate) fn broken_trust(&self) -> Option<String> {
         for api_server in (0..API_SERVERS).filter(|api_server| !self.is_stopped(*api_server)) {
             let Some(bundle) = self.trusted_by(api_server).filter(|bundle| !bundle.vandals && bundle.entries) else {
@@ -237,7 +237,7 @@ impl World {
         None
     }
 
-    /// Whether a later version of an object was written for an earlier epoch, by somebody who was behind.
+    /// Describes a version of the bundle that an outdated leader wrote for an earlier epoch.
     pub(crate) fn went_backwards(&self) -> Option<String> {
         let pairs = self.bundle.versions.windows(2);
         let back = pairs.into_iter().any(|pair| !pair[1].vandals && !pair[0].raised && pair[1].epoch < pair[0].epoch);
@@ -261,7 +261,7 @@ impl World {
     }
 }
 
-/// What a leader has read of the objects, the endpoints and the API servers, before it reads the record.
+/// A leader's observation of objects, endpoints and API servers, before it reads the record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Reading {
     pub(crate) bundle: Option<BundleVersion>,
@@ -292,7 +292,7 @@ impl Reading {
         }
     }
 
-    /// All that a leader sees, once it has read the record too. It may be late, and somebody may ask for a rotation.
+    /// The complete observation, with the record. Deadlines may have passed, and a rotation may be requested.
     pub(crate) fn with_record(
         &self,
         world: &World,
@@ -339,7 +339,7 @@ impl Reading {
             Some(_) => ServerOutcome::Behind,
             None => ServerOutcome::Silent(Silence::Timeout),
         };
-        // Where they cannot be listed, the configured address is asked, and one of them answers.
+        // Without a list, the configured address is asked, and one API server answers.
         let (reached, number) = if self.uncounted { (1, None) } else { (API_SERVERS, Some(API_SERVERS)) };
         let answers: Vec<_> = self.trusts.iter().take(reached).map(answer).collect();
         Observed {
@@ -362,7 +362,7 @@ impl Reading {
     }
 }
 
-/// The authority with a number; its age is nobody's concern here.
+/// The CA with this number, which never expires.
 pub(crate) fn authority(generation: Generation) -> Authority {
     Authority { generation, created: Timestamp::UNIX_EPOCH, not_after: Timestamp::MAX, has_key: true }
 }
