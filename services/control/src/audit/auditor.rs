@@ -15,7 +15,7 @@ use super::kept::{Has, Judged, Kept, PodChange, Seen, read};
 use super::pool::Pool;
 use super::report::{Report, Reporter};
 use crate::guard::guarded;
-use crate::informer::change::Change;
+use crate::informer::objects::Change;
 
 /// Maximum number of a namespace's pods that are read individually. If there are more, the namespace is listed.
 const ONE_BY_ONE: usize = 8;

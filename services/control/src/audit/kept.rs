@@ -8,8 +8,8 @@ use pillion_api::names::MIRROR_ANNOTATION;
 use pillion_engine::audit::{self, Injected, Standing};
 use pillion_engine::json::{OwnedTape, Value};
 
-use crate::informer::change::Change;
 use crate::informer::namespaces::{ANNOTATION_BYTES, ANNOTATIONS_BYTES, LAST_APPLIED};
+use crate::informer::objects::Change;
 
 /// Namespace and name of a pod.
 pub type PodKey = (Box<str>, Box<str>);

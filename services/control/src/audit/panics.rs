@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::kept::Has;
 use super::*;
 use crate::guard::faults;
-use crate::informer::change::Change;
+use crate::informer::objects::Change;
 
 /// Start of the audit.
 const START: i64 = 1_000;

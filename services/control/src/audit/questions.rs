@@ -29,7 +29,7 @@ use super::kept::{PodChange, Seen, read};
 use super::report::Report;
 use crate::client::{WATCH_FOR, chain, described, pauses};
 use crate::guard::guarded;
-use crate::informer::change::Change;
+use crate::informer::objects::Change;
 use crate::release::Release;
 
 /// Ended pods are not audited.

@@ -10,7 +10,7 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Served, Snapshot};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::informer::change::Change;
+use crate::informer::objects::Change;
 
 /// Start of the audit.
 const START: i64 = 1_000;

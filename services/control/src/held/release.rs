@@ -31,7 +31,7 @@ use super::metrics::{HeldMetrics, Released};
 use super::plan::{Injection, Place, Planner, ReleaseSettings, Step, Waiting};
 use super::pod::{HeldPod, JOB_TRACKING, Key, StoredPod};
 use crate::client::{chain, config, pauses};
-use crate::informer::change::Change;
+use crate::informer::objects::Change;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::release::Release;
 

@@ -7,12 +7,18 @@
 //! The delay until a change is served is not measured here. The time of a write is recorded only in `managedFields`, in
 //! whole seconds of the API server's clock: too coarse for a tenth of a second. A test with a real API server measures
 //! it.
+//!
+//! The client's watcher does not pass on bookmarks, and a watch of objects that seldom change is silent for hours. So
+//! [`noting`] records the time where the bytes of responses arrive.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use http_body_util::BodyExt;
+use kube::Client;
+use kube::client::Body;
 use kube::runtime::watcher;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -21,6 +27,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
+use tower::service_fn;
 
 /// The resource that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,6 +258,29 @@ impl Collector for Staleness {
     }
 }
 
+/// Returns the client with recording added: each chunk of a successful response is recorded.
+pub(crate) fn noting(client: Client, heard: Heard) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = service_fn(move |request: http::Request<Body>| {
+        let (client, heard) = (client.clone(), heard.clone());
+        async move {
+            let response = client.send(request).await?;
+            let is_success = response.status().is_success();
+            if is_success {
+                heard.now();
+            }
+            let note = move |frame| {
+                if is_success {
+                    heard.now();
+                }
+                frame
+            };
+            Ok::<_, kube::Error>(response.map(|body| body.map_frame(note)))
+        }
+    });
+    Client::new(service, namespace)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,5 +329,27 @@ mod tests {
         );
         let lost = kube::Error::Service(std::io::Error::other("reset").into());
         assert_eq!(Reason::of(&watcher::Error::WatchFailed(lost)), Reason::Disconnected);
+    }
+
+    /// The recorded age before and after a request with this response.
+    async fn age_after(status: u16, pieces: usize) -> (Duration, Duration) {
+        let answer = service_fn(move |_: http::Request<Body>| async move {
+            let body = Body::from(vec![b' '; pieces]);
+            Ok::<_, kube::Error>(http::Response::builder().status(status).body(body).unwrap())
+        });
+        let heard = Heard::silent_since(Instant::now().checked_sub(Duration::from_mins(1)).unwrap());
+        let client = noting(Client::new(answer, "default"), heard.clone());
+        let response = client.send(http::Request::get("/").body(Body::empty()).unwrap()).await.unwrap();
+        let at_once = heard.age();
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), pieces);
+        (at_once, heard.age())
+    }
+
+    #[tokio::test]
+    async fn an_answer_counts_if_it_is_a_success() {
+        let (at_once, after) = age_after(200, 3).await;
+        assert!(at_once.as_secs() < 30 && after.as_secs() < 30, "{at_once:?}, {after:?}");
+        let (at_once, after) = age_after(503, 3).await;
+        assert!(at_once.as_secs() >= 60 && after.as_secs() >= 60, "{at_once:?}, {after:?}");
     }
 }

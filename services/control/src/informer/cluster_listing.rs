@@ -18,12 +18,12 @@ use pillion_engine::snapshot::Snapshot;
 use serde_json::Value;
 
 use crate::client::{chain, lists};
-use crate::informer::change::Change;
 use crate::informer::fetch::{get, not_to_be_had};
 use crate::informer::index::{Index, Update};
 use crate::informer::namespaces;
-use crate::informer::profiles::{self, Broken, StoredProfile};
-use crate::informer::served::{Pointer, RevisionKey, read_status};
+use crate::informer::objects::{self, Change, StoredProfile, read_status};
+use crate::informer::published::{Fetched, RevisionKey};
+use crate::informer::text::Broken;
 
 /// Rounds of fetching revisions: each time a revision is unusable, another one may be needed.
 const ROUNDS: usize = 64;
@@ -113,23 +113,15 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
     let mut take = |index: &mut Index, update| broken.extend(index.update(update));
     for is_cluster in [true, false] {
         let of_kind = stored.iter().filter(|stored| stored.name.namespace.is_none() == is_cluster);
-        if of_revisions {
-            let update = if is_cluster { Update::PublishedCluster } else { Update::PublishedNamespaced };
-            for change in list(of_kind.map(|stored| Pointer::new(stored.metadata.clone(), stored.status.clone()))) {
-                take(&mut index, update(change));
-            }
-        } else {
-            let update = if is_cluster { Update::Cluster } else { Update::Namespaced };
-            for change in list(of_kind.map(|stored| StoredProfile::new(stored.metadata.clone(), stored.spec.clone()))) {
-                take(&mut index, update(change));
-            }
+        for change in list(of_kind.map(|stored| stored.to_profile(!of_revisions))) {
+            take(&mut index, Update::of_profiles(change, is_cluster));
         }
     }
     for change in list(found.into_iter()) {
         take(&mut index, Update::Namespace(change));
     }
     for _ in 0..ROUNDS {
-        let due = index.due();
+        let due = index.take_unfetched();
         if due.is_empty() {
             break;
         }
@@ -151,7 +143,7 @@ fn said(error: &kube::Error) -> String {
     }
 }
 
-async fn fetch(client: &Client, key: &RevisionKey) -> crate::informer::served::Fetched {
+async fn fetch(client: &Client, key: &RevisionKey) -> Fetched {
     match get(client.clone(), key).await {
         Ok(fetched) => fetched,
         Err(error) => not_to_be_had(key, &chain(&error)),
@@ -167,7 +159,13 @@ impl Stored {
     fn of(mut object: DynamicObject) -> Self {
         let mut part = |name: &str| object.data.get_mut(name).map(Value::take).unwrap_or_default();
         let (spec, status) = (part("spec"), read_status(part("status")));
-        Self { name: profiles::name(object.metadata.clone()), metadata: object.metadata, status, spec }
+        Self { name: objects::name(object.metadata.clone()), metadata: object.metadata, status, spec }
+    }
+
+    /// As a watch reads it.
+    fn to_profile(&self, with_text: bool) -> StoredProfile {
+        let spec = if with_text { self.spec.clone() } else { Value::Null };
+        StoredProfile::new(self.metadata.clone(), spec).with_status(self.status.clone())
     }
 
     /// Its `spec`, as stored.

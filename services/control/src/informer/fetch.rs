@@ -18,7 +18,7 @@ use pillion_engine::profile::{Diagnostic, Part, compile_revision};
 
 use crate::client::bounded::bounded;
 use crate::guard;
-use crate::informer::served::{Fetched, RevisionKey};
+use crate::informer::published::{Fetched, RevisionKey};
 
 /// Concurrent fetches.
 const AT_ONCE: usize = 8;

@@ -1,19 +1,36 @@
-//! The state of the cluster: takes changes and returns snapshots.
+//! The state of the cluster: takes changes of profiles and namespaces and returns snapshots. Pure.
 //!
-//! It publishes nothing before all three first lists are complete: half a list would report an existing profile as
-//! missing. Later each watch is independent; a watch that is cut off keeps its last state.
+//! Each profile has one entry, with its stored text ([`TextState`]) and its published revisions
+//! ([`PublishedRevisions`]). A replica needs one of them; the controller's leader, which accepts texts and publishes
+//! revisions, needs both, from one set of watches.
+//!
+//! Nothing is published before all three first lists are complete: half a list would report an existing profile as
+//! missing. Later each watch is independent; a watch that is cut off keeps its last state. If a namespace's
+//! [`share`] lacks memory for a profile, its text is neither compiled nor kept. Once there is memory, it must be read
+//! again ([`Index::take_readable`]).
+//!
+//! The client's `reflector` and `Store` are not used here: they keep each object whole, several times the size of what
+//! is compiled from it, and a store is cleared and filled again by each list.
 
-use std::collections::BTreeSet;
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use pillion_engine::profile::{FlattenedProfile, MAX_CHAIN, ProfileName};
+use pillion_api::kinds::ProfileStatus;
+use pillion_engine::profile::{
+    CompiledProfile, FlattenedProfile, MAX_CHAIN, Parent, Parents, ProfileName, compile_with,
+};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
+use serde_json::Value;
 
+use crate::guard;
 use crate::informer::cache_metrics::Kind;
 use crate::informer::namespaces::{NamespaceChange, NamespaceIndex};
-use crate::informer::profiles::{Broken, ProfileChange, ProfileIndex, State, Updated};
-use crate::informer::served::{Fetched, PointerChange, RevisionKey, ServedIndex};
-use crate::informer::share;
+use crate::informer::objects::{Change, ProfileChange, StoredProfile};
+use crate::informer::published::{Fetched, Publication, PublishedRevisions, RevisionKey};
+use crate::informer::share::{self, Shares};
+use crate::informer::text::{Broken, Text, TextState, check_memory, is_same_version, read};
 
 /// A change from one of the watches, or a fetched revision.
 #[derive(Clone, Debug)]
@@ -24,12 +41,15 @@ pub enum Update {
     Namespaced(ProfileChange),
     /// A change of namespaces.
     Namespace(NamespaceChange),
-    /// A change of the published revisions of cluster profiles.
-    PublishedCluster(PointerChange),
-    /// A change of the published revisions of namespaced profiles.
-    PublishedNamespaced(PointerChange),
     /// A published revision was fetched.
     Fetched(RevisionKey, Fetched),
+}
+
+impl Update {
+    /// A change of the profiles of one kind.
+    pub(crate) fn of_profiles(change: ProfileChange, is_cluster: bool) -> Self {
+        if is_cluster { Self::Cluster(change) } else { Self::Namespaced(change) }
+    }
 }
 
 /// The state of the index, for readiness and gauges.
@@ -45,104 +65,90 @@ pub struct Status {
     pub namespaces: usize,
 }
 
+/// The state of a profile's text.
+#[derive(Clone, Copy, Debug)]
+pub struct State<'i> {
+    /// The UID of the object.
+    pub uid: &'i str,
+    /// The last version that compiled, with what it inherits now.
+    pub good: Option<&'i Arc<CompiledProfile>>,
+    /// Whether the stored version did not compile.
+    pub broken: bool,
+    /// It is not compiled yet.
+    pub due: bool,
+    /// The generation of this state.
+    pub generation: Option<i64>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    uid: Box<str>,
+    /// The object without its text, for the leader, which writes its status.
+    stored: Option<Arc<StoredProfile>>,
+    text: TextState,
+    published: PublishedRevisions,
+}
+
+type Entries = BTreeMap<ProfileName, Entry>;
+
+/// The lists of one kind of profile.
+#[derive(Debug, Default)]
+struct Lists {
+    /// The profiles of an unfinished list.
+    unfinished: Option<BTreeSet<ProfileName>>,
+    /// Whether a list was completed.
+    is_complete: bool,
+    /// Whether all revisions published at the time of the first list were fetched once, or are unusable.
+    are_revisions_known: bool,
+}
+
 /// Builds snapshots from the changes of the watches.
 #[derive(Debug, Default)]
 pub struct Index {
-    cluster: ProfileIndex,
-    namespaced: ProfileIndex,
-    /// The published revisions, if they are served instead of the stored profiles.
-    published: Option<Published>,
+    entries: Entries,
+    cluster: Lists,
+    namespaced: Lists,
     namespaces: NamespaceIndex,
+    /// Whether the texts of all accepted profiles are kept, even if nothing else needs them.
+    keeps_texts: bool,
+    /// Whether published revisions are served, instead of the stored texts.
+    serves_revisions: bool,
+    /// Texts that were accepted before this index started.
+    seeds: BTreeMap<ProfileName, (Box<str>, Text)>,
+    /// The memory for namespaced profiles.
+    shares: Shares,
+    /// Texts to compile.
+    due: BTreeSet<ProfileName>,
+    /// Texts that lack memory.
+    lacking: BTreeSet<ProfileName>,
+    /// Cluster profiles whose children have to be compiled again.
+    touched: BTreeSet<Box<str>>,
+    /// Revisions to fetch that are not being fetched yet.
+    unfetched: BTreeSet<RevisionKey>,
+    /// Revisions that are being fetched.
+    fetching: BTreeSet<RevisionKey>,
     snapshot: Snapshot,
     profiles_changed: bool,
     namespaces_changed: bool,
 }
 
-/// The published revisions of both kinds of profiles.
-#[derive(Debug, Default)]
-struct Published {
-    cluster: ServedIndex,
-    namespaced: ServedIndex,
-}
-
-impl Published {
-    const fn of(&mut self, name: &ProfileName) -> &mut ServedIndex {
-        if name.namespace.is_some() { &mut self.namespaced } else { &mut self.cluster }
-    }
-}
-
 impl Index {
-    /// Serves published revisions instead of the stored profiles.
+    /// Serves published revisions instead of the stored texts.
     #[must_use]
     pub fn of_revisions(self) -> Self {
-        Self { published: Some(Published::default()), ..self }
+        Self { serves_revisions: true, ..self }
     }
 
     /// Keeps the texts of all accepted profiles, for the controller that creates revisions of them.
     #[must_use]
     pub fn keeping_texts(self) -> Self {
-        Self { cluster: self.cluster.keeping_texts(), namespaced: self.namespaced.keeping_texts(), ..self }
+        Self { keeps_texts: true, ..self }
     }
 
     /// Bounds the memory for namespaced profiles.
     #[must_use]
     pub fn bounded_by(self, limits: share::Limits) -> Self {
-        Self { namespaced: self.namespaced.bounded_by(limits), ..self }
-    }
-
-    /// Returns up to `count` profiles that lacked memory and now fit: read them again. Each is returned once.
-    pub fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
-        self.namespaced.take_readable(count)
-    }
-
-    /// Reports that a profile could not be read again; it will be returned again.
-    pub fn not_read(&mut self, name: ProfileName) {
-        self.namespaced.not_read(name);
-    }
-
-    /// Returns the revisions to fetch. Each is returned once.
-    pub fn due(&mut self) -> Vec<RevisionKey> {
-        let Some(published) = &mut self.published else { return Vec::new() };
-        let mut due = published.cluster.due();
-        due.extend(published.namespaced.due());
-        due
-    }
-
-    /// Whether a revision that could not be fetched is still needed.
-    pub fn still_wants(&mut self, key: &RevisionKey) -> bool {
-        self.published.as_mut().is_some_and(|published| published.of(&key.profile).still_wants(key))
-    }
-
-    /// The state of a profile's text; `None` if there is no such profile.
-    #[must_use]
-    pub fn state(&self, name: &ProfileName) -> Option<State<'_>> {
-        self.of(name).state(name)
-    }
-
-    /// The flattened text of the active profile, and its author's own text.
-    #[must_use]
-    pub fn whole(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
-        self.of(name).whole(name, &self.cluster)
-    }
-
-    /// Adds a text that an earlier leader had accepted for a profile.
-    pub fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
-        if name.namespace.is_some() { &mut self.namespaced } else { &mut self.cluster }.seed(name, uid, text);
-    }
-
-    /// The known namespaces.
-    pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Namespace)> {
-        self.snapshot.namespaces().map(|(name, namespace)| (name, &**namespace))
-    }
-
-    /// Whether all first lists are complete.
-    #[must_use]
-    pub const fn is_complete(&self) -> bool {
-        self.synced()
-    }
-
-    const fn of(&self, name: &ProfileName) -> &ProfileIndex {
-        if name.namespace.is_some() { &self.namespaced } else { &self.cluster }
+        Self { shares: Shares::new(limits), ..self }
     }
 
     /// Builds all later snapshots from this one.
@@ -151,66 +157,424 @@ impl Index {
         Self { snapshot, ..Self::default() }
     }
 
+    /// Whether the texts of profiles are needed.
+    pub(crate) const fn reads_texts(&self) -> bool {
+        self.keeps_texts || !self.serves_revisions
+    }
+
+    /// Adds a text that was accepted before this index started. It is the last valid text of a profile that does not
+    /// compile when it is first seen.
+    pub fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
+        // An unreadable text cannot be the last valid one.
+        let Ok(spec) = guard::compiled(&name, || read(text)) else { return };
+        let parent = spec.extends.map(|parent| parent.name.into());
+        self.seeds.insert(name, (uid, Text { json: text.into(), parent }));
+    }
+
     /// Applies an update. Returns profiles that are newly broken.
     pub fn update(&mut self, update: Update) -> Vec<Broken> {
-        let updated = match update {
-            Update::Cluster(change) => self.cluster.update(change),
-            Update::Namespaced(change) => Updated { touched: BTreeSet::new(), ..self.namespaced.update(change) },
+        match update {
+            Update::Cluster(change) => self.update_profiles(change, true),
+            Update::Namespaced(change) => self.update_profiles(change, false),
             Update::Namespace(change) => {
                 self.namespaces_changed |= self.namespaces.update(change, &mut self.snapshot);
-                return Vec::new();
+                Vec::new()
             }
-            Update::PublishedCluster(change) => {
-                return self.take_published(|published| published.cluster.update(change));
+            Update::Fetched(key, fetched) => self.add_fetched(&key, fetched).into_iter().collect(),
+        }
+    }
+
+    fn update_profiles(&mut self, change: ProfileChange, is_cluster: bool) -> Vec<Broken> {
+        let mut broken = Vec::new();
+        match change {
+            Change::Restarted => self.lists_mut(is_cluster).unfinished = Some(BTreeSet::new()),
+            Change::Listed(stored) => {
+                let lists = self.lists_mut(is_cluster);
+                lists.unfinished.get_or_insert_default().insert(stored.name.clone());
+                broken.extend(self.apply(stored));
             }
-            Update::PublishedNamespaced(change) => {
-                return self.take_published(|published| published.namespaced.update(change));
+            Change::ListComplete => {
+                let lists = self.lists_mut(is_cluster);
+                let listed = lists.unfinished.take().unwrap_or_default();
+                if !std::mem::replace(&mut lists.is_complete, true) {
+                    // The first list is published even if it is empty.
+                    self.profiles_changed = true;
+                    self.seeds.retain(|name, _| is_of_cluster(name) != is_cluster);
+                }
+                let is_gone = |name: &&ProfileName| is_of_cluster(name) == is_cluster && !listed.contains(*name);
+                let gone: Vec<_> = self.entries.keys().filter(is_gone).cloned().collect();
+                for name in gone {
+                    self.remove(&name);
+                }
             }
-            Update::Fetched(key, fetched) => {
-                return self.take_published(|published| published.of(&key.profile).fetched(&key, fetched));
-            }
-        };
-        self.profiles_changed |= updated.changed;
-        let mut broken = updated.broken;
-        broken.extend(self.compile_due(updated.touched));
+            Change::Applied(stored) => broken.extend(self.apply(stored)),
+            Change::Deleted(name) => self.remove(&name),
+        }
+        self.check_revisions_known();
+        broken.extend(self.compile_due());
         broken
     }
 
-    fn take_published(&mut self, update: impl FnOnce(&mut Published) -> Updated) -> Vec<Broken> {
-        let updated = update(self.published.get_or_insert_default());
-        self.profiles_changed |= updated.changed;
-        updated.broken
+    /// Applies the latest state of a profile. Returns the new errors of its text.
+    fn apply(&mut self, mut stored: StoredProfile) -> Option<Broken> {
+        let publication = self.serves_revisions.then(|| Publication::of(stored.status.clone())).flatten();
+        let (text, broken) = if self.reads_texts() { self.next_text(&stored) } else { Default::default() };
+        let (name, uid) = (stored.name.clone(), stored.uid.clone());
+        stored.spec = Value::Null;
+        let stored = self.keeps_texts.then(|| Arc::new(stored));
+        let before = self.entries.remove(&name);
+        let text_before = before.as_ref().map(|before| &before.text);
+        let is_touched = text_before.is_none_or(|before| before.accepted != text.accepted);
+        if is_touched && is_of_cluster(&name) {
+            self.touched.insert(name.name.clone());
+        }
+        if text.due {
+            self.due.insert(name.clone());
+        }
+        if !self.serves_revisions {
+            let good_before = text_before.and_then(|before| before.good.as_ref());
+            self.profiles_changed |= !is_same_version(good_before, text.good.as_ref());
+        }
+        // A profile that was recreated while the watch was interrupted shares nothing with the earlier one.
+        let published = match before {
+            Some(before) if before.uid == uid => before.published,
+            before => {
+                self.profiles_changed |= before.is_some_and(|before| before.published.served.is_some());
+                PublishedRevisions::default()
+            }
+        };
+        let mut entry = Entry { uid, stored, text, published };
+        if entry.published.publication != publication {
+            self.profiles_changed |= entry.published.point(publication);
+            let wanted = entry.published.wanted(&name).filter(|key| !self.fetching.contains(key));
+            self.unfetched.extend(wanted);
+        }
+        self.entries.insert(name, entry);
+        broken
+    }
+
+    fn remove(&mut self, name: &ProfileName) {
+        let Some(gone) = self.entries.remove(name) else { return };
+        self.lacking.remove(name);
+        if is_of_cluster(name) {
+            self.touched.insert(name.name.clone());
+        }
+        let was_active = gone.published.served.is_some() || (!self.serves_revisions && gone.text.good.is_some());
+        self.profiles_changed |= was_active;
+    }
+
+    /// The state of a stored text, and its new errors.
+    fn next_text(&mut self, stored: &StoredProfile) -> (TextState, Option<Broken>) {
+        let name = stored.name.clone();
+        let entry = self.entries.get(&name);
+        let grant = entry.and_then(|entry| entry.text.grant.clone());
+        // A profile that was recreated while the watch was interrupted has no last valid version.
+        let known = entry.filter(|entry| entry.uid == stored.uid).map(|entry| &entry.text);
+        if let Some(known) = known.filter(|known| known.is_generation(stored.generation))
+            && let Some(bytes) = known.lacks.filter(|bytes| *bytes > 0)
+            && check_memory(&name, bytes, grant.as_ref(), &self.shares).is_err()
+        {
+            self.lacking.insert(name);
+            return (known.clone(), None);
+        }
+        let mut seed = match known {
+            Some(_) => None,
+            // The seed stays until the list is complete.
+            None => self.seeds.get(&name).filter(|(uid, _)| *uid == stored.uid).map(|(_, text)| text.clone()),
+        };
+        if let Some(seed) = seed.as_mut().filter(|seed| seed.is_text_of(&stored.spec)) {
+            seed.json = stored.spec.to_string().into();
+        } else if self.defers_new_texts(&name) && known.is_none_or(|known| known.lacks == Some(0)) {
+            // Accepted texts get memory first. This text is new: it is read again when the list is complete.
+            self.lacking.insert(name);
+            let known = known.cloned();
+            let state = known.unwrap_or(TextState { due: seed.is_some(), accepted: seed, ..TextState::default() });
+            return (TextState { generation: stored.generation, lacks: Some(0), ..state }, None);
+        }
+        let is_accepted = seed.is_some();
+        let (mut state, broken) = TextState::next(known, stored, seed, self.keeps_texts);
+        let Err(lack) = state.charge(&name, grant.as_ref(), known.is_some(), is_accepted, &mut self.shares) else {
+            self.lacking.remove(&name);
+            return (state, broken);
+        };
+        // The last accepted text stays active. The stored text is not kept.
+        let mut state = TextState {
+            broken: true,
+            lacks: Some(lack.bytes),
+            lacks_with: state.extending.and_then(|text| text.parent),
+            ..TextState::of_generation(stored.generation)
+        };
+        if let Some(known) = known.cloned() {
+            (state.good, state.accepted, state.grant) = (known.good, known.accepted, known.grant);
+        }
+        self.lacking.insert(name.clone());
+        let broken = state.to_broken(&name, vec![lack.diagnostic(&name)]);
+        (state, Some(broken))
+    }
+
+    /// Whether a text without a seed waits until the first list is complete.
+    fn defers_new_texts(&self, name: &ProfileName) -> bool {
+        let has_seeds = self.seeds.keys().next_back().is_some_and(|name| !is_of_cluster(name));
+        !is_of_cluster(name) && !self.namespaced.is_complete && has_seeds
     }
 
     /// Compiles the profiles that extend changed profiles, and those that waited for them. Until all cluster profiles
     /// are known, a missing parent may still arrive.
-    fn compile_due(&mut self, touched: BTreeSet<Box<str>>) -> Vec<Broken> {
+    fn compile_due(&mut self) -> Vec<Broken> {
         let mut broken = Vec::new();
-        if !self.cluster.synced() {
+        if !self.cluster.is_complete || self.cluster.unfinished.is_some() {
             return broken;
         }
-        let mut all = touched.clone();
-        let mut latest = touched;
         // A chain has few links, and a profile that waited for its parent may have children waiting.
         for _ in 0..2 * MAX_CHAIN {
-            for _ in 1..MAX_CHAIN {
-                all.extend(latest.iter().cloned());
-                latest = self.cluster.touch(&latest);
+            let mut touched = std::mem::take(&mut self.touched);
+            for _ in 0..MAX_CHAIN {
+                touched = self.touch_children(&touched);
             }
-            all.extend(latest);
-            let updated = self.cluster.compile_due(None);
-            self.profiles_changed |= updated.changed;
-            broken.extend(updated.broken);
-            latest = updated.touched;
-            if latest.is_empty() {
+            self.compile_due_of(true, &mut broken);
+            if self.touched.is_empty() {
                 break;
             }
         }
-        self.namespaced.touch(&all);
-        let namespaced = self.namespaced.compile_due(Some(&self.cluster));
-        self.profiles_changed |= namespaced.changed;
-        broken.extend(namespaced.broken);
+        self.compile_due_of(false, &mut broken);
         broken
+    }
+
+    /// Marks the profiles that extend one of these. Returns the names of the cluster profiles among them.
+    fn touch_children(&mut self, parents: &BTreeSet<Box<str>>) -> BTreeSet<Box<str>> {
+        let mut touched = BTreeSet::new();
+        if parents.is_empty() {
+            return touched;
+        }
+        for (name, Entry { text, .. }) in &mut self.entries {
+            if !text.parents().any(|parent| parents.contains(parent)) {
+                continue;
+            }
+            text.due = true;
+            self.due.insert(name.clone());
+            if is_of_cluster(name) {
+                touched.insert(name.name.clone());
+            }
+            if text.lacks.is_some() && text.lacks_with.is_some() {
+                // It may need less memory now.
+                text.lacks = Some(0);
+                self.lacking.insert(name.clone());
+            }
+        }
+        touched
+    }
+
+    /// Compiles the profiles of one kind that are due, parents first.
+    fn compile_due_of(&mut self, is_cluster: bool, broken: &mut Vec<Broken>) {
+        // Each round removes at least one.
+        loop {
+            let due: Vec<_> = self.due.iter().filter(|name| is_of_cluster(name) == is_cluster).cloned().collect();
+            if due.is_empty() {
+                return;
+            }
+            let is_due = |parent: &str| self.due.contains(&ProfileName::cluster(parent));
+            let waits =
+                |name: &ProfileName| self.entries.get(name).is_some_and(|entry| entry.text.parents().any(is_due));
+            let mut ready: Vec<_> = due.iter().filter(|name| !waits(name)).cloned().collect();
+            if ready.is_empty() {
+                // They extend one another in a cycle; each of them reports it.
+                ready = due;
+            }
+            for name in ready {
+                self.due.remove(&name);
+                self.compile(&name, broken);
+            }
+        }
+    }
+
+    fn compile(&mut self, name: &ProfileName, broken: &mut Vec<Broken>) {
+        let Some(Entry { text: state, .. }) = self.entries.get(name) else { return };
+        let parents = AcceptedTexts(&self.entries);
+        let lacks = Cell::new(None);
+        let compiled = |text: &Text| {
+            let good = guard::compiled(name, || read(&text.json).and_then(|spec| compile_with(name, &spec, &parents)))?;
+            // A text that was accepted before stays, even if its parent has grown.
+            if state.accepted.as_ref() == Some(text) {
+                return Ok(good);
+            }
+            let bytes = good.memory() + 2 * text.json.len();
+            match check_memory(name, bytes, state.grant.as_ref(), &self.shares) {
+                Ok(()) => Ok(good),
+                Err(lack) => {
+                    lacks.set(Some(lack.bytes));
+                    Err(vec![lack.diagnostic(name)])
+                }
+            }
+        };
+        let stored = state.extending.clone().map(|text| (compiled(&text), text));
+        let accepted = match &stored {
+            Some((Ok(_), _)) => None,
+            // The accepted text need not be compiled twice.
+            Some((Err(_), text)) => state.accepted.as_ref().filter(|accepted| *accepted != text).map(compiled),
+            None => state.accepted.as_ref().map(compiled),
+        };
+        let Some(Entry { text: state, .. }) = self.entries.get_mut(name) else { return };
+        state.due = false;
+        let mut diagnostics = None;
+        let good = match (stored, accepted) {
+            (Some((Ok(good), text)), _) => {
+                state.broken = false;
+                if state.accepted.as_ref() != Some(&text) {
+                    state.accepted = Some(text);
+                    if is_of_cluster(name) {
+                        self.touched.insert(name.name.clone());
+                    }
+                }
+                Some(good)
+            }
+            (Some((Err(errors), _)), accepted) => {
+                // They are reported once.
+                diagnostics = (!std::mem::replace(&mut state.broken, true)).then_some(errors);
+                accepted.and_then(Result::ok)
+            }
+            (None, accepted) => accepted.and_then(Result::ok),
+        };
+        if lacks.get().is_some() {
+            state.lacks = lacks.get();
+            state.lacks_with = state.extending.take().and_then(|text| text.parent);
+            self.lacking.insert(name.clone());
+        }
+        self.profiles_changed |= state.put_to_work(good) && !self.serves_revisions;
+        state.take_memory(name, 0, &mut self.shares);
+        broken.extend(diagnostics.map(|diagnostics| state.to_broken(name, diagnostics)));
+    }
+
+    /// Returns up to `count` profiles that lacked memory and now fit, each once. Read their stored objects, and pass them
+    /// to [`Self::update`] again.
+    pub fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
+        if !self.namespaced.is_complete {
+            return Vec::new();
+        }
+        let mut readable: Vec<ProfileName> = Vec::new();
+        // They have to fit together.
+        let mut planned = 0;
+        for name in &self.lacking {
+            let Some(entry) = self.entries.get(name).filter(|_| readable.len() < count) else { continue };
+            let bytes = entry.text.lacks.unwrap_or(0);
+            let grant = entry.text.grant.as_ref();
+            if bytes == 0 || check_memory(name, planned + bytes, grant, &self.shares).is_ok() {
+                planned += bytes;
+                readable.push(name.clone());
+            }
+        }
+        for name in &readable {
+            self.lacking.remove(name);
+        }
+        readable
+    }
+
+    /// Reports that a profile could not be read again; it will be returned again.
+    pub fn not_read(&mut self, name: ProfileName) {
+        self.lacking.insert(name);
+    }
+
+    /// Applies a fetched revision, or that it cannot be used. Returns the latter if it is new.
+    fn add_fetched(&mut self, key: &RevisionKey, fetched: Fetched) -> Option<Broken> {
+        self.fetching.remove(key);
+        let mut broken = None;
+        let entry = self.entries.get_mut(&key.profile).filter(|entry| entry.published.needs(&key.revision));
+        if let Some(Entry { published, .. }) = entry {
+            match fetched {
+                Fetched::Compiled(compiled) => self.profiles_changed |= published.add(&key.revision, compiled),
+                Fetched::Missing(diagnostics) | Fetched::Unusable(diagnostics) => {
+                    let serving = published.served.as_ref().map(|served| served.profile.revision().into());
+                    let (is_new, changed) = published.add_unusable(&key.revision);
+                    self.profiles_changed |= changed;
+                    if is_new {
+                        let name = key.profile.clone();
+                        broken = Some(Broken { name, generation: None, serving, diagnostics });
+                        let wanted = published.wanted(&key.profile).filter(|key| !self.fetching.contains(key));
+                        self.unfetched.extend(wanted);
+                    }
+                }
+            }
+        }
+        self.check_revisions_known();
+        broken
+    }
+
+    /// Returns the revisions to fetch now. Each is returned once.
+    pub fn take_unfetched(&mut self) -> Vec<RevisionKey> {
+        let keys: Vec<_> = std::mem::take(&mut self.unfetched).into_iter().collect();
+        self.fetching.extend(keys.iter().cloned());
+        keys
+    }
+
+    /// Reports that a fetch failed for now. Returns whether the revision is still needed, so that the caller retries.
+    pub fn still_needs(&mut self, key: &RevisionKey) -> bool {
+        let needs = self.entries.get(&key.profile).is_some_and(|entry| entry.published.needs(&key.revision));
+        if !needs {
+            self.fetching.remove(key);
+            self.check_revisions_known();
+        }
+        needs
+    }
+
+    fn check_revisions_known(&mut self) {
+        for is_cluster in [true, false] {
+            let awaited = self.unfetched.iter().chain(&self.fetching);
+            let lists = self.lists(is_cluster);
+            let is_known = !lists.are_revisions_known
+                && lists.is_complete
+                && !awaited.into_iter().any(|key| is_of_cluster(&key.profile) == is_cluster);
+            if is_known {
+                self.lists_mut(is_cluster).are_revisions_known = true;
+                self.profiles_changed = true;
+            }
+        }
+    }
+
+    /// The state of a profile's text; `None` if there is no such profile.
+    #[must_use]
+    pub fn state(&self, name: &ProfileName) -> Option<State<'_>> {
+        let Entry { uid, text, .. } = self.entries.get(name)?;
+        // A profile that was not examined yet is neither good nor broken.
+        let due = text.due || (text.lacks.is_some() && !text.broken);
+        Some(State { uid, good: text.good.as_ref(), broken: text.broken, due, generation: text.generation })
+    }
+
+    /// The accepted text of a profile, flattened and as its author wrote it; only where texts are kept.
+    #[must_use]
+    pub fn whole(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
+        let text = self.entries.get(name)?.text.accepted.as_ref()?;
+        let whole = FlattenedProfile::new(name, &read(&text.json).ok()?, &AcceptedTexts(&self.entries)).ok()?;
+        Some((whole, Arc::clone(&text.json)))
+    }
+
+    /// The profiles without their texts, by name; only where texts are kept.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = &Arc<StoredProfile>> {
+        self.entries.values().filter_map(|entry| entry.stored.as_ref())
+    }
+
+    /// A profile without its text; only where texts are kept.
+    pub(crate) fn stored_profile(&self, name: &ProfileName) -> Option<&Arc<StoredProfile>> {
+        self.entries.get(name)?.stored.as_ref()
+    }
+
+    /// Applies a status that was written, before the watch delivers it. If the watch has delivered anything since
+    /// `before`, the status is ignored: what comes by the watch is in order.
+    pub(crate) fn set_status(&mut self, before: &Arc<StoredProfile>, version: Option<String>, status: ProfileStatus) {
+        if self.is_latest(before)
+            && let Some(entry) = self.entries.get_mut(&before.name)
+        {
+            let stored = Arc::new(StoredProfile { resource_version: version, status, ..(**before).clone() });
+            entry.stored = Some(stored);
+        }
+    }
+
+    /// Whether the watch has delivered nothing of a profile since `before`.
+    pub(crate) fn is_latest(&self, before: &Arc<StoredProfile>) -> bool {
+        self.stored_profile(&before.name).is_some_and(|stored| Arc::ptr_eq(stored, before))
+    }
+
+    /// The known namespaces.
+    pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Namespace)> {
+        self.snapshot.namespaces().map(|(name, namespace)| (name, &**namespace))
     }
 
     /// The next snapshot, if anything changed.
@@ -221,11 +585,10 @@ impl Index {
         }
         if self.profiles_changed {
             let before = self.snapshot.profiles();
-            let profiles = match &self.published {
-                Some(Published { cluster, namespaced }) => {
-                    ProfileSet::serving(before, cluster.at_work().chain(namespaced.at_work()).cloned())
-                }
-                None => ProfileSet::after(before, self.cluster.at_work().chain(self.namespaced.at_work()).cloned()),
+            let profiles = if self.serves_revisions {
+                ProfileSet::serving(before, self.entries.values().filter_map(|entry| entry.published.served.clone()))
+            } else {
+                ProfileSet::after(before, self.entries.values().filter_map(|entry| entry.text.good.clone()))
             };
             self.snapshot = self.snapshot.with_profiles(profiles);
         }
@@ -236,35 +599,71 @@ impl Index {
     /// The current state.
     #[must_use]
     pub fn status(&self) -> Status {
+        let is_broken = |entry: &&Entry| {
+            if self.serves_revisions { !entry.published.unusable.is_empty() } else { entry.text.broken }
+        };
         Status {
             synced: self.synced(),
             profiles: self.snapshot.profiles().len(),
-            broken_profiles: match &self.published {
-                Some(Published { cluster, namespaced }) => cluster.broken() + namespaced.broken(),
-                None => self.cluster.broken() + self.namespaced.broken(),
-            },
+            broken_profiles: self.entries.values().filter(is_broken).count(),
             namespaces: self.snapshot.namespace_count(),
         }
     }
 
-    /// Whether all objects of a kind were listed, and their number.
+    /// Whether all objects of a kind are known, and their number.
     #[must_use]
     pub fn known(&self, kind: Kind) -> (bool, usize) {
-        match (kind, &self.published) {
-            (Kind::ClusterProfiles, Some(published)) => (published.cluster.synced(), published.cluster.len()),
-            (Kind::Profiles, Some(published)) => (published.namespaced.synced(), published.namespaced.len()),
-            (Kind::ClusterProfiles, None) => (self.cluster.synced(), self.cluster.len()),
-            (Kind::Profiles, None) => (self.namespaced.synced(), self.namespaced.len()),
-            (Kind::Namespaces, _) => (self.namespaces.synced(), self.snapshot.namespace_count()),
+        let count = |is_cluster| self.entries.keys().filter(|name| is_of_cluster(name) == is_cluster).count();
+        match kind {
+            Kind::ClusterProfiles => (self.is_synced(&self.cluster), count(true)),
+            Kind::Profiles => (self.is_synced(&self.namespaced), count(false)),
+            Kind::Namespaces => (self.namespaces.synced(), self.snapshot.namespace_count()),
         }
     }
 
+    /// Whether all first lists are complete.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.cluster.is_complete && self.namespaced.is_complete && self.namespaces.synced()
+    }
+
+    /// Whether snapshots are published.
     const fn synced(&self) -> bool {
-        let profiles = match &self.published {
-            Some(published) => published.cluster.synced() && published.namespaced.synced(),
-            None => self.cluster.synced() && self.namespaced.synced(),
-        };
-        profiles && self.namespaces.synced()
+        self.is_synced(&self.cluster) && self.is_synced(&self.namespaced) && self.namespaces.synced()
+    }
+
+    const fn is_synced(&self, lists: &Lists) -> bool {
+        lists.is_complete && (lists.are_revisions_known || !self.serves_revisions)
+    }
+
+    const fn lists(&self, is_cluster: bool) -> &Lists {
+        if is_cluster { &self.cluster } else { &self.namespaced }
+    }
+
+    const fn lists_mut(&mut self, is_cluster: bool) -> &mut Lists {
+        if is_cluster { &mut self.cluster } else { &mut self.namespaced }
+    }
+}
+
+const fn is_of_cluster(name: &ProfileName) -> bool {
+    name.namespace.is_none()
+}
+
+/// The last accepted texts of cluster profiles, for the profiles that extend them.
+struct AcceptedTexts<'e>(&'e Entries);
+
+impl Parents for AcceptedTexts<'_> {
+    fn parent(&self, name: &str) -> Parent<'_> {
+        let Some(Entry { text, .. }) = self.0.get(&ProfileName::cluster(name)) else { return Parent::Unknown };
+        let spec = |text: &Text| read(&text.json).ok().map(Cow::Owned);
+        match text.accepted.as_ref().and_then(spec) {
+            Some(spec) => Parent::Accepted(spec),
+            None => Parent::Broken(text.extending.as_ref().and_then(spec)),
+        }
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.0.keys().filter(|name| is_of_cluster(name)).map(|name| &*name.name).collect()
     }
 }
 

@@ -21,12 +21,10 @@ use pillion_engine::lookup::Answer;
 use pillion_engine::snapshot::Namespace;
 use tokio::time::Instant;
 
-use crate::informer::lookup_cache::{self, ANSWER_LIMIT, Asker, Bounds, Remembered, STALE_FOR, ask_limit};
-use crate::informer::lookup_metrics::{self, LookupKind};
+use crate::informer::lookup_cache::{self, ANSWER_LIMIT, Asker, Bounds, LookupKind, Remembered, STALE_FOR, ask_limit};
 use crate::informer::namespaces;
 
-pub use crate::informer::lookup_cache::FetchError;
-pub use crate::informer::lookup_metrics::LookupResult;
+pub use crate::informer::lookup_cache::{FetchError, LookupResult};
 
 /// How long a missing namespace or a failure is cached.
 const UNKNOWN_FOR: Duration = Duration::from_secs(1);
@@ -54,7 +52,7 @@ fn bounds(answer_limit: Duration) -> Bounds {
 pub type Fetched = lookup_cache::Fetched<Namespace>;
 
 /// Counts lookups of namespaces, as `pillion_live_lookups`.
-pub type LookupMetrics = lookup_metrics::LookupMetrics<NamespaceLookup>;
+pub type LookupMetrics = lookup_cache::LookupMetrics<NamespaceLookup>;
 
 /// The target of these lookups.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use pillion_api::opt_in::OptIn;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use tracing::debug;
 
-use crate::informer::change::Change;
+use crate::informer::objects::Change;
 
 /// `kubectl apply` keeps the whole object in this annotation. Profiles do not need it, and it is the largest part of
 /// most namespaces.

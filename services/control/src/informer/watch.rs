@@ -6,13 +6,16 @@
 //!
 //! A watch ends after three quarters of a minute and continues with the next one. So the API server is heard of at
 //! least that often, and a lost connection is noticed soon. Lists come in pages, and only one page is in memory at a
-//! time. Each object is reduced to what is kept.
+//! time. Each object is reduced to what is kept, so the client's `reflector`, whose store holds whole objects, is not
+//! used.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use futures::stream::{self, BoxStream, Stream, StreamExt, TryStreamExt};
+use futures::stream::{self, BoxStream, ReadyChunks, Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
@@ -20,7 +23,8 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use pillion_api::opt_in::OptIn;
 use pillion_api::{ClusterInjectionProfile, InjectionProfile};
-use pillion_engine::snapshot::Snapshot;
+use pillion_engine::profile::ProfileName;
+use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -28,14 +32,14 @@ use tracing::{debug, info, warn};
 
 use crate::client::{chain, config, described, help, pauses};
 use crate::guard::guarded;
-use crate::informer::cache_metrics::{CacheMetrics, Kind, Reason};
-use crate::informer::change::Change;
+use crate::informer::cache_metrics::{CacheMetrics, Kind, Reason, noting};
 use crate::informer::fetch::{self, Fetches};
 use crate::informer::index::{Index, Status, Update};
-use crate::informer::last_contact::noting;
 use crate::informer::namespaces;
-use crate::informer::profiles::{self, Broken, News, ProfileChange, StoredProfile};
-use crate::informer::served::{Fetched, Pointer, PointerChange, read_status};
+use crate::informer::objects::{self, Change, StoredProfile, read_status};
+use crate::informer::published::{Fetched, RevisionKey};
+use crate::informer::share;
+use crate::informer::text::Broken;
 
 /// Maximum number of changes in one publication, so that publications continue during a constant stream of changes.
 const BATCH: usize = 1024;
@@ -46,7 +50,7 @@ const NAMESPACES_A_PAGE: u32 = 250;
 pub(crate) const PROFILES_A_PAGE: u32 = 100;
 
 /// Maximum number of changed profiles that one publication logs, one line each: a first list may have thousands.
-const TOLD: usize = 100;
+const LOGGED: usize = 100;
 
 /// The watches ended without a shutdown: a bug in this program. The caller should exit too.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +65,6 @@ pub struct Publisher {
     status: watch::Sender<Status>,
     index: Index,
     metrics: CacheMetrics,
-    serves_revisions: bool,
     opt_in: OptIn,
 }
 
@@ -71,7 +74,7 @@ impl Publisher {
         let (status, seen) = watch::channel(Status::default());
         let index = Index::from_snapshot(published.load().as_ref().clone());
         let (metrics, opt_in) = (CacheMetrics::default(), OptIn::default());
-        (Self { published, status, index, metrics, serves_revisions: false, opt_in }, seen)
+        (Self { published, status, index, metrics, opt_in }, seen)
     }
 
     /// Records into these metrics.
@@ -81,7 +84,12 @@ impl Publisher {
 
     /// Serves the revisions that the controller publishes instead of the stored profiles.
     pub fn of_revisions(self) -> Self {
-        Self { index: self.index.of_revisions(), serves_revisions: true, ..self }
+        Self { index: self.index.of_revisions(), ..self }
+    }
+
+    /// Also compiles and keeps the stored texts, for the leader, which accepts them.
+    pub(crate) fn accepting_texts(self, memory: share::Limits) -> Self {
+        Self { index: self.index.of_revisions().keeping_texts().bounded_by(memory), ..self }
     }
 
     /// Sets the labels by which namespaces opt in. Default: Pillion's own.
@@ -94,77 +102,52 @@ impl Publisher {
     /// # Errors
     /// The watches ended by themselves.
     pub async fn run(self, client: Client, shutdown: CancellationToken) -> Result<(), WatchesEnded> {
-        let (cluster, namespaced) = (Kind::ClusterProfiles, Kind::Profiles);
-        let metrics = &self.metrics;
-        let [cluster, namespaced] = if self.serves_revisions {
-            [
-                pointers_of::<ClusterInjectionProfile>(&client, cluster, metrics, Update::PublishedCluster),
-                pointers_of::<InjectionProfile>(&client, namespaced, metrics, Update::PublishedNamespaced),
-            ]
-        } else {
-            [
-                profiles_of::<ClusterInjectionProfile>(&client, cluster, metrics, Update::Cluster),
-                profiles_of::<InjectionProfile>(&client, namespaced, metrics, Update::Namespaced),
-            ]
-        };
-        let updates = stream::select_all([cluster, namespaced, namespaces_of(&client, metrics, &self.opt_in)]);
-        self.follow(updates, Fetches::new(Some(client)), shutdown).await
+        let watches = self.watch(client);
+        self.follow(watches, shutdown).await
     }
 
-    /// Runs [`Publisher::run`] on given streams of changes.
-    async fn follow(
-        mut self,
-        updates: impl Stream<Item = Update> + Send + Unpin,
-        mut fetches: Fetches,
-        shutdown: CancellationToken,
-    ) -> Result<(), WatchesEnded> {
-        let mut batches = updates.ready_chunks(BATCH);
+    /// Starts the watches.
+    pub(crate) fn watch(&self, client: Client) -> Watches {
+        let (metrics, reads_texts) = (&self.metrics, self.index.reads_texts());
+        let updates = stream::select_all([
+            profiles_of::<ClusterInjectionProfile>(&client, Kind::ClusterProfiles, metrics, reads_texts),
+            profiles_of::<InjectionProfile>(&client, Kind::Profiles, metrics, reads_texts),
+            namespaces_of(&client, metrics, &self.opt_in),
+        ]);
+        Watches { batches: updates.boxed().ready_chunks(BATCH), fetches: Fetches::new(Some(client)) }
+    }
+
+    async fn follow(mut self, mut watches: Watches, shutdown: CancellationToken) -> Result<(), WatchesEnded> {
         loop {
-            let batch = tokio::select! {
+            let updates = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return Ok(()),
-                // Cancel-safe: changes outside a batch stay in their stream.
-                batch = batches.next() => batch.ok_or(WatchesEnded)?,
-                // Cancel-safe: unfinished fetches keep running.
-                (key, paused, outcome) = fetches.next() => match outcome {
-                    Ok(came) => {
-                        if matches!(came, Fetched::Missing(_)) && self.index.still_wants(&key) {
-                            fetches.ask_again(key.clone(), paused);
-                        }
-                        vec![Update::Fetched(key, came)]
-                    }
-                    Err(error) => {
-                        warn!(
-                            profile = %key.profile,
-                            revision = %key.revision,
-                            error = %chain(&error),
-                            "a published revision could not be read, what was last known stays; trying again"
-                        );
-                        let mut updates = Vec::new();
-                        if self.index.still_wants(&key) {
-                            fetches.ask_again(key.clone(), paused);
-                            if fetch::is_out_of_patience(paused) {
-                                let missing = fetch::not_to_be_had(&key, &chain(&error));
-                                updates.push(Update::Fetched(key, missing));
-                            }
-                        }
-                        updates
-                    }
-                },
+                updates = watches.next(&mut self.index) => updates.ok_or(WatchesEnded)?,
             };
-            for update in batch {
+            for update in updates {
                 for broken in self.index.update(update) {
                     report(&broken);
                 }
                 // Compiling takes time, and the same threads serve requests.
                 tokio::task::coop::consume_budget().await;
             }
-            fetches.ask(self.index.due());
-            self.publish();
+            self.publish(&mut watches);
         }
     }
 
-    fn publish(&mut self) {
+    /// The index.
+    pub(crate) const fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// The index, to apply updates.
+    pub(crate) const fn index_mut(&mut self) -> &mut Index {
+        &mut self.index
+    }
+
+    /// Fetches the revisions that the index needs, and publishes the next snapshot and the status if they changed.
+    pub(crate) fn publish(&mut self, watches: &mut Watches) {
+        watches.fetches.ask(self.index.take_unfetched());
         let first = !self.status.borrow().synced;
         // The last snapshot and status stay: a replica that has just started must not appear ready.
         let publication = guarded(&"the snapshot", || self.index.publish());
@@ -172,7 +155,7 @@ impl Publisher {
         if let Some(snapshot) = publication {
             let before = self.published.swap(Arc::clone(&snapshot));
             self.metrics.published();
-            tell(&profiles::news(before.profiles(), snapshot.profiles()));
+            log_news(&news(before.profiles(), snapshot.profiles()));
         }
         for kind in Kind::ALL {
             let (synced, objects) = self.index.known(kind);
@@ -189,50 +172,87 @@ impl Publisher {
     }
 }
 
-/// Reads profiles as any JSON: one that this build cannot read must not break the stream.
-fn profiles_of<K>(
-    client: &Client,
-    kind: Kind,
-    metrics: &CacheMetrics,
-    update: fn(ProfileChange) -> Update,
-) -> BoxStream<'static, Update>
-where
-    K: Resource<DynamicType = ()>,
-{
-    let resource = ApiResource::erase::<K>(&());
-    let read = |mut object: DynamicObject| {
-        let spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
-        StoredProfile::new(object.metadata, spec)
-    };
-    let key = |object: DynamicObject| profiles::name(object.metadata);
-    let client = noting(client.clone(), metrics.heard(kind).clone());
-    let events = watcher(Api::<DynamicObject>::all_with(client, &resource), config(PROFILES_A_PAGE));
-    changes(events, kind, metrics.clone(), read, key).map(update).boxed()
+/// The running watches, and fetches of revisions.
+pub(crate) struct Watches {
+    batches: ReadyChunks<BoxStream<'static, Update>>,
+    fetches: Fetches,
 }
 
-/// Reads only the published revisions of profiles, from their status.
-fn pointers_of<K>(
-    client: &Client,
-    kind: Kind,
-    metrics: &CacheMetrics,
-    update: fn(PointerChange) -> Update,
-) -> BoxStream<'static, Update>
+impl Watches {
+    /// The next updates, to be applied to the index; `None` if the watches ended. Cancel-safe.
+    pub(crate) async fn next(&mut self, index: &mut Index) -> Option<Vec<Update>> {
+        tokio::select! {
+            biased;
+            // Cancel-safe: changes outside a batch stay in their stream.
+            batch = self.batches.next() => batch,
+            // Cancel-safe: unfinished fetches keep running.
+            (key, paused, outcome) = self.fetches.next() => {
+                Some(self.fetched(index, key, paused, outcome).into_iter().collect())
+            }
+        }
+    }
+
+    /// The update after a fetch, which is retried if it may succeed later.
+    fn fetched(
+        &mut self,
+        index: &mut Index,
+        key: RevisionKey,
+        paused: Duration,
+        outcome: fetch::Outcome,
+    ) -> Option<Update> {
+        match outcome {
+            Ok(came) => {
+                if matches!(came, Fetched::Missing(_)) && index.still_needs(&key) {
+                    self.fetches.ask_again(key.clone(), paused);
+                }
+                Some(Update::Fetched(key, came))
+            }
+            Err(error) => {
+                let error = chain(&error);
+                warn!(
+                    profile = %key.profile,
+                    revision = %key.revision,
+                    error,
+                    "a published revision could not be read, what was last known stays; trying again"
+                );
+                if !index.still_needs(&key) {
+                    return None;
+                }
+                self.fetches.ask_again(key.clone(), paused);
+                fetch::is_out_of_patience(paused).then(|| {
+                    let missing = fetch::not_to_be_had(&key, &error);
+                    Update::Fetched(key, missing)
+                })
+            }
+        }
+    }
+}
+
+/// Watches profiles, of which only what the index needs is read. They are read as any JSON: one that this build cannot
+/// read must not break the stream.
+fn profiles_of<K>(client: &Client, kind: Kind, metrics: &CacheMetrics, reads_texts: bool) -> BoxStream<'static, Update>
 where
     K: Resource<DynamicType = ()>,
 {
-    let resource = ApiResource::erase::<K>(&());
-    let read = |mut object: DynamicObject| {
-        let status = object.data.get_mut("status").map_or(Value::Null, Value::take);
-        Pointer::new(object.metadata, read_status(status))
-    };
-    let key = |object: DynamicObject| profiles::name(object.metadata);
+    let read = move |object| read_profile(object, reads_texts);
+    let key = |object: DynamicObject| objects::name(object.metadata);
     let client = noting(client.clone(), metrics.heard(kind).clone());
-    let events = watcher(Api::<DynamicObject>::all_with(client, &resource), config(PROFILES_A_PAGE));
-    changes(events, kind, metrics.clone(), read, key).map(update).boxed()
+    let events =
+        watcher(Api::<DynamicObject>::all_with(client, &ApiResource::erase::<K>(&())), config(PROFILES_A_PAGE));
+    let changes = changes(events, kind, metrics.clone(), read, key);
+    changes.map(move |change| Update::of_profiles(change, matches!(kind, Kind::ClusterProfiles))).boxed()
+}
+
+/// Reduces a profile to its status, and its text if that is needed.
+pub(crate) fn read_profile(mut object: DynamicObject, reads_text: bool) -> StoredProfile {
+    let mut part = |name: &str| object.data.get_mut(name).map_or(Value::Null, Value::take);
+    let spec = if reads_text { part("spec") } else { Value::Null };
+    let status = read_status(part("status"));
+    StoredProfile::new(object.metadata, spec).with_status(status)
 }
 
 /// Requests only the metadata of namespaces, and reduces it at once.
-pub(crate) fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &OptIn) -> BoxStream<'static, Update> {
+fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &OptIn) -> BoxStream<'static, Update> {
     let opt_in = opt_in.clone();
     let client = noting(client.clone(), metrics.heard(Kind::Namespaces).clone());
     let api = Api::<PartialObjectMeta<Namespace>>::all(client);
@@ -281,9 +301,40 @@ where
     })
 }
 
+/// A profile whose active revision changed, or that is no longer active.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct News {
+    /// Its name.
+    name: ProfileName,
+    /// The earlier active revision; `None` if the profile is new.
+    before: Option<Box<str>>,
+    /// The active revision; `None` if the profile is gone.
+    now: Option<Box<str>>,
+}
+
+/// The changes of active profiles, by name.
+fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
+    if std::ptr::eq(before, now) {
+        return Vec::new();
+    }
+    let mut all: BTreeMap<&ProfileName, (Option<&str>, Option<&str>)> =
+        before.iter().map(|profile| (profile.name(), (Some(profile.revision()), None))).collect();
+    for profile in now.iter() {
+        all.entry(profile.name()).or_default().1 = Some(profile.revision());
+    }
+    let changed = all.into_iter().filter(|(_, (before, now))| before != now);
+    changed
+        .map(|(name, (before, now))| News {
+            name: name.clone(),
+            before: before.map(Into::into),
+            now: now.map(Into::into),
+        })
+        .collect()
+}
+
 /// Logs which profiles became active, so that operators need not ask a replica.
-fn tell(news: &[News]) {
-    for News { name, before, now } in news.iter().take(TOLD) {
+fn log_news(news: &[News]) {
+    for News { name, before, now } in news.iter().take(LOGGED) {
         let (old_revision, revision) = (before.as_deref(), now.as_deref());
         if revision.is_some() {
             info!(profile = %name, old_revision, revision, "the profile is at work");
@@ -291,7 +342,7 @@ fn tell(news: &[News]) {
             info!(profile = %name, old_revision, "the profile is gone");
         }
     }
-    if let Some(more) = news.len().checked_sub(TOLD).filter(|more| *more > 0) {
+    if let Some(more) = news.len().checked_sub(LOGGED).filter(|more| *more > 0) {
         info!(more, "more profiles are at work or gone");
     }
 }

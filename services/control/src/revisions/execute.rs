@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, PodTemplate};
@@ -24,13 +26,16 @@ use tracing::{info, warn};
 
 use super::budget::Budget;
 use super::dry_run::{Verdict, pod_template, verdict};
-use super::observe::{self, Profile, RevisionStore};
+use super::observe::{self, RevisionStore};
 use super::plan::{News, Plan, plan};
 use super::schedule::{Ended, Schedule};
 use super::trials::Question;
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
 use crate::client::chain;
 use crate::guard::guarded;
+use crate::informer::index::Update;
+use crate::informer::objects::{Change, StoredProfile};
+use crate::informer::watch::{Publisher, read_profile};
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::revisions::profile_status::{self, kind};
 
@@ -53,7 +58,6 @@ const NOTE_BYTES: usize = 1_000;
 enum Done {
     Made(Box<ObjectMeta>),
     Written {
-        name: ProfileName,
         metadata: Box<ObjectMeta>,
         status: Box<ProfileStatus>,
         /// The deleted revisions.
@@ -68,68 +72,124 @@ enum Done {
     Nothing,
 }
 
-/// Accepts and publishes profiles while this controller leads.
-pub async fn run(leading: LeaderContext, settings: Settings, metrics: Metrics) {
+/// Accepts and publishes profiles while this controller leads. `publisher` publishes snapshots of the served revisions,
+/// from the same watches.
+pub async fn run(leading: LeaderContext, settings: Settings, metrics: Metrics, publisher: Publisher) {
     let stop = leading.stop.clone();
     tokio::select! {
         () = stop.cancelled() => {}
-        () = lead(leading.client, leading.release.namespace(), settings, metrics) => {}
+        () = lead(leading.client, leading.release.namespace(), settings, metrics, publisher) => {}
     }
 }
 
-async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics) {
-    let mut store = loop {
-        match RevisionStore::begin(&client, settings.memory).await {
-            Ok(store) => break store,
-            Err(error) => {
-                let error = chain(&error);
-                warn!(error, "what was accepted of profiles before cannot be read; trying again");
-                tokio::time::sleep(settings.retry).await;
-            }
-        }
-    };
+async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, publisher: Publisher) {
+    let mut store = RevisionStore::new(publisher, settings.memory);
+    while let Err(error) = store.read_accepted(&client).await {
+        let error = chain(&error);
+        warn!(error, "what was accepted of profiles before cannot be read; trying again");
+        tokio::time::sleep(settings.retry).await;
+    }
     let writer =
-        Writer { client: client.clone(), metrics: metrics.clone(), teller: Arc::new(EventRecorder::new(&client)) };
-    let mut seen = observe::seen(&client, &settings.opt_in).ready_chunks(BATCH);
+        Writer { client: client.clone(), metrics: metrics.clone(), events: Arc::new(EventRecorder::new(&client)) };
+    let mut watches = store.watch(client.clone());
+    let mut revisions = observe::watch_revisions(&client).ready_chunks(BATCH);
     let mut schedule = Schedule::new(settings.clone());
-    // No other work waits for a dry run.
+    // No other work waits for a dry run, or for a profile that is read again.
     let (questions, asked) = unbounded();
     let pod_templates = Api::namespaced_with(client.clone(), home, &ApiResource::erase::<PodTemplate>(&()));
     let mut answers = asked.map(|question| ask(&pod_templates, question)).buffer_unordered(DRY_RUNS);
+    let (to_read, reading) = unbounded();
+    let mut reads = reading.map(|profile| read_again(&client, profile)).buffer_unordered(AT_ONCE);
+    let mut round: Option<(Pass, Writes)> = None;
     loop {
         let next = schedule.next_look();
-        let look = async {
+        let is_writing = round.is_some();
+        let pass_due = async {
             match next {
                 Some(at) => tokio::time::sleep_until(at).await,
                 None => std::future::pending().await,
             }
         };
-        tokio::select! {
-            batch = seen.next() => {
-                let Some(batch) = batch else { return };
-                for seen in batch {
-                    store.take(seen);
+        let written = async {
+            match &mut round {
+                Some((_, writes)) => writes.await,
+                None => std::future::pending().await,
+            }
+        };
+        // All are cancel-safe: what is unfinished stays in its stream, and `writes` goes on where it was.
+        let pass = tokio::select! {
+            updates = watches.next(store.index_mut()) => {
+                let Some(updates) = updates else { return };
+                for update in updates {
+                    store.update(update);
                     tokio::task::coop::consume_budget().await;
                 }
+                store.publish(&mut watches);
                 // Nothing is planned before all first lists are complete.
                 if store.is_complete() {
                     schedule.changed(Instant::now());
                 }
+                continue;
+            }
+            batch = revisions.next() => {
+                let Some(batch) = batch else { return };
+                for (change, is_cluster) in batch {
+                    store.update_revisions(change, is_cluster);
+                }
+                if store.is_complete() {
+                    schedule.changed(Instant::now());
+                }
+                continue;
             }
             Some((question, verdict)) = answers.next() => {
                 let now = Instant::now();
                 store.trials.answered(&question.name, &question.revision, verdict, now);
                 schedule.changed(now);
+                continue;
             }
-            () = look => {
+            Some((profile, read)) = reads.next() => {
+                let now = Instant::now();
+                match read {
+                    Ok(Some(stored)) if store.index().is_latest(&profile) => {
+                        store.update(Update::Namespaced(Change::Applied(stored)));
+                        store.publish(&mut watches);
+                        schedule.changed(now);
+                    }
+                    // The profile is gone or has changed; the watch delivers that.
+                    Ok(_) => {}
+                    Err(error) => {
+                        let error = chain(&error);
+                        warn!(profile = %profile.name, error, "the profile could not be read again; trying again");
+                        store.index_mut().not_read(profile.name.clone());
+                        schedule.ended(Ended::InVain, now);
+                    }
+                }
+                continue;
+            }
+            () = pass_due, if !is_writing => {
                 let begun = Instant::now();
-                if schedule.begins(store.namespaces_changed(), Instant::now()) {
+                if schedule.begins(store.namespaces_changed(), begun) {
                     store.count_anew();
                 }
-                let read = read_again(&client, &mut store).await;
-                let ended = look_at_all(&mut store, &writer, &questions, settings.keep).await.max(read);
+                for profile in store.take_readable(READ_AT_ONCE) {
+                    // The receiver lives as long as this task.
+                    let _ = to_read.unbounded_send(profile);
+                }
+                Pass { begun, rounds: 0, in_vain: HashSet::new(), is_late: false }
+            }
+            done = written, if is_writing => {
+                let Some((mut pass, _)) = round.take() else { continue };
+                for (profile, done) in done {
+                    pass.apply(&mut store, &profile, done);
+                }
+                pass
+            }
+        };
+        match pass.next_round(&mut store, &writer, &questions, settings.keep) {
+            Ok(next) => round = Some(next),
+            Err((pass, ended)) => {
                 schedule.ended(ended, Instant::now());
-                if let Some(at) = store.trials.next_after(begun) {
+                if let Some(at) = store.trials.next_after(pass.begun) {
                     schedule.look_by(at);
                 }
                 metrics.rejected.set(i64::try_from(store.rejected()).unwrap_or(i64::MAX));
@@ -138,49 +198,55 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics) 
     }
 }
 
-/// Reads profiles again that lacked memory and now fit. Returns how that ended.
-async fn read_again(client: &Client, store: &mut RevisionStore) -> Ended {
-    let names = store.index.take_readable(READ_AT_ONCE);
-    // More profiles may fit.
-    let mut ended = if names.is_empty() { Ended::Well } else { Ended::Open };
-    let reading = stream::iter(names).map(|name| async move { (observe::read_again(client, &name).await, name) });
-    let mut reading = reading.buffer_unordered(AT_ONCE);
-    while let Some((read, name)) = reading.next().await {
-        match read {
-            Ok(Some(seen)) => store.take(seen),
-            // The profile is gone; the watch delivers that.
-            Ok(None) => {}
-            Err(error) => {
-                let error = chain(&error);
-                warn!(profile = %name, error, "the profile could not be read again; trying again");
-                store.index.not_read(name);
-                ended = Ended::InVain;
-            }
-        }
-    }
-    ended
+/// Reads a namespaced profile again that lacked memory and now fits; `None` if it is gone.
+async fn read_again(
+    client: &Client,
+    profile: Arc<StoredProfile>,
+) -> (Arc<StoredProfile>, kube::Result<Option<StoredProfile>>) {
+    let read = profile_status::api(client, &profile.name).get_opt(&profile.name.name).await;
+    (profile, read.map(|found| found.map(|object| read_profile(object, true))))
 }
 
-/// Plans all profiles and executes the plans. Returns how that ended. A failure for one profile is not retried in this
+/// The writes of one round, with the profiles as they were observed.
+type Writes = BoxFuture<'static, Vec<(Arc<StoredProfile>, Done)>>;
+
+/// A pass over all profiles: a few rounds of plans and their writes. A failure for one profile is not retried in the same
 /// pass and does not block others.
-async fn look_at_all(
-    store: &mut RevisionStore,
-    writer: &Writer,
-    questions: &UnboundedSender<Question>,
-    keep: usize,
-) -> Ended {
-    let mut in_vain = HashSet::new();
-    let ended = |in_vain: &HashSet<ProfileName>| if in_vain.is_empty() { Ended::Well } else { Ended::InVain };
-    for _ in 0..ROUNDS {
-        let mut work = Vec::new();
+struct Pass {
+    begun: Instant,
+    rounds: usize,
+    in_vain: HashSet<ProfileName>,
+    /// Whether some profile had changed when it was written.
+    is_late: bool,
+}
+
+impl Pass {
+    /// Plans all profiles and starts the writes.
+    ///
+    /// # Errors
+    /// The pass is over. Returns how it ended.
+    fn next_round(
+        mut self,
+        store: &mut RevisionStore,
+        writer: &Writer,
+        questions: &UnboundedSender<Question>,
+        keep: usize,
+    ) -> Result<(Self, Writes), (Self, Ended)> {
+        let ended = if self.in_vain.is_empty() { Ended::Well } else { Ended::InVain };
+        if self.is_late || self.rounds == ROUNDS {
+            // There is more to do.
+            return Err((self, ended.max(Ended::Open)));
+        }
+        self.rounds += 1;
         store.tidy();
-        let all = store.profiles.iter().filter(|(name, _)| !in_vain.contains(*name));
-        let all: Vec<_> = all.map(|(name, profile)| (name.clone(), Arc::clone(profile))).collect();
-        for (name, profile) in all {
+        let all: Vec<_> =
+            store.index().stored().filter(|stored| !self.in_vain.contains(&stored.name)).cloned().collect();
+        let mut work = Vec::new();
+        for profile in all {
             // A panic over one profile must not end leadership: the next leader would read the same profile.
-            let decided = guarded(&format_args!("the plan of {name}"), || decide(store, &name, &profile, keep));
+            let decided = guarded(&format_args!("the plan of {}", profile.name), || decide(store, &profile, keep));
             if let Ok(Some((plan, revision))) = decided {
-                work.push((name, profile, plan, revision));
+                work.push((profile, plan, revision));
             }
         }
         for question in store.questions.drain(..) {
@@ -188,78 +254,79 @@ async fn look_at_all(
             let _ = questions.unbounded_send(question);
         }
         if work.is_empty() {
-            return ended(&in_vain);
+            return Err((self, ended));
         }
-        let done = stream::iter(work).map(|(name, profile, plan, revision)| async move {
-            let of = name.clone();
-            (of, writer.act(name, profile, plan, revision).await)
-        });
-        let done: Vec<_> = done.buffer_unordered(AT_ONCE).collect().await;
-        let mut is_late = false;
-        for (of, done) in done {
-            match done {
-                Done::Made(metadata) => store.made(*metadata),
-                Done::Written { name, metadata, status, deleted, in_vain: failed } => {
-                    for revision in deleted {
-                        store.unmade(&name, &revision);
-                    }
-                    if failed {
-                        in_vain.insert(of);
-                    }
-                    store.written(&name, *metadata, *status);
-                }
-                Done::TooLate => is_late = true,
-                Done::InVain => {
-                    in_vain.insert(of);
-                }
-                Done::Nothing => {}
+        store.begin_writes();
+        let writer = writer.clone();
+        let writes = stream::iter(work).map(move |(profile, plan, revision)| {
+            let writer = writer.clone();
+            async move {
+                let done = writer.act(&profile, plan, revision).await;
+                (profile, done)
             }
-        }
-        if is_late {
-            return ended(&in_vain).max(Ended::Open);
+        });
+        Ok((self, writes.buffer_unordered(AT_ONCE).collect().boxed()))
+    }
+
+    /// Applies the result of a write before the watch delivers it.
+    fn apply(&mut self, store: &mut RevisionStore, profile: &Arc<StoredProfile>, done: Done) {
+        match done {
+            Done::Made(metadata) => store.made(*metadata),
+            Done::Written { metadata, status, deleted, in_vain } => {
+                for revision in deleted {
+                    store.unmade(&profile.name, &revision);
+                }
+                if in_vain {
+                    self.in_vain.insert(profile.name.clone());
+                }
+                store.index_mut().set_status(profile, metadata.resource_version, *status);
+            }
+            Done::TooLate => self.is_late = true,
+            Done::InVain => {
+                self.in_vain.insert(profile.name.clone());
+            }
+            Done::Nothing => {}
         }
     }
-    // There is more to do than one pass does.
-    ended(&in_vain).max(Ended::Open)
 }
 
 /// The plan for a profile, with the revision to create; `None` if there is nothing to do.
 pub(super) fn decide(
     store: &mut RevisionStore,
-    name: &ProfileName,
-    profile: &Profile,
+    profile: &StoredProfile,
     keep: usize,
 ) -> Option<(Plan, Option<RevisionSpec>)> {
+    let name = &profile.name;
     let namespaces = store.count(name);
     let existing = store.existing(name, &profile.uid);
-    let observed = store.observe(name, profile, &existing, namespaces)?;
+    let observed = store.observe(profile, &existing, namespaces)?;
     let plan = plan(&observed, keep);
     let accepted = observed.accepted.as_ref().filter(|_| plan.create).map(|accepted| accepted.revision.clone());
     let revision = match accepted {
         None => None,
         Some(accepted) => {
             let kept = guarded(&format_args!("the revision of {name}"), || {
-                let whole = store.index.whole(name);
+                let whole = store.index().whole(name);
                 whole.map(|(whole, source)| whole.to_revision(name, profile.generation, Some(&source)))
             });
             match kept.unwrap_or_else(|panicked| Some(Err(panicked.diagnostic())))? {
                 Ok(kept) if *kept.revision != *accepted => {
                     // Another build wrote the missing revision, and this build serializes its text differently.
                     store.forget_alias(name);
-                    return decide(store, name, profile, keep);
+                    return decide(store, profile, keep);
                 }
                 Ok(kept) => Some(kept),
                 Err(fault) => {
                     store.refuse(name.clone(), accepted, fault);
                     // The status reports it, without a new revision.
-                    return decide(store, name, profile, keep);
+                    return decide(store, profile, keep);
                 }
             }
         }
     };
     if let Some(accepted) = observed.accepted.as_ref().filter(|_| plan.dry_run)
-        && let Some(good) = store.index.state(name).and_then(|state| state.good)
-        && let Some(question) = store.trials.begin(name, &accepted.revision, good, Instant::now())
+        && let Some(good) = store.index().state(name).and_then(|state| state.good).cloned()
+        && let Some(question) = store.trials.begin(name, &accepted.revision, &good, Instant::now())
     {
         store.questions.push(question);
     }
@@ -293,13 +360,14 @@ async fn ask(pod_templates: &Api<DynamicObject>, question: Question) -> (Questio
 struct Writer {
     client: Client,
     metrics: Metrics,
-    teller: Arc<EventRecorder>,
+    events: Arc<EventRecorder>,
 }
 
 impl Writer {
-    async fn act(&self, name: ProfileName, profile: Arc<Profile>, plan: Plan, revision: Option<RevisionSpec>) -> Done {
+    async fn act(&self, profile: &StoredProfile, plan: Plan, revision: Option<RevisionSpec>) -> Done {
+        let name = &profile.name;
         if let Some(revision) = revision {
-            return match self.make(&name, &profile, revision).await {
+            return match self.make(profile, revision).await {
                 Ok(Some(metadata)) => Done::Made(Box::new(metadata)),
                 Ok(None) => Done::InVain,
                 Err(error) => {
@@ -315,7 +383,7 @@ impl Writer {
                 ObjectMeta { resource_version: profile.resource_version.clone(), ..ObjectMeta::default() },
                 profile.status.clone(),
             ),
-            Some(status) => match self.publish(&name, &profile, status).await {
+            Some(status) => match self.publish(profile, status).await {
                 Ok((metadata, status)) => {
                     self.metrics.write("written").inc();
                     (metadata, status)
@@ -335,13 +403,13 @@ impl Writer {
         };
         for news in news {
             info!(profile = %name, ?news, "told");
-            if !self.teller.tell(&name, &profile.uid, news).await {
+            if !self.events.record(name, &profile.uid, news).await {
                 self.metrics.events_dropped.inc();
             }
         }
         let (mut deleted, mut in_vain) = (Vec::new(), false);
         for revision in delete {
-            match self.delete(&name, &revision).await {
+            match self.delete(name, &revision).await {
                 Ok(()) => {
                     self.metrics.deleted.inc();
                     deleted.push(revision);
@@ -353,16 +421,12 @@ impl Writer {
                 }
             }
         }
-        Done::Written { name, metadata: Box::new(metadata), status: Box::new(status), deleted, in_vain }
+        Done::Written { metadata: Box::new(metadata), status: Box::new(status), deleted, in_vain }
     }
 
     /// Creates a revision; `None` if it must be retried.
-    async fn make(
-        &self,
-        name: &ProfileName,
-        profile: &Profile,
-        spec: RevisionSpec,
-    ) -> kube::Result<Option<ObjectMeta>> {
+    async fn make(&self, profile: &StoredProfile, spec: RevisionSpec) -> kube::Result<Option<ObjectMeta>> {
+        let name = &profile.name;
         let object = object_name(&name.name, &spec.revision);
         let mut labels = BTreeMap::from([(PROFILE_LABEL.to_owned(), label_value(&name.name))]);
         if spec.bounds == RevisionBounds::Parent {
@@ -412,8 +476,7 @@ impl Writer {
     /// Writes the status, unless the profile has changed since it was observed.
     async fn publish(
         &self,
-        name: &ProfileName,
-        profile: &Profile,
+        profile: &StoredProfile,
         mut status: ProfileStatus,
     ) -> kube::Result<(ObjectMeta, ProfileStatus)> {
         let now = Timestamp::now();
@@ -423,7 +486,8 @@ impl Writer {
             }
         }
         let guard = ("resourceVersion", profile.resource_version.as_deref());
-        let mut written = profile_status::apply(&self.client, name, FIELD_MANAGER, guard, json!(status)).await?;
+        let mut written =
+            profile_status::apply(&self.client, &profile.name, FIELD_MANAGER, guard, json!(status)).await?;
         let status = written.data.get_mut("status").map_or(serde_json::Value::Null, serde_json::Value::take);
         Ok((written.metadata, serde_json::from_value(status).unwrap_or_default()))
     }
@@ -456,7 +520,7 @@ impl EventRecorder {
     }
 
     /// Returns whether the Event was recorded.
-    async fn tell(&self, name: &ProfileName, uid: &str, news: News) -> bool {
+    async fn record(&self, name: &ProfileName, uid: &str, news: News) -> bool {
         if !self.budget.lock().await.take(name.namespace.as_deref(), Instant::now()) {
             return false;
         }

@@ -1,5 +1,5 @@
 //! Accepts profiles: the leader compiles each generation of a profile, keeps it as an immutable revision if it
-//! compiles, and publishes it in the profile's status. Replicas serve what is published ([`crate::informer::served`]).
+//! compiles, and publishes it in the profile's status. Replicas serve what is published ([`crate::informer::published`]).
 //!
 //! * `plan`: decides what to do about one profile; a pure function of the observed state.
 //! * `conflicts`: finds profiles that interfere with one another.
@@ -10,7 +10,10 @@
 //!
 //! The task is level-triggered: after a change it plans all profiles again, and a profile in its desired state costs a
 //! comparison. Accepted revisions are in the cluster, so the next leader continues where the last one stopped: before
-//! it watches, it reads the accepted texts and uses them for profiles that are broken now.
+//! it watches, it reads the accepted texts and uses them for profiles that are broken now. The watches of profiles and
+//! namespaces are those of a [`Publisher`](crate::informer::watch::Publisher), which also publishes the snapshot of the
+//! leader's other tasks. The client's `Controller` is not used: it reconciles object by object, and a plan depends on
+//! all profiles (conflicts, parents, shares of memory) and on the number of namespaces.
 //!
 //! A revision is written before its profile's status names it, and deleted after the status no longer does. Writes of
 //! the status carry the `resourceVersion` that was observed, so a leader that was paused gets a conflict.
@@ -27,7 +30,6 @@ mod trials;
 
 use std::time::Duration;
 
-use pillion_api::opt_in::OptIn;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -54,21 +56,18 @@ pub struct Settings {
     pub count_every: Duration,
     /// Pause after a failed write, whatever changes meanwhile.
     pub retry: Duration,
-    /// The labels by which namespaces opt in.
-    pub opt_in: OptIn,
     /// The memory for namespaced profiles.
     pub memory: share::Limits,
 }
 
 impl Default for Settings {
-    /// 10 revisions, 100 ms, one minute, 2 s, and Pillion's own label.
+    /// 10 revisions, 100 ms, one minute, and 2 s.
     fn default() -> Self {
         Self {
             keep: 10,
             settle: Duration::from_millis(100),
             count_every: Duration::from_mins(1),
             retry: Duration::from_secs(2),
-            opt_in: OptIn::default(),
             memory: share::Limits::default(),
         }
     }

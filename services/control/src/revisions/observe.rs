@@ -1,60 +1,44 @@
 //! The leader's state of profiles and their revisions, from the watches and from what was stored before.
 
-mod reading;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use futures::stream::{self, BoxStream, Stream, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::Client;
-use pillion_api::kinds::ProfileStatus;
-use pillion_api::names::{GROUP, ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
+use kube::api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta};
+use kube::runtime::watcher::watcher;
+use kube::{Api, Client, Resource};
+use pillion_api::names::GROUP;
 use pillion_api::revision::{RevisionBounds, RevisionSpec, object_name};
 use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
 use pillion_engine::profile::{Diagnostic, FlattenedProfile, Limits, ProfileName};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use self::reading::each;
-pub(super) use self::reading::{read_again, seen};
 use super::conflicts::{Conflict, conflicts};
 use super::plan::{Accepted, Observed, Rollback};
 use super::trials::{Question, Trials};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
+use crate::client::config;
 use crate::guard::guarded;
-use crate::informer::change::Change;
+use crate::informer::cache_metrics::{CacheMetrics, Kind};
 use crate::informer::index::{Index, Update};
-use crate::informer::profiles::{self, State, StoredProfile};
-use crate::informer::served::read_status;
+use crate::informer::objects::{self, Change, StoredProfile, read_status};
 use crate::informer::share;
-use crate::informer::watch;
-
-/// The data of a profile besides its text.
-#[derive(Clone, Debug)]
-pub(super) struct Profile {
-    pub(super) uid: Box<str>,
-    pub(super) resource_version: Option<String>,
-    pub(super) generation: Option<i64>,
-    pub(super) status: ProfileStatus,
-    rollback_to: Option<Box<str>>,
-    rollback_from: Option<Box<str>>,
-}
+use crate::informer::watch::{self, PROFILES_A_PAGE, Publisher, Watches, changes};
 
 /// An existing revision.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct ExistingRevision {
     owner: Box<str>,
     made: Timestamp,
     bounded_by_parent: bool,
 }
 
-/// A change from a watch.
-pub(super) enum Seen {
-    Profile(Change<ProfileName, Box<(Profile, StoredProfile)>>, bool),
-    Revision(Change<RevisionObject, RevisionObject>, bool),
-    Namespace(Update),
-}
+/// A change of the metadata of revisions.
+pub(super) type RevisionChange = Change<RevisionObject, RevisionObject>;
 
 /// The metadata of an object that holds a revision.
 #[derive(Clone, Debug)]
@@ -76,22 +60,22 @@ pub(super) struct Existing {
 /// Namespace and name of an object.
 type ObjectKey = (Option<Box<str>>, Box<str>);
 
-/// Unfinished lists of the objects of one scope.
+/// The list of the revisions of one kind of profile.
 #[derive(Default)]
-struct Listing {
-    profiles: BTreeSet<ProfileName>,
-    revisions: BTreeSet<ObjectKey>,
-    revisions_synced: bool,
+struct RevisionList {
+    unfinished: BTreeSet<ObjectKey>,
+    is_complete: bool,
 }
 
 /// The leader's complete state.
 pub(super) struct RevisionStore {
-    pub(super) index: Index,
-    /// Shared with the tasks that act on them: after each event all are planned.
-    pub(super) profiles: BTreeMap<ProfileName, Arc<Profile>>,
-    revisions: BTreeMap<ObjectKey, Known>,
-    cluster: Listing,
-    namespaced: Listing,
+    /// Its index has the profiles with their texts and published revisions.
+    publisher: Publisher,
+    revisions: BTreeMap<ObjectKey, ExistingRevision>,
+    cluster: RevisionList,
+    namespaced: RevisionList,
+    /// Revisions that were deleted while a round of writes runs.
+    deleted: BTreeSet<ObjectKey>,
     /// Accepted texts that cannot be stored, and why.
     refused: HashMap<ProfileName, (Box<str>, Vec<Diagnostic>)>,
     /// Errors of the stored generations.
@@ -124,28 +108,14 @@ struct WithSpec {
     spec: RevisionSpec,
 }
 
-impl Profile {
-    fn new(metadata: &ObjectMeta, status: ProfileStatus) -> Self {
-        let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).map(|value| value.trim().into());
-        Self {
-            uid: metadata.uid.clone().unwrap_or_default().into(),
-            resource_version: metadata.resource_version.clone(),
-            generation: metadata.generation,
-            status,
-            rollback_to: annotation(ROLLBACK_TO_ANNOTATION),
-            rollback_from: annotation(ROLLBACK_FROM_ANNOTATION),
-        }
-    }
-}
-
 impl RevisionStore {
-    fn new(memory: share::Limits) -> Self {
+    pub(super) fn new(publisher: Publisher, memory: share::Limits) -> Self {
         Self {
-            index: Index::default().keeping_texts().bounded_by(memory),
-            profiles: BTreeMap::new(),
+            publisher: publisher.accepting_texts(memory),
             revisions: BTreeMap::new(),
-            cluster: Listing::default(),
-            namespaced: Listing::default(),
+            cluster: RevisionList::default(),
+            namespaced: RevisionList::default(),
+            deleted: BTreeSet::new(),
             refused: HashMap::new(),
             diagnostics: HashMap::new(),
             bounds: HashMap::new(),
@@ -162,19 +132,18 @@ impl RevisionStore {
     ///
     /// # Errors
     /// The API server is unavailable or returned an error.
-    pub(super) async fn begin(client: &Client, memory: share::Limits) -> kube::Result<Self> {
+    pub(super) async fn read_accepted(&mut self, client: &Client) -> kube::Result<()> {
         let mut accepted: HashMap<ProfileName, (Box<str>, Box<str>)> = HashMap::new();
         let mut note = |object: WithStatus| {
             let status = read_status(object.status);
             let uid = object.metadata.uid.clone().unwrap_or_default();
             if let Some(revision) = status.accepted_revision {
-                accepted.insert(profiles::name(object.metadata), (uid.into(), revision.into()));
+                accepted.insert(objects::name(object.metadata), (uid.into(), revision.into()));
             }
         };
         each::<ClusterInjectionProfile, _>(client, &mut note).await?;
         each::<InjectionProfile, _>(client, &mut note).await?;
 
-        let mut store = Self::new(memory);
         let mut seed = |object: WithSpec| {
             let WithSpec { metadata, spec } = object;
             let name =
@@ -182,12 +151,11 @@ impl RevisionStore {
             if let Some((uid, revision)) = accepted.get(&name)
                 && **revision == *spec.revision
             {
-                store.accept(name, uid.clone(), &spec);
+                self.accept(name, uid.clone(), &spec);
             }
         };
         each::<ClusterProfileRevision, _>(client, &mut seed).await?;
-        each::<ProfileRevision, _>(client, &mut seed).await?;
-        Ok(store)
+        each::<ProfileRevision, _>(client, &mut seed).await
     }
 
     /// Adds a revision that an earlier leader had accepted.
@@ -198,7 +166,7 @@ impl RevisionStore {
         if let Ok(Some(now)) = now {
             self.aliases.insert(name.clone(), (now, spec.revision.as_str().into()));
         }
-        self.index.seed(name, uid, spec.source.as_deref().unwrap_or(&spec.text));
+        self.index_mut().seed(name, uid, spec.source.as_deref().unwrap_or(&spec.text));
     }
 
     /// Uses this build's hash for a text that another build accepted.
@@ -206,66 +174,58 @@ impl RevisionStore {
         self.aliases.remove(name);
     }
 
-    /// Applies a change from a watch.
-    pub(super) fn take(&mut self, seen: Seen) {
-        match seen {
-            Seen::Profile(change, is_cluster) => self.take_profile(change, is_cluster),
-            Seen::Revision(change, is_cluster) => self.take_revision(change, is_cluster),
-            Seen::Namespace(update) => {
-                self.namespaces_changed = true;
-                self.index.update(update);
-            }
-        }
+    /// The index of profiles and namespaces.
+    pub(super) const fn index(&self) -> &Index {
+        self.publisher.index()
     }
 
-    fn take_profile(&mut self, change: Change<ProfileName, Box<(Profile, StoredProfile)>>, is_cluster: bool) {
-        let listing = if is_cluster { &mut self.cluster } else { &mut self.namespaced };
-        let change = match change {
-            Change::Restarted => {
-                listing.profiles.clear();
-                Change::Restarted
-            }
-            Change::Listed(seen) => {
-                let (profile, stored) = *seen;
-                listing.profiles.insert(stored.name.clone());
-                self.profiles.insert(stored.name.clone(), Arc::new(profile));
-                Change::Listed(stored)
-            }
-            Change::ListComplete => {
-                let listed = std::mem::take(&mut listing.profiles);
-                self.profiles.retain(|name, _| name.namespace.is_none() != is_cluster || listed.contains(name));
-                Change::ListComplete
-            }
-            Change::Applied(seen) => {
-                let (profile, stored) = *seen;
-                self.profiles.insert(stored.name.clone(), Arc::new(profile));
-                Change::Applied(stored)
-            }
-            Change::Deleted(name) => {
-                self.profiles.remove(&name);
-                Change::Deleted(name)
-            }
-        };
-        let update = if is_cluster { Update::Cluster(change) } else { Update::Namespaced(change) };
-        for broken in self.index.update(update) {
+    /// The index, to apply updates that are none of the watches'.
+    pub(super) const fn index_mut(&mut self) -> &mut Index {
+        self.publisher.index_mut()
+    }
+
+    /// Returns up to `count` profiles that lacked memory and now fit, each once.
+    pub(super) fn take_readable(&mut self, count: usize) -> Vec<Arc<StoredProfile>> {
+        let names = self.index_mut().take_readable(count);
+        names.iter().filter_map(|name| self.index().stored_profile(name)).cloned().collect()
+    }
+
+    /// Starts the watches of profiles and namespaces.
+    pub(super) fn watch(&self, client: Client) -> Watches {
+        self.publisher.watch(client)
+    }
+
+    /// Publishes the snapshot.
+    pub(super) fn publish(&mut self, watches: &mut Watches) {
+        self.publisher.publish(watches);
+    }
+
+    /// Applies a change of profiles or namespaces, or a fetched revision.
+    pub(super) fn update(&mut self, update: Update) {
+        self.namespaces_changed |= matches!(update, Update::Namespace(_));
+        let is_of_texts = !matches!(update, Update::Fetched(..));
+        for broken in self.index_mut().update(update) {
             watch::report(&broken);
-            self.diagnostics.insert(broken.name, broken.diagnostics);
+            if is_of_texts {
+                self.diagnostics.insert(broken.name, broken.diagnostics);
+            }
         }
     }
 
     /// Removes the data of deleted profiles, and the errors of corrected ones.
     pub(super) fn tidy(&mut self) {
-        let (index, profiles) = (&self.index, &self.profiles);
+        let index = self.publisher.index();
+        let exists = |name: &ProfileName| index.state(name).is_some();
         self.diagnostics.retain(|name, _| index.state(name).is_some_and(|state| state.broken));
-        self.bounds.retain(|name, _| profiles.contains_key(name));
-        self.aliases.retain(|name, _| profiles.contains_key(name));
-        self.refused.retain(|name, _| profiles.contains_key(name));
-        self.trials.retain(|name| profiles.contains_key(name));
-        let good = profiles.keys().filter_map(|name| index.state(name)?.good);
+        self.bounds.retain(|name, _| exists(name));
+        self.aliases.retain(|name, _| exists(name));
+        self.refused.retain(|name, _| exists(name));
+        self.trials.retain(exists);
+        let good = index.stored().filter_map(|stored| index.state(&stored.name)?.good);
         if let Ok(found) = guarded(&"the conflicts of profiles", || conflicts(good.map(|good| &**good))) {
             self.conflicts = found;
         }
-        for name in profiles.keys() {
+        for name in index.stored().map(|stored| &stored.name) {
             if let Some(good) = index.state(name).and_then(|state| state.good) {
                 let bounds = match good.limits() {
                     Limits::Platform => RevisionBounds::Platform,
@@ -279,42 +239,44 @@ impl RevisionStore {
         }
     }
 
-    fn take_revision(&mut self, change: Change<RevisionObject, RevisionObject>, is_cluster: bool) {
-        let listing = if is_cluster { &mut self.cluster } else { &mut self.namespaced };
+    /// Applies a change of the metadata of revisions.
+    pub(super) fn update_revisions(&mut self, change: RevisionChange, is_cluster: bool) {
+        let list = if is_cluster { &mut self.cluster } else { &mut self.namespaced };
         match change {
-            Change::Restarted => listing.revisions.clear(),
+            Change::Restarted => list.unfinished.clear(),
             Change::Listed(object) => {
-                listing.revisions.insert((object.namespace.clone(), object.object.clone()));
+                list.unfinished.insert((object.namespace.clone(), object.object.clone()));
                 self.add_revision(object);
             }
             Change::ListComplete => {
-                let listed = std::mem::take(&mut listing.revisions);
-                listing.revisions_synced = true;
+                let listed = std::mem::take(&mut list.unfinished);
+                list.is_complete = true;
                 self.revisions.retain(|key, _| key.0.is_none() != is_cluster || listed.contains(key));
             }
             Change::Applied(object) => self.add_revision(object),
             Change::Deleted(object) => {
-                self.revisions.remove(&(object.namespace, object.object));
+                let key = (object.namespace, object.object);
+                self.revisions.remove(&key);
+                self.deleted.insert(key);
             }
         }
     }
 
     fn add_revision(&mut self, object: RevisionObject) {
         let RevisionObject { namespace, object, owner, made, bounded_by_parent } = object;
-        self.revisions.insert((namespace, object), Known { owner, made, bounded_by_parent });
+        self.revisions.insert((namespace, object), ExistingRevision { owner, made, bounded_by_parent });
     }
 
-    /// Adds a created revision before the watch delivers it.
+    /// Marks the beginning of a round of writes.
+    pub(super) fn begin_writes(&mut self) {
+        self.deleted.clear();
+    }
+
+    /// Adds a created revision before the watch delivers it, unless it was deleted since.
     pub(super) fn made(&mut self, metadata: ObjectMeta) {
-        self.add_revision(RevisionObject::new(metadata));
-    }
-
-    /// Updates the written status before the watch delivers it.
-    pub(super) fn written(&mut self, name: &ProfileName, metadata: ObjectMeta, status: ProfileStatus) {
-        if let Some(profile) = self.profiles.get_mut(name) {
-            let profile = Arc::make_mut(profile);
-            profile.resource_version = metadata.resource_version;
-            profile.status = status;
+        let object = RevisionObject::new(metadata);
+        if !self.deleted.contains(&(object.namespace.clone(), object.object.clone())) {
+            self.add_revision(object);
         }
     }
 
@@ -330,7 +292,7 @@ impl RevisionStore {
 
     /// Whether all first lists are complete.
     pub(super) const fn is_complete(&self) -> bool {
-        self.index.is_complete() && self.cluster.revisions_synced && self.namespaced.revisions_synced
+        self.index().is_complete() && self.cluster.is_complete && self.namespaced.is_complete
     }
 
     /// Number of profiles whose stored generation is invalid.
@@ -350,7 +312,7 @@ impl RevisionStore {
         existing
     }
 
-    fn each_of(&self, name: &ProfileName, uid: &str, mut see: impl FnMut(&str, &Known)) {
+    fn each_of(&self, name: &ProfileName, uid: &str, mut see: impl FnMut(&str, &ExistingRevision)) {
         // All names of a profile's revisions share a prefix, followed only by a hash.
         let begin = object_name(&name.name, "");
         let from = (name.namespace.clone(), begin.as_str().into());
@@ -366,17 +328,15 @@ impl RevisionStore {
         }
     }
 
-    /// The observed state of a profile; `None` until its current generation is compiled. The compiled text may still be
-    /// an earlier generation or a deleted profile's, since a list comes in pages and is applied at its end.
+    /// The observed state of a profile; `None` until its current generation is compiled.
     pub(super) fn observe<'w>(
         &'w self,
-        name: &ProfileName,
-        profile: &'w Profile,
+        profile: &'w StoredProfile,
         existing: &'w Existing,
         namespaces: i64,
     ) -> Option<Observed<'w>> {
-        let is_it = |state: &State<'_>| state.generation == profile.generation && *state.uid == *profile.uid;
-        let state = self.index.state(name).filter(|state| !state.due && is_it(state))?;
+        let name = &profile.name;
+        let state = self.index().state(name).filter(|state| !state.due)?;
         let accepted = state.good.map(|good| {
             let alias = self.aliases.get(name).filter(|(now, _)| **now == *good.revision());
             let revision = alias.map_or_else(|| good.revision().into(), |(_, stored)| stored.clone());
@@ -424,7 +384,7 @@ impl RevisionStore {
 
     /// Number of opted-in namespaces that a profile may match.
     pub(super) fn count(&mut self, name: &ProfileName) -> i64 {
-        let good = self.index.state(name).and_then(|state| state.good);
+        let good = self.index().state(name).and_then(|state| state.good);
         let Some(selector) = good.map(|good| good.namespace_selector()) else { return 0 };
         let key = match &name.namespace {
             Some(namespace) => format!("{namespace} {selector:?}"),
@@ -439,7 +399,7 @@ impl RevisionStore {
                 && name.namespace.as_deref().is_none_or(|own| own == *namespace)
                 && selector.is_none_or(|selector| selector.matches(|key| known.label(key)))
         };
-        let count = i64::try_from(self.index.namespaces().filter(is_in).count()).unwrap_or(i64::MAX);
+        let count = i64::try_from(self.index().namespaces().filter(is_in).count()).unwrap_or(i64::MAX);
         self.counts.insert(key, count);
         count
     }
@@ -460,6 +420,48 @@ impl RevisionObject {
             owner: owner.unwrap_or_default().into(),
             made: metadata.creation_timestamp.map_or(Timestamp::UNIX_EPOCH, |time| time.0),
             bounded_by_parent: bounds.as_deref() == Some(BOUNDED_BY_PARENT),
+        }
+    }
+}
+
+/// Watches the metadata of all revisions, with whether they are of cluster profiles. The client's `Store` would keep
+/// their `managedFields` too.
+pub(super) fn watch_revisions(client: &Client) -> impl Stream<Item = (RevisionChange, bool)> + Send + Unpin + use<> {
+    stream::select_all([
+        revisions_of::<ClusterProfileRevision>(client, Kind::ClusterProfiles, true),
+        revisions_of::<ProfileRevision>(client, Kind::Profiles, false),
+    ])
+}
+
+/// Requests only the metadata of revisions.
+fn revisions_of<K>(client: &Client, kind: Kind, is_cluster: bool) -> BoxStream<'static, (RevisionChange, bool)>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    let read = |object: PartialObjectMeta<K>| RevisionObject::new(object.metadata);
+    let api = Api::<PartialObjectMeta<K>>::all(client.clone());
+    let changes = changes(watcher(api, config(PROFILES_A_PAGE)), kind, CacheMetrics::default(), read, read);
+    changes.map(move |change| (change, is_cluster)).boxed()
+}
+
+/// Reads all objects of a kind, page by page. Objects that this build cannot read are skipped.
+async fn each<K, T>(client: &Client, take: &mut impl FnMut(T)) -> kube::Result<()>
+where
+    K: Resource<DynamicType = ()>,
+    T: DeserializeOwned,
+{
+    let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<K>(&()));
+    let mut parameters = ListParams::default().limit(PROFILES_A_PAGE);
+    loop {
+        let page = api.list(&parameters).await?;
+        for object in page.items {
+            if let Ok(read) = serde_json::to_value(object).and_then(serde_json::from_value) {
+                take(read);
+            }
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = parameters.continue_token(&token),
+            None => return Ok(()),
         }
     }
 }

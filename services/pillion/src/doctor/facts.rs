@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use pillion_api::opt_in::OptIn;
 use pillion_control::Release;
 use pillion_control::informer::cluster_listing::Stored;
-use pillion_control::informer::profiles::Broken;
+use pillion_control::informer::text::Broken;
 use pillion_control::probe::Probed;
 
 use crate::finding::ObjectRef;

@@ -8,7 +8,7 @@ use pillion_api::opt_in::OptIn;
 use pillion_control::Release;
 use pillion_control::audit::{NamespaceAge, Silence};
 use pillion_control::informer::cluster_listing::Stored;
-use pillion_control::informer::profiles::Broken;
+use pillion_control::informer::text::Broken;
 use pillion_engine::audit::Injected;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;

@@ -7,7 +7,7 @@ use pillion_api::names::{INJECT_LABEL, PROFILES_ANNOTATION};
 use pillion_api::profile::Activation;
 use pillion_api::selector::LabelSelector;
 use pillion_control::informer::cluster_listing::Stored;
-use pillion_control::informer::profiles::Broken;
+use pillion_control::informer::text::Broken;
 use pillion_engine::decision::{Decision, Notice, Reason};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::select::considered::{Considered, ParameterValue, SetBy, Standing};

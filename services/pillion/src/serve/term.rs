@@ -109,10 +109,13 @@ impl Term {
         // The labels were validated when the file was read.
         let opt_in = self.policy.webhooks.labels().unwrap_or_default();
         let memory = self.policy.profiles.memory();
-        let settings = revisions::Settings { opt_in: opt_in.clone(), memory, ..revisions::Settings::default() };
-        let accepting = revisions::run(tasks.leading(), settings, self.metrics.revisions.clone());
+        let settings = revisions::Settings { memory, ..revisions::Settings::default() };
+        // Like replicas, the other tasks use published revisions, not the stored profiles.
+        let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+        let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
+        let publisher = publisher.opting_in_by(opt_in.clone());
+        let accepting = revisions::run(tasks.leading(), settings, self.metrics.revisions.clone(), publisher);
         tasks.spawn("the revisions of profiles", accepting);
-        let (snapshot, status) = tasks.cluster(&self.client, opt_in.clone());
         tasks.audit(&self.client, &snapshot, status.clone(), &self.metrics, opt_in);
         if self.policy.certificates.managed {
             self.rotate(&mut tasks, snapshot, status);
@@ -213,16 +216,6 @@ impl Tasks {
         failures.end_of_term(&mut self.running, &self.leading.stop).await;
         self.leading.stop.cancel();
         while self.running.join_next().await.is_some() {}
-    }
-
-    /// Starts the watch of profiles and namespaces.
-    fn cluster(&mut self, client: &kube::Client, opt_in: OptIn) -> (Arc<ArcSwap<Snapshot>>, watch::Receiver<Status>) {
-        let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
-        // Uses published revisions, as replicas do, and not the stored profiles.
-        let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
-        let publisher = publisher.of_revisions().opting_in_by(opt_in);
-        self.spawn("the watch of profiles and namespaces", publisher.run(client.clone(), self.stop()));
-        (snapshot, status)
     }
 
     /// Starts following the kill switch. The receiver gets whether it is off.

@@ -64,8 +64,7 @@ impl Audit {
         let release = Arc::new(Release::new("pillion", NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?);
         let stop = CancellationToken::new();
         let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
-        let (watches, status) = Publisher::new(Arc::clone(&published));
-        tokio::spawn(watches.of_revisions().run(client.clone(), stop.clone()));
+        let (publisher, status) = Publisher::new(Arc::clone(&published));
         let mut registry = Registry::default();
         let (sender, audited) = watch::channel(Audited::default());
         let lookups = Some(Lookups::new(
@@ -81,7 +80,7 @@ impl Audit {
         };
         let leading = LeaderContext { client, release, stop: stop.clone() };
         let publishing = revisions::Settings::default();
-        tokio::spawn(revisions::run(leading.clone(), publishing, revisions::Metrics::default()));
+        tokio::spawn(revisions::run(leading.clone(), publishing, revisions::Metrics::default(), publisher));
         tokio::spawn(audit::run(leading, parts, AuditSettings::default()));
         Ok(Self { audited, registry, stop })
     }

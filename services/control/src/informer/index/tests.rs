@@ -1,6 +1,7 @@
 //! Tests which snapshots the index publishes after changes.
 
 mod extending;
+mod revisions;
 mod sharing;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -10,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::guard::faults;
-use crate::informer::change::Change;
-use crate::informer::profiles::StoredProfile;
+use crate::informer::objects::Change;
+use crate::informer::objects::StoredProfile;
 
 fn profile(name: &str, generation: i64, spec: Value) -> StoredProfile {
     let metadata = ObjectMeta {
@@ -59,7 +60,7 @@ fn names(snapshot: &Snapshot) -> Vec<String> {
 }
 
 #[test]
-fn nothing_is_published_before_all_three_lists_are_complete() {
+fn publishes_nothing_before_all_lists_are_complete() {
     let mut index = Index::default();
     feed(&mut index, list([enabled("shop")]).into_iter().map(Update::Namespace));
     assert!(index.publish().is_none());
@@ -79,13 +80,13 @@ fn nothing_is_published_before_all_three_lists_are_complete() {
 }
 
 #[test]
-fn an_empty_cluster_is_published_too() {
+fn publishes_an_empty_cluster() {
     let mut index = synced([]);
     assert!(index.publish().is_some());
 }
 
 #[test]
-fn profiles_and_namespaces_come_change_and_go() {
+fn publishes_created_changed_and_deleted_objects() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
     let first = index.publish().unwrap();
 
@@ -116,7 +117,7 @@ fn profiles_and_namespaces_come_change_and_go() {
 }
 
 #[test]
-fn a_tenants_profile_stands_beside_a_cluster_profile_of_the_same_name() {
+fn namespaced_and_cluster_profile_may_share_a_name() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
     let mut tenants = profile("proxy", 1, sidecar("tenant:1"));
     tenants.name.namespace = Some("shop".into());
@@ -130,7 +131,7 @@ fn a_tenants_profile_stands_beside_a_cluster_profile_of_the_same_name() {
 }
 
 #[test]
-fn the_last_good_profile_stays_until_the_broken_one_is_repaired() {
+fn last_valid_version_stays_while_profile_is_broken() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
     let good = revisions(&index.publish().unwrap());
 
@@ -148,7 +149,7 @@ fn the_last_good_profile_stays_until_the_broken_one_is_repaired() {
 }
 
 #[test]
-fn a_broken_profile_is_reported_once_for_each_generation() {
+fn reports_broken_profile_once_per_generation() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
     let apply = |generation| Update::Cluster(Change::Applied(profile("proxy", generation, json!({"order": "first"}))));
     assert_eq!(feed(&mut index, [apply(2), apply(2)]).len(), 1);
@@ -159,7 +160,7 @@ fn a_broken_profile_is_reported_once_for_each_generation() {
 }
 
 #[test]
-fn what_cannot_be_read_says_which_field() {
+fn unreadable_profile_error_names_the_field() {
     let cases = [
         (json!({"order": "first"}), "spec.order"),
         (
@@ -178,7 +179,7 @@ fn what_cannot_be_read_says_which_field() {
 }
 
 #[test]
-fn a_broken_profile_does_not_stop_the_first_publication() {
+fn broken_profile_does_not_stop_first_publication() {
     let broken = profile("broken", 1, json!({"unknown": 1}));
     let mut index = synced([broken, profile("proxy", 1, sidecar("proxy:1"))]);
     assert_eq!(names(&index.publish().unwrap()), ["proxy"]);
@@ -186,7 +187,7 @@ fn a_broken_profile_does_not_stop_the_first_publication() {
 }
 
 #[test]
-fn a_new_list_replaces_all_and_keeps_the_last_good_ones() {
+fn new_list_keeps_last_valid_versions() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1")), profile("gone", 1, sidecar("gone:1"))]);
     let before = revisions(&index.publish().unwrap());
 
@@ -199,13 +200,13 @@ fn a_new_list_replaces_all_and_keeps_the_last_good_ones() {
 }
 
 #[test]
-fn a_list_that_is_cut_off_changes_nothing() {
+fn unfinished_list_removes_no_profile() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
     index.publish();
     let half = [Change::Restarted, Change::Listed(profile("new", 1, sidecar("new:1"))), Change::Restarted];
     feed(&mut index, half.into_iter().map(Update::Cluster));
     feed(&mut index, [Update::Namespace(Change::Restarted), Update::Namespace(Change::Listed(enabled("till")))]);
-    assert!(index.publish().is_none());
+    assert_eq!(names(&index.publish().unwrap()), ["new", "proxy"], "what was listed counts at once");
 
     feed(&mut index, [Update::Cluster(Change::Listed(profile("other", 1, sidecar("other:1"))))]);
     feed(&mut index, [Update::Cluster(Change::ListComplete)]);
@@ -213,7 +214,7 @@ fn a_list_that_is_cut_off_changes_nothing() {
 }
 
 #[test]
-fn a_list_that_brings_nothing_new_is_not_published() {
+fn unchanged_list_publishes_nothing() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
     index.publish();
     let same = list([profile("proxy", 1, sidecar("proxy:1"))]);
@@ -222,7 +223,7 @@ fn a_list_that_brings_nothing_new_is_not_published() {
 }
 
 #[test]
-fn what_was_made_anew_does_not_inherit_the_last_good_one() {
+fn recreated_profile_has_no_last_valid_version() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
     index.publish();
     let mut anew = profile("proxy", 1, json!({"unknown": 1}));
@@ -232,7 +233,7 @@ fn what_was_made_anew_does_not_inherit_the_last_good_one() {
 }
 
 #[test]
-fn what_was_accepted_before_is_the_last_good_text_of_what_is_broken_now() {
+fn seed_is_last_valid_text_of_broken_profile() {
     let parent = |label: &str| {
         json!({"activation": "Never", "parameters": [{"name": "a", "type": "string", "default": label}],
                "template": {"metadata": {"labels": {"a": "${params.a}"}}}})
@@ -283,7 +284,7 @@ fn what_was_accepted_before_is_the_last_good_text_of_what_is_broken_now() {
 }
 
 #[test]
-fn a_panic_over_one_profile_is_its_own_and_its_last_good_text_stays() {
+fn panic_breaks_only_its_own_profile() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
     let before = revisions(&index.publish().unwrap());
     let fault = faults::at("proxy");

@@ -3,6 +3,12 @@
 use std::time::Duration;
 
 use super::*;
+use crate::informer::objects::ProfileChange;
+
+/// Watches that deliver these updates.
+fn watches(updates: impl Stream<Item = Update> + Send + 'static, client: Option<Client>) -> Watches {
+    Watches { batches: updates.boxed().ready_chunks(BATCH), fetches: Fetches::new(client) }
+}
 
 fn empty_lists() -> Vec<Update> {
     let profiles = [Update::Cluster, Update::Namespaced]
@@ -14,12 +20,12 @@ fn empty_lists() -> Vec<Update> {
 }
 
 #[tokio::test]
-async fn it_is_synced_once_the_snapshot_is_there_and_ends_when_asked() {
+async fn synced_after_first_snapshot_until_shutdown() {
     let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
-    let (watches, mut status) = Publisher::new(Arc::clone(&published));
+    let (publisher, mut status) = Publisher::new(Arc::clone(&published));
     let shutdown = CancellationToken::new();
     let updates = stream::iter(empty_lists()).chain(stream::pending());
-    let running = tokio::spawn(watches.follow(updates, Fetches::new(None), shutdown.clone()));
+    let running = tokio::spawn(publisher.follow(watches(updates, None), shutdown.clone()));
     let synced = *status.wait_for(|status| status.synced).await.unwrap();
     assert_eq!(synced.namespaces, 1);
     assert!(published.load().namespace("shop").is_some());
@@ -28,24 +34,24 @@ async fn it_is_synced_once_the_snapshot_is_there_and_ends_when_asked() {
 }
 
 #[tokio::test]
-async fn guardrails_that_were_there_stay() {
+async fn guardrails_of_first_snapshot_stay() {
     let guardrails = pillion_engine::limits::Guardrails { max_containers: 1, ..Default::default() };
     let published = Arc::new(ArcSwap::from_pointee(Snapshot::default().with_guardrails(guardrails.clone())));
-    let (watches, status) = Publisher::new(Arc::clone(&published));
-    let ended = watches.follow(stream::iter(empty_lists()), Fetches::new(None), CancellationToken::new()).await;
+    let (publisher, status) = Publisher::new(Arc::clone(&published));
+    let ended = publisher.follow(watches(stream::iter(empty_lists()), None), CancellationToken::new()).await;
     assert!(ended.is_err() && status.borrow().synced);
     assert_eq!(published.load().namespace_count(), 1);
     assert_eq!(*published.load().guardrails(), guardrails);
 }
 
 #[tokio::test]
-async fn a_snapshot_that_cannot_be_made_is_not_published_and_the_watches_go_on() {
+async fn panic_while_publishing_keeps_last_snapshot() {
     let (tell, mut heard) = tokio::sync::mpsc::unbounded_channel();
     let updates = stream::poll_fn(move |context| heard.poll_recv(context));
     let (publisher, mut status) = Publisher::new(Arc::default());
     let shutdown = CancellationToken::new();
     let fault = crate::guard::faults::at("the snapshot");
-    let running = tokio::spawn(publisher.follow(updates, Fetches::new(None), shutdown.clone()));
+    let running = tokio::spawn(publisher.follow(watches(updates, None), shutdown.clone()));
     for update in empty_lists() {
         tell.send(update).unwrap();
     }
@@ -63,42 +69,34 @@ async fn a_snapshot_that_cannot_be_made_is_not_published_and_the_watches_go_on()
 }
 
 #[tokio::test]
-async fn watches_that_end_by_themselves_are_an_error() {
+async fn watches_that_end_are_an_error() {
     let (publisher, status) = Publisher::new(Arc::default());
-    let ended = publisher.follow(stream::iter(empty_lists()), Fetches::new(None), CancellationToken::new()).await;
+    let ended = publisher.follow(watches(stream::iter(empty_lists()), None), CancellationToken::new()).await;
     assert!(ended.is_err());
     assert!(status.borrow().synced, "what came before was taken");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_revision_that_cannot_be_had_for_seconds_is_not_waited_for() {
+async fn synced_without_revision_that_stays_unavailable() {
     let answers = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         let status = r#"{"apiVersion":"v1","kind":"Status","status":"Failure","message":"no","code":403}"#;
         http::Response::builder().status(403).body(kube::client::Body::from(status.as_bytes().to_vec()))
     });
-    let pointer = Pointer {
-        name: pillion_engine::profile::ProfileName::cluster("proxy"),
-        uid: "1".into(),
-        published: Some(crate::informer::served::Publication {
-            newest: "ab".into(),
-            promoted: None,
-            rollout: None,
-            kept: Arc::default(),
-        }),
-    };
+    let status = pillion_api::kinds::ProfileStatus { revision: Some("ab".to_owned()), ..Default::default() };
+    let profile = profile("proxy", 1, "proxy:1").with_status(status);
     let namespaces = [Change::Restarted, Change::ListComplete].map(Update::Namespace);
     let updates = [
-        Update::PublishedNamespaced(Change::Restarted),
-        Update::PublishedNamespaced(Change::ListComplete),
-        Update::PublishedCluster(Change::Restarted),
-        Update::PublishedCluster(Change::Listed(pointer)),
-        Update::PublishedCluster(Change::ListComplete),
+        Update::Namespaced(Change::Restarted),
+        Update::Namespaced(Change::ListComplete),
+        Update::Cluster(Change::Restarted),
+        Update::Cluster(Change::Listed(profile)),
+        Update::Cluster(Change::ListComplete),
     ];
     let updates = stream::iter(updates.into_iter().chain(namespaces)).chain(stream::pending());
     let (publisher, mut status) = Publisher::new(Arc::default());
-    let fetches = Fetches::new(Some(Client::new(answers, "default")));
+    let watches = watches(updates, Some(Client::new(answers, "default")));
     let shutdown = CancellationToken::new();
-    let running = tokio::spawn(publisher.of_revisions().follow(updates, fetches, shutdown.clone()));
+    let running = tokio::spawn(publisher.of_revisions().follow(watches, shutdown.clone()));
     let began = tokio::time::Instant::now();
     let limit = Duration::from_mins(1);
     let synced = tokio::time::timeout(limit, status.wait_for(|status| status.synced)).await;
@@ -132,7 +130,7 @@ fn profile(name: &str, generation: i64, image: &str) -> StoredProfile {
 }
 
 #[test]
-fn a_profile_that_is_taken_up_changed_or_gone_is_told_with_its_revisions() {
+fn logs_profiles_that_change_with_their_revisions() {
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber =
@@ -141,38 +139,39 @@ fn a_profile_that_is_taken_up_changed_or_gone_is_told_with_its_revisions() {
     let told = move || String::from_utf8(std::mem::take(&mut *lines.0.lock().unwrap())).unwrap();
     let snapshots = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let (mut publisher, _status) = Publisher::new(Arc::clone(&snapshots));
+    let mut watches = watches(stream::pending(), None);
     let revision = || snapshots.load().profiles().iter().next().map(|profile| profile.revision().to_owned());
 
     for update in empty_lists().into_iter().chain([Update::Cluster(Change::Applied(profile("proxy", 1, "proxy:1")))]) {
         publisher.index.update(update);
     }
-    publisher.publish();
+    publisher.publish(&mut watches);
     let (text, first) = (told(), revision().unwrap());
     assert!(text.contains(&format!("the profile is at work profile=proxy revision=\"{first}\"")), "{text}");
 
     publisher.index.update(Update::Cluster(Change::Applied(profile("proxy", 2, "proxy:2"))));
-    publisher.publish();
+    publisher.publish(&mut watches);
     let (text, second) = (told(), revision().unwrap());
     let expected = format!("profile=proxy old_revision=\"{first}\" revision=\"{second}\"");
     assert!(text.contains(&expected) && text.lines().count() == 1, "{text}");
 
     let other = ("other".into(), pillion_engine::snapshot::Namespace::default());
     publisher.index.update(Update::Namespace(Change::Applied(other)));
-    publisher.publish();
+    publisher.publish(&mut watches);
     assert_eq!(told(), "", "a namespace is no news");
 
     publisher.index.update(Update::Cluster(Change::Deleted(profile("proxy", 2, "proxy:2").name)));
-    publisher.publish();
+    publisher.publish(&mut watches);
     let text = told();
     assert!(text.contains(&format!("the profile is gone profile=proxy old_revision=\"{second}\"")), "{text}");
 
-    for number in 0..TOLD + 5 {
+    for number in 0..LOGGED + 5 {
         let stored = profile(&format!("p{number}"), 1, "p:1");
         publisher.index.update(Update::Cluster(Change::Applied(stored)));
     }
-    publisher.publish();
+    publisher.publish(&mut watches);
     let text = told();
-    assert!(text.lines().count() == TOLD + 1 && text.contains("more=5"), "{text}");
+    assert!(text.lines().count() == LOGGED + 1 && text.contains("more=5"), "{text}");
 }
 
 type Told = watcher::Result<Event<&'static str>>;
@@ -186,7 +185,7 @@ fn told(events: Vec<Told>) -> impl Stream<Item = Change<&'static str, &'static s
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_was_cut_off_begins_anew() {
+async fn interrupted_list_starts_again() {
     let events = vec![
         Ok(Event::Init),
         Ok(Event::InitApply("half")),
@@ -207,7 +206,7 @@ async fn a_list_that_was_cut_off_begins_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_pause_grows_though_each_attempt_announces_a_list() {
+async fn pause_grows_with_each_failed_attempt() {
     let events = (0..8).flat_map(|_| [Ok(Event::Init), cut_off()]).collect();
     let began = tokio::time::Instant::now();
     assert_eq!(told(events).count().await, 8);

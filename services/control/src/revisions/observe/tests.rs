@@ -18,9 +18,13 @@ fn object(namespace: Option<&str>, name: &str, owner: &str) -> RevisionObject {
     RevisionObject::new(serde_json::from_value(metadata).unwrap())
 }
 
+fn store() -> RevisionStore {
+    RevisionStore::new(Publisher::new(Arc::default()).0, share::Limits::default())
+}
+
 #[test]
-fn a_profiles_revisions_are_those_of_its_name_its_namespace_and_its_uid() {
-    let mut store = RevisionStore::new(share::Limits::default());
+fn revisions_belong_to_name_namespace_and_uid() {
+    let mut store = store();
     for (namespace, name, owner) in [
         (None, "proxy-aa11", "1"),
         (None, "proxy-bb22", "another"),
@@ -29,7 +33,7 @@ fn a_profiles_revisions_are_those_of_its_name_its_namespace_and_its_uid() {
         (None, "proxy-two", "1"),
         (Some("shop"), "proxy-dd44", "1"),
     ] {
-        store.take(Seen::Revision(Change::Applied(object(namespace, name, owner)), namespace.is_none()));
+        store.update_revisions(Change::Applied(object(namespace, name, owner)), namespace.is_none());
     }
     let revisions = |store: &RevisionStore, name: &ProfileName, uid: &str| -> Vec<String> {
         store.existing(name, uid).made.keys().map(ToString::to_string).collect()
@@ -40,9 +44,9 @@ fn a_profiles_revisions_are_those_of_its_name_its_namespace_and_its_uid() {
     assert_eq!(revisions(&store, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
 
     // A new list of one scope does not change the other.
-    store.take(Seen::Revision(Change::Restarted, true));
-    store.take(Seen::Revision(Change::Listed(object(None, "proxy-ee55", "1")), true));
-    store.take(Seen::Revision(Change::ListComplete, true));
+    store.update_revisions(Change::Restarted, true);
+    store.update_revisions(Change::Listed(object(None, "proxy-ee55", "1")), true);
+    store.update_revisions(Change::ListComplete, true);
     assert_eq!(revisions(&store, &name, "1"), ["ee55"]);
     assert_eq!(revisions(&store, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
     store.unmade(&name, "ee55");
@@ -50,8 +54,8 @@ fn a_profiles_revisions_are_those_of_its_name_its_namespace_and_its_uid() {
 }
 
 #[test]
-fn a_revision_that_a_parent_bounds_is_known_by_its_label() {
-    let mut store = RevisionStore::new(share::Limits::default());
+fn label_marks_revision_bounded_by_parent() {
+    let mut store = store();
     let mut bounded = object(None, "proxy-aa11", "1");
     for bounds in [None, Some("Tenant"), Some(BOUNDED_BY_PARENT)] {
         let metadata = json!({
@@ -63,41 +67,18 @@ fn a_revision_that_a_parent_bounds_is_known_by_its_label() {
         bounded = RevisionObject::new(serde_json::from_value(metadata).unwrap());
         assert_eq!(bounded.bounded_by_parent, bounds == Some(BOUNDED_BY_PARENT), "{bounds:?}");
     }
-    store.take(Seen::Revision(Change::Applied(object(None, "proxy-bb22", "1")), true));
-    store.take(Seen::Revision(Change::Applied(bounded), true));
+    store.update_revisions(Change::Applied(object(None, "proxy-bb22", "1")), true);
+    store.update_revisions(Change::Applied(bounded), true);
     let existing = store.existing(&ProfileName::cluster("proxy"), "1");
     assert_eq!(existing.made.len(), 2);
     assert_eq!(existing.bounded_by_parent, ["aa11".into()].into());
 }
 
-fn seen(uid: &str, generation: i64, label: &str) -> Box<(Profile, StoredProfile)> {
+fn seen(uid: &str, generation: i64, label: &str) -> StoredProfile {
     let metadata = json!({"name": "proxy", "uid": uid, "generation": generation});
     let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap();
-    let profile = Profile::new(&metadata, ProfileStatus::default());
     let spec = json!({"template": {"metadata": {"labels": {"a": label}}}});
-    Box::new((profile, StoredProfile::new(metadata, spec)))
-}
-
-#[test]
-fn between_the_pages_of_a_list_nothing_is_said_of_what_was_seen_anew() {
-    let name = ProfileName::cluster("proxy");
-    let take = |store: &mut RevisionStore, change| store.take(Seen::Profile(change, true));
-    let accepted = |store: &RevisionStore| {
-        let (profile, existing) = (&store.profiles[&name], Existing::default());
-        store.observe(&name, profile, &existing, 0).map(|observed| observed.accepted.unwrap().revision)
-    };
-    for (uid, generation) in [("1", 2), ("2", 1)] {
-        let mut store = RevisionStore::new(share::Limits::default());
-        take(&mut store, Change::Restarted);
-        take(&mut store, Change::Listed(seen("1", 1, "old")));
-        take(&mut store, Change::ListComplete);
-        let before = accepted(&store).expect("it is known");
-        take(&mut store, Change::Restarted);
-        take(&mut store, Change::Listed(seen(uid, generation, "new")));
-        assert_eq!(accepted(&store), None, "the new one is not compiled: {uid} {generation}");
-        take(&mut store, Change::ListComplete);
-        assert!(accepted(&store).is_some_and(|after| after != before));
-    }
+    StoredProfile::new(metadata, spec)
 }
 
 /// Whether the planned status accepts the text: status and reason.
@@ -108,20 +89,20 @@ fn told(plan: &Plan) -> (&str, &str) {
 }
 
 #[test]
-fn a_text_over_which_the_engine_panics_is_not_accepted_and_says_whose_fault_it_is() {
+fn text_that_panics_is_rejected_with_reason() {
     let name = ProfileName::cluster("proxy");
-    let mut store = RevisionStore::new(share::Limits::default());
+    let mut store = store();
     for change in [Change::Restarted, Change::ListComplete] {
-        store.take(Seen::Profile(change, true));
+        store.update(Update::Cluster(change));
     }
     // Panics while it is compiled, and while its revision is built.
     for (generation, (before, meanwhile)) in (1..).zip([("proxy", ""), ("", "the revision of proxy")]) {
         let fault = faults::at(before);
-        store.take(Seen::Profile(Change::Applied(seen("1", generation, "a")), true));
+        store.update(Update::Cluster(Change::Applied(seen("1", generation, "a"))));
         drop(fault);
-        let profile = store.profiles[&name].clone();
+        let profile = store.index().stored_profile(&name).unwrap().clone();
         let fault = faults::at(meanwhile);
-        let (plan, revision) = decide(&mut store, &name, &profile, 10).expect("there is something to be told");
+        let (plan, revision) = decide(&mut store, &profile, 10).expect("there is something to be told");
         drop(fault);
         let (state, message) = told(&plan);
         assert!(state == "False" && message.contains("a fault of Pillion's"), "{generation}: {state} {message}");
@@ -132,16 +113,16 @@ fn a_text_over_which_the_engine_panics_is_not_accepted_and_says_whose_fault_it_i
     store.tidy();
     drop(fault);
 
-    store.take(Seen::Profile(Change::Applied(seen("1", 3, "b")), true));
-    let profile = store.profiles[&name].clone();
-    let (plan, revision) = decide(&mut store, &name, &profile, 10).expect("a revision is to be made");
+    store.update(Update::Cluster(Change::Applied(seen("1", 3, "b"))));
+    let profile = store.index().stored_profile(&name).unwrap().clone();
+    let (plan, revision) = decide(&mut store, &profile, 10).expect("a revision is to be made");
     assert!(plan.create && revision.is_some());
 }
 
 #[test]
-fn revision_that_another_build_wrote_is_made_again_under_the_hash_of_this_build() {
+fn missing_revision_of_other_build_gets_own_hash() {
     let name = ProfileName::cluster("proxy");
-    let (mut store, again) = (RevisionStore::new(share::Limits::default()), seen("1", 1, "a"));
+    let (mut store, again) = (store(), seen("1", 1, "a"));
     // The other build wrote a field that this one omits.
     let text = json!({"parameters": [], "template": {"metadata": {"labels": {"a": "a"}}}}).to_string();
     let stored = json!({"profile": "proxy", "revision": "0000", "generation": 1, "bounds": "Platform", "text": text});
@@ -151,16 +132,39 @@ fn revision_that_another_build_wrote_is_made_again_under_the_hash_of_this_build(
     stored.revision = hash.to_owned();
     store.accept(name.clone(), "1".into(), &stored);
     for change in [Change::Restarted, Change::Listed(again), Change::ListComplete] {
-        store.take(Seen::Profile(change, true));
+        store.update(Update::Cluster(change));
     }
     let accepted = |store: &RevisionStore| {
-        let profile = &store.profiles[&name];
-        store.observe(&name, profile, &store.existing(&name, "1"), 0)?.accepted.map(|accepted| accepted.revision)
+        let profile = store.index().stored_profile(&name)?;
+        store.observe(profile, &store.existing(&name, "1"), 0)?.accepted.map(|accepted| accepted.revision)
     };
     assert_eq!(accepted(&store).as_deref(), Some(hash), "while it is there it keeps its name");
-    let profile = store.profiles[&name].clone();
-    let (_, made) = decide(&mut store, &name, &profile, 10).expect("it is gone");
+    let profile = store.index().stored_profile(&name).unwrap().clone();
+    let (_, made) = decide(&mut store, &profile, 10).expect("it is gone");
     let made = made.expect("a revision is to be made");
     assert_ne!(made.revision, hash);
     assert!(FlattenedProfile::from_revision(&name, &made).is_ok(), "replicas would refuse it: {made:?}");
+}
+
+#[test]
+fn written_status_does_not_replace_a_later_one() {
+    let (mut store, name) = (store(), ProfileName::cluster("proxy"));
+    store.update(Update::Cluster(Change::Applied(seen("1", 1, "a"))));
+    let planned = store.index().stored_profile(&name).unwrap().clone();
+    let version = |store: &RevisionStore| store.index().stored_profile(&name).unwrap().resource_version.clone();
+    store.index_mut().set_status(&planned, Some("2".to_owned()), planned.status.clone());
+    assert_eq!(version(&store).as_deref(), Some("2"));
+    store.index_mut().set_status(&planned, Some("3".to_owned()), planned.status.clone());
+    assert_eq!(version(&store).as_deref(), Some("2"), "the profile was seen again since");
+
+    // The same holds for revisions that were deleted while their creation was reported.
+    let made = ObjectMeta { name: Some("proxy-aa11".to_owned()), ..ObjectMeta::default() };
+    let exists = |store: &RevisionStore| !store.existing(&name, "").made.is_empty();
+    store.begin_writes();
+    store.update_revisions(Change::Deleted(RevisionObject::new(made.clone())), true);
+    store.made(made.clone());
+    assert!(!exists(&store));
+    store.begin_writes();
+    store.made(made);
+    assert!(exists(&store));
 }

@@ -23,7 +23,7 @@ fn revision(snapshot: &Snapshot, name: &str) -> String {
 }
 
 #[test]
-fn whoever_comes_first_children_are_compiled_with_their_parents() {
+fn children_compile_in_any_order_of_arrival() {
     let mut index = Index::default();
     let early = list([tenants("own", 1, child("middle"))]).into_iter().map(Update::Namespaced);
     assert_eq!(feed(&mut index, early).len(), 0);
@@ -39,7 +39,7 @@ fn whoever_comes_first_children_are_compiled_with_their_parents() {
 }
 
 #[test]
-fn a_change_of_a_parent_reaches_all_who_extend_it() {
+fn change_of_parent_reaches_all_its_children() {
     let mut index = synced([
         profile("proxy", 1, sidecar("proxy:1")),
         profile("other", 1, sidecar("other:1")),
@@ -69,7 +69,7 @@ fn a_change_of_a_parent_reaches_all_who_extend_it() {
 }
 
 #[test]
-fn a_parent_that_is_broken_or_gone_leaves_its_children_at_work() {
+fn children_stay_active_without_valid_parent() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1")), profile("middle", 1, child("proxy"))]);
     apply(&mut index, tenants("own", 1, child("middle")));
     let before = revisions(&index.publish().unwrap());
@@ -95,7 +95,7 @@ fn a_parent_that_is_broken_or_gone_leaves_its_children_at_work() {
 }
 
 #[test]
-fn a_child_waits_for_its_parent_and_one_that_is_broken_is_told_once() {
+fn child_without_parent_is_reported_once() {
     let mut index = synced([]);
     index.publish();
     let broken = apply(&mut index, profile("last", 1, child("middle")));
@@ -124,7 +124,7 @@ fn a_child_waits_for_its_parent_and_one_that_is_broken_is_told_once() {
 }
 
 #[test]
-fn profiles_that_extend_one_another_are_told_so() {
+fn profiles_extending_one_another_are_broken() {
     let mut index = Index::default();
     let all = [profile("one", 1, child("two")), profile("two", 1, child("one"))];
     let broken = feed(&mut index, list(all).into_iter().map(Update::Cluster));
@@ -136,7 +136,7 @@ fn profiles_that_extend_one_another_are_told_so() {
 }
 
 #[test]
-fn a_new_list_does_not_compile_children_again() {
+fn unchanged_list_does_not_recompile_children() {
     let all = || [profile("proxy", 1, sidecar("proxy:1")), profile("middle", 1, child("proxy"))];
     let mut index = synced(all());
     index.publish();
@@ -149,7 +149,7 @@ fn a_new_list_does_not_compile_children_again() {
 }
 
 #[test]
-fn a_namespace_does_not_keep_what_the_platform_has_taken_back() {
+fn profile_bounded_by_parent_loses_withdrawn_permission() {
     let parameter = |sources: Value| {
         let mut text = sidecar("proxy:2");
         text["parameters"] =
@@ -187,7 +187,7 @@ fn a_namespace_does_not_keep_what_the_platform_has_taken_back() {
 }
 
 #[test]
-fn a_panic_over_a_child_stops_neither_its_parent_nor_its_brother() {
+fn panic_over_a_child_affects_no_other_profile() {
     let mut index = synced([
         profile("proxy", 1, sidecar("proxy:1")),
         profile("bad", 1, child("proxy")),

@@ -1,7 +1,7 @@
 //! Tests the memory limits of namespaced profiles.
 
 use super::*;
-use crate::informer::profiles::ProfileChange;
+use crate::informer::objects::ProfileChange;
 
 const SMALL: usize = 100;
 const LARGE: usize = 10_000;
@@ -39,7 +39,7 @@ fn at_work(index: &mut Index) -> Vec<String> {
 }
 
 #[test]
-fn profile_beyond_the_share_waits_until_there_is_room() {
+fn profile_beyond_the_share_waits_for_memory() {
     let mut index = Index::default().bounded_by(limits());
     let broken = begin(&mut index, [stored("a", 1, LARGE), stored("b", 1, LARGE), stored("c", 1, SMALL)]);
     let [Broken { name, serving: None, diagnostics, .. }] = &broken[..] else { panic!("{broken:?}") };
@@ -64,7 +64,7 @@ fn profile_beyond_the_share_waits_until_there_is_room() {
 }
 
 #[test]
-fn edit_beyond_the_share_leaves_what_was_accepted_at_work() {
+fn edit_beyond_the_share_keeps_accepted_version() {
     let mut index = Index::default().bounded_by(limits());
     begin(&mut index, [stored("a", 1, LARGE), stored("b", 1, SMALL)]);
     let before = revisions(&index.publish().unwrap());
@@ -98,7 +98,7 @@ fn accepted_child_follows_a_larger_parent() {
 }
 
 #[test]
-fn what_was_accepted_before_comes_first() {
+fn accepted_texts_get_memory_first() {
     let mut index = Index::default().keeping_texts().bounded_by(limits());
     let (old, new) = (stored("z", 1, LARGE), stored("a", 1, LARGE));
     index.seed(old.name.clone(), old.uid.clone(), &old.spec.to_string());

@@ -1,7 +1,8 @@
 //! Tests which revisions are served while published ones are fetched, and if they are unusable.
 
+use pillion_api::profile::Rollout;
 use pillion_engine::profile::compile;
-use serde_json::json;
+use pillion_engine::snapshot::Served;
 
 use super::*;
 
@@ -19,90 +20,108 @@ fn compiled(label: &str) -> Arc<CompiledProfile> {
     Arc::new(compile(&name(), &serde_json::from_value(spec).unwrap()).unwrap())
 }
 
-fn pointer(uid: &str, published: Option<(&str, Option<&str>, Option<u8>)>) -> Pointer {
-    let published = published.map(|(newest, promoted, percent)| Publication {
-        newest: newest.into(),
-        promoted: promoted.map(Into::into),
+fn pointer(uid: &str, published: Option<(&str, Option<&str>, Option<u8>)>) -> StoredProfile {
+    let status = published.map(|(newest, promoted, percent)| ProfileStatus {
+        revision: Some(newest.to_owned()),
+        promoted_revision: promoted.map(str::to_owned),
         rollout: percent.map(|percent| Rollout { percent: Some(percent), namespace_selector: None }),
-        kept: Arc::default(),
+        ..ProfileStatus::default()
     });
-    Pointer { name: name(), uid: uid.into(), published }
+    let mut stored = profile("proxy", 1, Value::Null).with_status(status.unwrap_or_default());
+    stored.uid = uid.into();
+    stored
 }
 
-fn listed(pointers: impl IntoIterator<Item = Pointer>) -> ServedIndex {
-    let mut index = ServedIndex::default();
-    index.update(Change::Restarted);
-    for pointer in pointers {
-        index.update(Change::Listed(pointer));
-    }
-    index.update(Change::ListComplete);
+fn listed(pointers: impl IntoIterator<Item = StoredProfile>) -> Index {
+    let mut index = Index::default().of_revisions();
+    feed(&mut index, list([]).into_iter().map(Update::Namespaced));
+    feed(&mut index, list([]).into_iter().map(Update::Namespace));
+    feed(&mut index, list(pointers).into_iter().map(Update::Cluster));
+    index.publish();
     index
 }
 
-fn served(index: &ServedIndex) -> Vec<(String, Option<String>)> {
+fn served(index: &Index) -> Vec<(String, Option<String>)> {
     let revision = |profile: &Arc<CompiledProfile>| profile.revision().to_owned();
     let promoted = |served: &Served| served.stage.as_ref()?.promoted.as_ref().map(revision);
-    index.at_work().map(|served| (revision(&served.profile), promoted(served))).collect()
+    let served = index.entries.values().filter_map(|entry| entry.published.served.as_ref());
+    served.map(|served| (revision(&served.profile), promoted(served))).collect()
+}
+
+/// Applies a change; returns whether it is published.
+fn changes(index: &mut Index, change: ProfileChange) -> bool {
+    index.update(Update::Cluster(change));
+    index.publish().is_some()
+}
+
+/// Gives a fetched revision; returns whether that is published.
+fn fetched(index: &mut Index, key: &RevisionKey, fetched: Fetched) -> bool {
+    index.update(Update::Fetched(key.clone(), fetched));
+    index.publish().is_some()
+}
+
+fn broken(index: &Index) -> usize {
+    index.status().broken_profiles
 }
 
 #[test]
-fn it_is_synced_when_all_that_is_published_was_fetched_or_cannot_be_used() {
+fn synced_once_published_revisions_are_fetched_or_unusable() {
     assert!(listed([]).synced());
     assert!(listed([pointer("1", None)]).synced(), "nothing is published of it");
     let one = compiled("one");
     let mut index = listed([pointer("1", Some((one.revision(), Some(one.revision()), None)))]);
     assert!(!index.synced());
-    assert_eq!(index.due(), [key(one.revision())]);
-    assert_eq!(index.due(), [], "each is given once");
-    assert!(index.still_wants(&key(one.revision())) && !index.synced());
-    assert!(index.fetched(&key(one.revision()), Fetched::Compiled(Arc::clone(&one))).changed);
+    assert_eq!(index.take_unfetched(), [key(one.revision())]);
+    assert_eq!(index.take_unfetched(), [], "each is given once");
+    assert!(index.still_needs(&key(one.revision())) && !index.synced());
+    assert!(fetched(&mut index, &key(one.revision()), Fetched::Compiled(Arc::clone(&one))));
     assert!(index.synced());
     assert_eq!(served(&index), [(one.revision().to_owned(), None)]);
 
     let mut index = listed([pointer("1", Some(("gone", None, None)))]);
-    index.due();
+    index.take_unfetched();
     let fault = Fetched::Unusable(Vec::new());
-    assert_eq!(index.fetched(&key("gone"), fault).broken.len(), 1);
-    assert_eq!((index.synced(), index.broken(), served(&index).len()), (true, 1, 0));
+    assert_eq!(index.update(Update::Fetched(key("gone"), fault)).len(), 1);
+    assert_eq!((index.synced(), broken(&index), served(&index).len()), (true, 1, 0));
 }
 
 #[test]
-fn what_is_served_stays_until_the_next_is_at_hand() {
+fn served_revision_stays_until_next_is_fetched() {
     let [one, two] = ["one", "two"].map(compiled);
     let mut index = listed([pointer("1", Some((one.revision(), None, None)))]);
-    index.due();
-    index.fetched(&key(one.revision()), Fetched::Compiled(Arc::clone(&one)));
+    index.take_unfetched();
+    fetched(&mut index, &key(one.revision()), Fetched::Compiled(Arc::clone(&one)));
 
     let newer = pointer("1", Some((two.revision(), Some(one.revision()), Some(10))));
-    assert!(!index.update(Change::Applied(newer.clone())).changed);
+    assert!(!changes(&mut index, Change::Applied(newer.clone())));
     assert_eq!(served(&index), [(one.revision().to_owned(), None)]);
-    assert_eq!(index.due(), [key(two.revision())], "the promoted one is at hand");
-    assert!(!index.fetched(&key(two.revision()), Fetched::Unusable(Vec::new())).changed);
+    assert_eq!(index.take_unfetched(), [key(two.revision())], "the promoted one is at hand");
+    assert!(!fetched(&mut index, &key(two.revision()), Fetched::Unusable(Vec::new())));
     assert_eq!(served(&index), [(one.revision().to_owned(), None)]);
-    assert_eq!(index.broken(), 1);
-    assert!(!index.update(Change::Applied(newer)).changed, "the same again");
+    assert_eq!(broken(&index), 1);
+    assert!(!changes(&mut index, Change::Applied(newer)), "the same again");
 
-    assert!(index.fetched(&key(two.revision()), Fetched::Compiled(Arc::clone(&two))).changed);
+    assert!(fetched(&mut index, &key(two.revision()), Fetched::Compiled(Arc::clone(&two))));
     assert_eq!(served(&index), [(two.revision().to_owned(), Some(one.revision().to_owned()))]);
-    assert_eq!(index.broken(), 0);
+    assert_eq!(broken(&index), 0);
 
     // For half of the pods, then for all: no fetch is needed.
     for percent in [Some(50), None] {
         let promoted = if percent.is_some() { &one } else { &two };
         let pointer = pointer("1", Some((two.revision(), Some(promoted.revision()), percent)));
-        assert!(index.update(Change::Applied(pointer)).changed);
-        assert_eq!(index.due(), []);
+        assert!(changes(&mut index, Change::Applied(pointer)));
+        assert_eq!(index.take_unfetched(), []);
     }
     assert_eq!(served(&index), [(two.revision().to_owned(), None)]);
 }
 
 #[test]
-fn what_is_withdrawn_deleted_or_made_anew_is_not_served() {
+fn withdrawn_deleted_or_recreated_profile_is_not_served() {
     let one = compiled("one");
     let with = || {
         let mut index = listed([pointer("1", Some((one.revision(), None, None)))]);
-        index.due();
-        index.fetched(&key(one.revision()), Fetched::Compiled(Arc::clone(&one)));
+        index.take_unfetched();
+        fetched(&mut index, &key(one.revision()), Fetched::Compiled(Arc::clone(&one)));
         assert_eq!(served(&index).len(), 1);
         index
     };
@@ -113,43 +132,26 @@ fn what_is_withdrawn_deleted_or_made_anew_is_not_served() {
         vec![Change::Restarted, Change::ListComplete],
     ] {
         let mut index = with();
-        let changed = change.into_iter().any(|change| index.update(change).changed);
+        let changed = change.into_iter().any(|change| changes(&mut index, change));
         assert!(changed && served(&index).is_empty());
     }
 }
 
 #[test]
-fn a_status_of_a_newer_build_gives_everybody_what_is_promoted() {
-    let status = json!({
-        "revision": "b", "promotedRevision": "a", "acceptedRevision": "b", "revisions": ["b", "a"],
-        "rollout": {"percent": 10, "byPhaseOfTheMoon": true},
-    });
-    let read = read_status(status.clone());
-    assert_eq!((read.revision.as_deref(), read.promoted_revision.as_deref()), (Some("a"), Some("a")));
-    assert_eq!((read.accepted_revision.as_deref(), read.rollout), (Some("b"), None));
-    assert_eq!(read.revisions, ["b", "a"]);
-    let mut known = status;
-    known["rollout"] = json!({"percent": 10});
-    assert_eq!(read_status(known).revision.as_deref(), Some("b"));
-    assert_eq!(read_status(Value::Null), ProfileStatus::default());
-}
-
-#[test]
-fn who_has_just_started_serves_an_older_one_instead_of_what_cannot_be_used() {
+fn new_replica_serves_older_revision_if_newest_is_unusable() {
     let [new, promoted, old] = ["new", "promoted", "old"].map(compiled);
     let start = |percent| {
         let mut pointer = pointer("1", Some((new.revision(), Some(promoted.revision()), percent)));
-        let kept = [&new, &promoted, &old].map(|profile| profile.revision().into());
-        pointer.published.as_mut().unwrap().kept = kept.into();
+        pointer.status.revisions = [&new, &promoted, &old].map(|profile| profile.revision().to_owned()).into();
         let mut index = listed([pointer]);
-        index.due();
+        index.take_unfetched();
         index
     };
-    let give = |index: &mut ServedIndex, profile: &Arc<CompiledProfile>| {
-        index.fetched(&key(profile.revision()), Fetched::Compiled(Arc::clone(profile))).changed
+    let give = |index: &mut Index, profile: &Arc<CompiledProfile>| {
+        fetched(index, &key(profile.revision()), Fetched::Compiled(Arc::clone(profile)))
     };
-    let fail = |index: &mut ServedIndex, profile: &Arc<CompiledProfile>| {
-        index.fetched(&key(profile.revision()), Fetched::Missing(Vec::new())).changed
+    let fail = |index: &mut Index, profile: &Arc<CompiledProfile>| {
+        fetched(index, &key(profile.revision()), Fetched::Missing(Vec::new()))
     };
     let only = |profile: &Arc<CompiledProfile>| [(profile.revision().to_owned(), None)];
 
@@ -157,23 +159,23 @@ fn who_has_just_started_serves_an_older_one_instead_of_what_cannot_be_used() {
     let mut index = start(Some(10));
     give(&mut index, &promoted);
     assert!(fail(&mut index, &new) && index.synced());
-    assert_eq!((served(&index), index.broken()), (only(&promoted).to_vec(), 1));
+    assert_eq!((served(&index), broken(&index)), (only(&promoted).to_vec(), 1));
     let mut index = start(Some(10));
     fail(&mut index, &new);
     assert!(!index.synced());
     assert!(give(&mut index, &promoted) && index.synced());
     assert_eq!(served(&index), only(&promoted));
     // The newest revision becomes usable and is served.
-    assert!(index.still_wants(&key(new.revision())));
+    assert!(index.still_needs(&key(new.revision())));
     assert!(give(&mut index, &new));
     assert_eq!(served(&index), [(new.revision().to_owned(), Some(promoted.revision().to_owned()))]);
 
     // Both are unusable: the next kept revision is fetched first.
     let mut index = start(None);
     fail(&mut index, &new);
-    assert_eq!(index.due(), [key(promoted.revision())]);
+    assert_eq!(index.take_unfetched(), [key(promoted.revision())]);
     fail(&mut index, &promoted);
-    assert_eq!((index.due(), index.synced()), (vec![key(old.revision())], false));
+    assert_eq!((index.take_unfetched(), index.synced()), (vec![key(old.revision())], false));
     assert!(give(&mut index, &old) && index.synced());
     assert_eq!(served(&index), only(&old));
 
@@ -181,26 +183,27 @@ fn who_has_just_started_serves_an_older_one_instead_of_what_cannot_be_used() {
     let mut index = start(Some(10));
     give(&mut index, &new);
     fail(&mut index, &promoted);
-    assert_eq!(index.due(), [key(old.revision())]);
+    assert_eq!(index.take_unfetched(), [key(old.revision())]);
     fail(&mut index, &old);
-    assert_eq!((served(&index), index.due(), index.synced()), (only(&new).to_vec(), Vec::new(), true));
+    assert_eq!((served(&index), index.take_unfetched(), index.synced()), (only(&new).to_vec(), Vec::new(), true));
     // No revision is usable.
     let mut index = start(None);
     for profile in [&new, &promoted, &old] {
         assert!(!index.synced());
         fail(&mut index, profile);
-        index.due();
+        index.take_unfetched();
     }
     assert!(index.synced() && served(&index).is_empty());
 }
 
 #[test]
-fn what_nobody_wants_any_more_is_not_waited_for() {
+fn revision_no_longer_published_is_not_awaited() {
     let mut index = listed([pointer("1", Some(("first", None, None)))]);
-    index.due();
-    index.update(Change::Applied(pointer("1", None)));
-    assert!(!index.still_wants(&key("first")));
+    index.take_unfetched();
+    changes(&mut index, Change::Applied(pointer("1", None)));
+    assert!(!index.still_needs(&key("first")));
     assert!(index.synced());
-    let late = index.fetched(&key("first"), Fetched::Compiled(compiled("one")));
-    assert!(!late.changed && served(&index).is_empty());
+    index.publish();
+    let late = fetched(&mut index, &key("first"), Fetched::Compiled(compiled("one")));
+    assert!(!late && served(&index).is_empty());
 }

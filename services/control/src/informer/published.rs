@@ -1,0 +1,193 @@
+//! The published revisions of a profile: those that its status names, and nothing else.
+//!
+//! A replica does not read the text of a profile. The status names the served revision and its namespaces; the
+//! replica fetches the revision by name, compiles it and keeps it while it is published. So an edited or broken profile
+//! changes nothing until the controller has accepted it, also for a replica that starts later. Of unpublished revisions
+//! only the hashes are known.
+//!
+//! A published revision may be missing or unusable for this build. A replica that already serves the profile then keeps
+//! its active version. A replica that has just started serves the promoted revision instead, or the latest kept one
+//! that it can use.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use pillion_api::kinds::ProfileStatus;
+use pillion_api::profile::Rollout;
+use pillion_engine::profile::{CompiledProfile, Diagnostic, ProfileName};
+use pillion_engine::snapshot::{Served, Stage};
+
+/// The published revisions in the status of a profile.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Publication {
+    /// The newest revision; during a rollout, only a part of the pods gets it.
+    pub newest: Box<str>,
+    /// The promoted revision, for all other pods.
+    pub promoted: Option<Box<str>>,
+    /// Which pods get the newest revision; `None` for all.
+    pub rollout: Option<Rollout>,
+    /// The kept revisions.
+    pub kept: Arc<[Box<str>]>,
+}
+
+/// A revision of a profile.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RevisionKey {
+    /// The profile.
+    pub profile: ProfileName,
+    /// Its hash.
+    pub revision: Box<str>,
+}
+
+/// Result of fetching a revision.
+#[derive(Clone, Debug)]
+pub enum Fetched {
+    /// It compiles.
+    Compiled(Arc<CompiledProfile>),
+    /// It does not exist. It may be created again.
+    Missing(Vec<Diagnostic>),
+    /// This build cannot use it.
+    Unusable(Vec<Diagnostic>),
+}
+
+/// The published revisions of a profile, as far as they are fetched.
+#[derive(Debug, Default)]
+pub(crate) struct PublishedRevisions {
+    pub(crate) publication: Option<Publication>,
+    /// The served revision; it may be the earlier one until the published one is fetched.
+    pub(crate) served: Option<Served>,
+    /// Fetched revisions that are not served yet.
+    fetched: HashMap<Box<str>, Arc<CompiledProfile>>,
+    /// Revisions that cannot be used.
+    pub(crate) unusable: BTreeSet<Box<str>>,
+}
+
+impl Publication {
+    /// The published revisions in a status; `None` if nothing is published.
+    pub(crate) fn of(status: ProfileStatus) -> Option<Self> {
+        let newest = status.revision?.into();
+        let kept = status.revisions.into_iter().map(Into::into).collect();
+        Some(Self { newest, promoted: status.promoted_revision.map(Into::into), rollout: status.rollout, kept })
+    }
+
+    /// The rollout, and the promoted revision unless it equals the newest one.
+    fn staged(&self) -> Option<(&Rollout, Option<&str>)> {
+        let promoted = self.promoted.as_deref().filter(|promoted| **promoted != *self.newest);
+        self.rollout.as_ref().map(|rollout| (rollout, promoted))
+    }
+
+    /// The revisions that must be fetched before they are served.
+    fn needed(&self) -> impl Iterator<Item = &str> {
+        let promoted = self.staged().and_then(|(_, promoted)| promoted);
+        std::iter::once(&*self.newest).chain(promoted)
+    }
+
+    /// Fallback revisions for a replica that serves nothing yet, best first. The newest is last, as it is not meant for
+    /// all pods.
+    fn instead(&self) -> impl Iterator<Item = &str> {
+        let older = self.promoted.iter().chain(&*self.kept).filter(|older| **older != self.newest);
+        older.chain([&self.newest]).map(|revision| &**revision)
+    }
+}
+
+impl PublishedRevisions {
+    /// Applies what the status publishes now. Returns whether the served revision changed at once; the revisions to fetch
+    /// are [`Self::wanted`] afterwards.
+    pub(crate) fn point(&mut self, publication: Option<Publication>) -> bool {
+        self.publication = publication;
+        let named: BTreeSet<Box<str>> = self.needed().map(Into::into).collect();
+        self.unusable.retain(|revision| named.contains(revision));
+        self.fetched.retain(|revision, _| named.contains(revision));
+        self.settle()
+    }
+
+    /// Applies a revision that was fetched. Returns whether the served revision changed.
+    pub(crate) fn add(&mut self, revision: &str, compiled: Arc<CompiledProfile>) -> bool {
+        self.unusable.remove(revision);
+        self.fetched.insert(revision.into(), compiled);
+        self.settle()
+    }
+
+    /// Records that a revision cannot be used. Returns whether that is new, and whether the served revision changed.
+    pub(crate) fn add_unusable(&mut self, revision: &str) -> (bool, bool) {
+        let is_new = self.unusable.insert(revision.into());
+        (is_new, is_new && self.settle())
+    }
+
+    fn needed(&self) -> impl Iterator<Item = &str> {
+        self.publication.iter().flat_map(Publication::needed).chain(self.instead())
+    }
+
+    /// The fallback revision, if nothing is served and the published revision is unusable.
+    fn instead(&self) -> Option<&str> {
+        let published = self.publication.as_ref().filter(|_| self.served.is_none())?;
+        let is_usable = |revision: &&str| !self.unusable.contains(*revision);
+        if published.needed().all(|revision| is_usable(&revision)) {
+            return None;
+        }
+        published.instead().find(is_usable)
+    }
+
+    /// The revisions that are needed and not fetched.
+    pub(crate) fn wanted<'e>(&'e self, profile: &'e ProfileName) -> impl Iterator<Item = RevisionKey> + 'e {
+        let missing =
+            self.needed().filter(|revision| !self.unusable.contains(*revision) && self.at_hand(revision).is_none());
+        missing.map(|revision| RevisionKey { profile: profile.clone(), revision: revision.into() })
+    }
+
+    pub(crate) fn needs(&self, revision: &str) -> bool {
+        self.needed().any(|needed| needed == revision)
+    }
+
+    /// A revision that was fetched or is served already.
+    fn at_hand(&self, revision: &str) -> Option<Arc<CompiledProfile>> {
+        let served = self.served.iter().flat_map(|served| {
+            let promoted = served.stage.as_ref().and_then(|stage| stage.promoted.as_ref());
+            std::iter::once(&served.profile).chain(promoted)
+        });
+        let mut known = self.fetched.values().chain(served);
+        known.find(|profile| profile.revision() == revision).cloned()
+    }
+
+    /// Activates the published revision, once all of it is fetched. Returns true if it changed.
+    fn settle(&mut self) -> bool {
+        if self.publication.is_none() {
+            return self.served.take().is_some();
+        }
+        let Some(now) = self.as_published().or_else(|| self.fallback_revision()) else { return false };
+        let is_whole =
+            self.publication.iter().flat_map(Publication::needed).all(|needed| self.at_hand(needed).is_some());
+        self.served = Some(now);
+        if is_whole {
+            self.fetched.clear();
+        }
+        true
+    }
+
+    /// The fallback revision for all pods, if it is fetched.
+    fn fallback_revision(&self) -> Option<Served> {
+        let profile = self.at_hand(self.instead()?)?;
+        let kept = &self.publication.as_ref()?.kept;
+        Some(Served { profile, stage: None, kept: Arc::clone(kept) })
+    }
+
+    /// The published revision, if all of it is fetched.
+    fn as_published(&self) -> Option<Served> {
+        let published = self.publication.as_ref()?;
+        let profile = self.at_hand(&published.newest)?;
+        let stage = match published.staged() {
+            None => None,
+            Some((rollout, promoted)) => {
+                let promoted = match promoted {
+                    Some(promoted) => Some(self.at_hand(promoted)?),
+                    None => None,
+                };
+                let percent = rollout.percent.unwrap_or(100);
+                Some(Stage { promoted, percent, namespaces: rollout.namespace_selector.clone() })
+            }
+        };
+        // A rollout of the revision that is already promoted has no effect.
+        let stage = stage.filter(|_| published.promoted.as_deref() != Some(&*published.newest));
+        Some(Served { profile, stage, kept: Arc::clone(&published.kept) })
+    }
+}

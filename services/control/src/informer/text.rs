@@ -1,0 +1,259 @@
+//! The stored text of a profile, and the last version of it that compiled.
+//!
+//! A stored profile may be one that this build cannot read (a field of a newer version) or that does not compile. Then
+//! the last valid version stays active, and the errors are reported once for each generation: a mistake in one profile
+//! must neither remove an active version nor stop the watch that would deliver the fix.
+//!
+//! A profile that extends another one is compiled when its parent is known, and again when the parent changes. If its
+//! own text is broken by then, the last valid text is compiled. If that fails too, or the parent is gone, the last
+//! valid version stays active. A namespaced profile that is bounded only by its parent is the exception: it would keep
+//! what the platform has withdrawn.
+
+use std::sync::Arc;
+
+use pillion_api::ProfileSpec;
+use pillion_engine::profile::{CompiledProfile, Diagnostic, Limits, Part, ProfileName, compile};
+use serde_json::Value;
+
+use crate::guard;
+use crate::informer::objects::StoredProfile;
+use crate::informer::share::{Grant, Shares};
+
+/// A profile whose stored version is not active.
+#[derive(Clone, Debug)]
+pub struct Broken {
+    /// Its name.
+    pub name: ProfileName,
+    /// The broken generation.
+    pub generation: Option<i64>,
+    /// Revision of the last valid version, which stays active; `None` if there is none.
+    pub serving: Option<Box<str>>,
+    /// The errors; at least one.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+/// The text of a profile.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Text {
+    pub(crate) json: Arc<str>,
+    /// The name of its parent.
+    pub(crate) parent: Option<Box<str>>,
+}
+
+/// What is known of the text of a profile.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TextState {
+    pub(crate) generation: Option<i64>,
+    /// The last version that compiled.
+    pub(crate) good: Option<Arc<CompiledProfile>>,
+    /// Its text, if it may be needed again: other profiles may extend it, or it extends one.
+    pub(crate) accepted: Option<Text>,
+    pub(crate) broken: bool,
+    /// The stored text, if it extends another profile.
+    pub(crate) extending: Option<Text>,
+    /// It must be compiled: the profile or its parent has changed.
+    pub(crate) due: bool,
+    /// The memory grant of a namespaced profile.
+    pub(crate) grant: Option<Grant>,
+    /// Bytes that the stored text needs, if it lacked memory; 0 if that is not known yet. The text is not kept.
+    pub(crate) lacks: Option<usize>,
+    /// The parent of a text that is not kept.
+    pub(crate) lacks_with: Option<Box<str>>,
+}
+
+/// A profile that lacks memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lack {
+    /// Bytes that it needs.
+    pub(crate) bytes: usize,
+    /// Bytes for all profiles of its namespace.
+    limit: usize,
+}
+
+impl Lack {
+    pub(crate) fn diagnostic(self, name: &ProfileName) -> Diagnostic {
+        let mib = |bytes: usize| format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20);
+        let message = format!(
+            "the profiles of namespace {} may take {} of memory, and with the {} of this one they take more",
+            name.namespace.as_deref().unwrap_or_default(),
+            mib(self.limit),
+            mib(self.bytes),
+        );
+        let help = "make it smaller, or delete others: it is looked at again when there is room. Literals and regular \
+                    expressions take most. The limits are `profiles` in the controller's policy; no namespace gets more \
+                    than half of what the others leave";
+        Diagnostic { path: "spec".to_owned(), message, help: Some(help.to_owned()), part: Part::Value }
+    }
+}
+
+/// Checks that a namespaced profile has memory, in place of an earlier grant.
+pub(crate) fn check_memory(
+    name: &ProfileName,
+    bytes: usize,
+    instead_of: Option<&Grant>,
+    shares: &Shares,
+) -> Result<(), Lack> {
+    let Some(namespace) = &name.namespace else { return Ok(()) };
+    shares.fits(namespace, bytes, instead_of).map_err(|limit| Lack { bytes, limit })
+}
+
+impl TextState {
+    pub(crate) fn of_generation(generation: Option<i64>) -> Self {
+        Self { generation, ..Self::default() }
+    }
+
+    /// The state after `stored` was seen, and its new errors. `known` is the state before, of the same object; `seed` is a
+    /// text that an earlier leader accepted.
+    pub(crate) fn next(
+        known: Option<&Self>,
+        stored: &StoredProfile,
+        seed: Option<Text>,
+        keeps_text: bool,
+    ) -> (Self, Option<Broken>) {
+        let StoredProfile { name, generation, spec, .. } = stored;
+        if let Some(known) = known.filter(|known| known.is_generation(*generation) && known.lacks.is_none()) {
+            return (known.clone(), None);
+        }
+        let good = known.and_then(|known| known.good.clone());
+        let accepted = known.and_then(|known| known.accepted.clone()).or(seed);
+        let mut state = Self { good, accepted, ..Self::of_generation(*generation) };
+        let text = |parent| Text { json: spec.to_string().into(), parent };
+        let compiled = match guard::compiled(name, || from_value(spec)) {
+            Ok(ProfileSpec { extends: Some(parent), .. }) => {
+                state.extending = Some(text(Some(parent.name.into())));
+                state.due = true;
+                return (state, None);
+            }
+            Ok(spec) => guard::compiled(name, || compile(name, &spec)),
+            Err(diagnostics) => Err(diagnostics),
+        };
+        match compiled {
+            Ok(compiled) => {
+                state.good = Some(Arc::new(compiled));
+                state.accepted = (keeps_text || name.namespace.is_none()).then(|| text(None));
+                (state, None)
+            }
+            Err(diagnostics) => {
+                state.broken = true;
+                // A text that was accepted before this index started is not compiled yet.
+                state.due = state.good.is_none() && state.accepted.is_some();
+                let broken = state.to_broken(name, diagnostics);
+                (state, Some(broken))
+            }
+        }
+    }
+
+    /// Reports the errors of the stored generation.
+    pub(crate) fn to_broken(&self, name: &ProfileName, diagnostics: Vec<Diagnostic>) -> Broken {
+        let serving = self.good.as_ref().map(|profile| profile.revision().into());
+        Broken { name: name.clone(), generation: self.generation, serving, diagnostics }
+    }
+
+    pub(crate) fn is_generation(&self, generation: Option<i64>) -> bool {
+        generation.is_some() && self.generation == generation
+    }
+
+    /// Charges what is kept to the namespace's share, in place of the grant `before`. A rollout or a rollback may serve older revisions of a profile as
+    /// well. So the profile keeps its largest grant until it is deleted.
+    ///
+    /// # Errors
+    /// The share lacks memory for new data.
+    pub(crate) fn charge(
+        &mut self,
+        name: &ProfileName,
+        before: Option<&Grant>,
+        is_same_profile: bool,
+        is_accepted: bool,
+        shares: &mut Shares,
+    ) -> Result<(), Lack> {
+        let once = before.filter(|_| is_same_profile).map_or(0, Grant::bytes);
+        if !is_accepted {
+            check_memory(name, self.bytes().max(once), before, shares)?;
+        }
+        self.take_memory(name, once, shares);
+        Ok(())
+    }
+
+    pub(crate) fn take_memory(&mut self, name: &ProfileName, least: usize, shares: &mut Shares) {
+        let Some(namespace) = &name.namespace else { return };
+        let granted = self.grant.as_ref().map_or(0, Grant::bytes);
+        let bytes = self.bytes().max(least).max(granted);
+        if bytes != granted {
+            self.grant = Some(shares.grant(namespace, bytes));
+        }
+    }
+
+    /// Bytes of what is kept. Until a text is compiled, the version that it replaces does not count.
+    fn bytes(&self) -> usize {
+        let texts = self.accepted.iter().chain(&self.extending).map(|text| text.json.len());
+        let good = self.good.as_ref().filter(|_| !self.due).map_or(0, |good| good.memory());
+        texts.sum::<usize>() + good
+    }
+
+    /// The parents of its texts.
+    pub(crate) fn parents(&self) -> impl Iterator<Item = &str> {
+        let of_texts = self.extending.iter().chain(&self.accepted).filter_map(|text| text.parent.as_deref());
+        of_texts.chain(self.lacks_with.as_deref())
+    }
+
+    /// Replaces the active version; `None` if there is none any more. Returns whether the revision changed.
+    pub(crate) fn put_to_work(&mut self, now: Option<CompiledProfile>) -> bool {
+        let keep = match (&self.good, &now) {
+            (Some(good), Some(now)) => is_same_profile(good, now),
+            (Some(good), None) => good.limits() != Limits::Parent,
+            (None, now) => now.is_none(),
+        };
+        if !keep {
+            self.good = now.map(Arc::new);
+        }
+        !keep
+    }
+}
+
+impl Text {
+    /// Whether this text equals the stored one, apart from `rollout`.
+    pub(crate) fn is_text_of(&self, stored: &Value) -> bool {
+        let plain = |spec: Result<ProfileSpec, _>| Some(ProfileSpec { rollout: None, ..spec.ok()? });
+        let own = plain(read(&self.json));
+        own.is_some() && own == plain(from_value(stored))
+    }
+}
+
+pub(crate) fn read(text: &str) -> Result<ProfileSpec, Vec<Diagnostic>> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    serde_path_to_error::deserialize(&mut reader).map_err(|error| vec![unreadable(&error)])
+}
+
+fn from_value(spec: &Value) -> Result<ProfileSpec, Vec<Diagnostic>> {
+    serde_path_to_error::deserialize(spec).map_err(|error| vec![unreadable(&error)])
+}
+
+fn unreadable(error: &serde_path_to_error::Error<serde_json::Error>) -> Diagnostic {
+    let path = error.path().to_string();
+    Diagnostic {
+        path: if path == "." { "spec".to_owned() } else { format!("spec.{path}") },
+        message: error.inner().to_string(),
+        help: Some(
+            "this build does not know the field or its type: correct it, or upgrade Pillion if the profile is written \
+             for a newer version"
+                .to_owned(),
+        ),
+        part: Part::Value,
+    }
+}
+
+fn is_same_profile(one: &CompiledProfile, other: &CompiledProfile) -> bool {
+    one.revision() == other.revision()
+        && one.limits() == other.limits()
+        && one.ancestors().eq(other.ancestors())
+        && one.rollout() == other.rollout()
+}
+
+/// Whether both are the same compiled version.
+pub(crate) fn is_same_version(one: Option<&Arc<CompiledProfile>>, other: Option<&Arc<CompiledProfile>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
+    }
+}
