@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_panics_is_an_error_that_is_logged_and_the_loop_goes_on() {
+    fn panic_is_logged_and_returned_as_error() {
         let lines = Lines::default();
         let writer = lines.clone();
         let subscriber =
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn an_author_is_told_whose_fault_it_is_and_not_what_the_panic_said() {
+    fn diagnostic_of_panic_hides_its_message() {
         let fault = faults::at("team-a/logger");
         let told = compiled(&"team-a/logger", || Ok(())).unwrap_err();
         let [diagnostic] = told.as_slice() else { panic!("{told:?}") };

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_of_the_release_and_one_that_kubernetes_takes() {
+    fn names_of_a_release_are_valid() {
         let longest = "p".repeat(Release::MAX_NAME);
         for name in ["pillion", &longest] {
             let release = Release::new(name, "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap();

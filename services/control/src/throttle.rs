@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn each_client_has_its_own_limit_and_many_share_one() {
+    async fn clients_have_separate_limits_until_table_is_full() {
         let rates = ClientRates::new(2);
         let client = |number: u32| IpAddr::from(number.to_be_bytes());
         let taken = |client: IpAddr| (0..5).filter(|_| rates.take(client)).count();

@@ -159,7 +159,7 @@ fn ask_everywhere(snapshot: &Snapshot) {
 }
 
 #[test]
-fn all_of_it_keeps_to_its_share_of_the_replica() {
+fn caches_fit_memory_share_of_replica() {
     println!("a profile's text: {} bytes", profile(1, 1).spec.to_string().len());
     let mut index = Index::default();
     let mut published: Option<Arc<Snapshot>> = None;
@@ -321,7 +321,7 @@ fn audited(pods: usize) -> (Auditor, AllocationInfo) {
 }
 
 #[test]
-fn fifty_thousand_pods_are_audited_in_a_few_mebibytes() {
+fn fifty_thousand_pods_take_few_mebibytes() {
     const PODS: usize = 50_000;
     println!("a pod's metadata: {} bytes", audited_pod(1, "r").to_string().len());
     let (mut auditor, info) = audited(PODS);

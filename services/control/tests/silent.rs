@@ -38,7 +38,7 @@ fn client(requests: Requests) -> Client {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_fell_silent_is_given_up_within_a_minute_and_nothing_is_listed_again() {
+async fn silent_watch_reconnects_without_new_list() {
     let requests = Requests::default();
     let shutdown = CancellationToken::new();
     let (publisher, mut status) = Publisher::new(Arc::default());

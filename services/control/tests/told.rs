@@ -26,7 +26,7 @@ impl io::Write for Lines {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_told_once_in_a_while_with_the_number_of_those_that_were_not() {
+async fn repeated_failures_are_logged_with_their_count() {
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber =

@@ -11,8 +11,7 @@ use pillion_engine::profile::CompiledProfile;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 
 use super::facts::ClusterFacts;
-use super::kept::{Has, Judged, Kept, PodChange, Seen, read};
-use super::pool::Pool;
+use super::kept::{Has, Judged, Kept, PodChange, Pool, Seen, read};
 use super::report::{Report, Reporter};
 use crate::guard::guarded;
 use crate::informer::objects::Change;

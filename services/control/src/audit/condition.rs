@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn only_another_status_is_told_at_once_and_counts_now_and_then() {
+    fn condition_with_new_counts_waits_for_its_interval() {
         let (mut tracker, now) = (ConditionTracker::default(), Instant::now());
         let told = |name: &str, reason| vec![(name.to_owned(), reason)];
         let first = report(true, [("a", audit(1, 0, 0)), ("b", audit(1, 1, 0))]);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_is_that_of_the_status_and_what_stands_there_is_not_written() {
+    fn unchanged_condition_is_not_written() {
         let (early, late) = (Timestamp::UNIX_EPOCH, Timestamp::from_second(60).unwrap());
         let first = condition(None, &said(&audit(1, 1, 0)), Some(2), early).unwrap();
         assert_eq!((first.status.as_str(), first.observed_generation), ("False", Some(2)));

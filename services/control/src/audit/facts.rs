@@ -1,14 +1,18 @@
-//! Facts besides pods and profiles: when namespaces and profiles last changed, and when the webhook was unavailable or
+//! Facts that explain findings: when namespaces and profiles last changed, and when the webhook was unavailable or
 //! switched off.
+//!
+//! Ages are read from `managedFields`, which have the time at which a manager last changed one of its fields. Spans are
+//! known as far as samples show.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
+use pillion_api::opt_in::OptIn;
 use pillion_engine::snapshot::Namespace;
+use serde_json::Value;
 
-use super::ages::{NamespaceAge, ProfileAge};
 use super::cause::Silence;
-use super::spans::Spans;
 
 /// Facts that explain findings. Ages are requested when a finding needs them, and removed when their object changes.
 #[derive(Clone, Debug, Default)]
@@ -59,5 +63,171 @@ impl ClusterFacts {
     pub fn silence(&self, time: i64) -> Option<Silence> {
         let is_away = || self.away.cover(time) || self.registered.is_some_and(|registered| time < registered);
         if self.off.cover(time) { Some(Silence::SwitchedOff) } else { is_away().then_some(Silence::Away) }
+    }
+}
+
+/// Times of changes of a namespace, in seconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceAge {
+    /// When the opt-in label was set, or somewhat earlier.
+    pub opted_in: Option<i64>,
+    /// When another label or annotation last changed.
+    pub changed: Option<i64>,
+}
+
+/// Times of changes of a profile, in seconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProfileAge {
+    /// When it was created.
+    pub created: Option<i64>,
+    /// When its text last changed.
+    pub changed: Option<i64>,
+}
+
+impl NamespaceAge {
+    /// Reads the metadata of a namespace; `opt_in` has the labels by which namespaces opt in.
+    #[must_use]
+    pub fn of(metadata: &ObjectMeta, opt_in: &OptIn) -> Self {
+        let is_opt_in_label =
+            |field: &str| opt_in.labels().iter().any(|label| field.strip_prefix("f:") == Some(&*label.key));
+        let fields = |entry: &ManagedFieldsEntry, part: &str| {
+            let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+            fields.and_then(|fields| fields.get("f:metadata")?.get(part)).cloned()
+        };
+        let sets = |entry: &ManagedFieldsEntry| {
+            let labels = fields(entry, "f:labels");
+            labels.iter().filter_map(Value::as_object).any(|labels| labels.keys().any(|field| is_opt_in_label(field)))
+        };
+        let others = |entry: &ManagedFieldsEntry| {
+            let names = ["f:labels", "f:annotations"].map(|part| fields(entry, part));
+            let is_other = |name: &String| name.starts_with("f:") && !is_opt_in_label(name);
+            names.iter().flatten().filter_map(Value::as_object).any(|fields| fields.keys().any(is_other))
+        };
+        Self { opted_in: latest(metadata, sets), changed: latest(metadata, others) }
+    }
+}
+
+impl ProfileAge {
+    /// Reads the metadata of a profile.
+    #[must_use]
+    pub fn of(metadata: &ObjectMeta) -> Self {
+        let created = metadata.creation_timestamp.as_ref().map(seconds);
+        let text = |entry: &ManagedFieldsEntry| {
+            entry.subresource.as_deref().unwrap_or_default().is_empty()
+                && entry.fields_v1.as_ref().is_some_and(|fields| fields.0.get("f:spec").is_some())
+        };
+        Self { created, changed: latest(metadata, text) }
+    }
+}
+
+/// Converts to seconds since 1970.
+pub(super) fn seconds(time: &Time) -> i64 {
+    time.0.as_second()
+}
+
+fn latest(metadata: &ObjectMeta, is_it: impl Fn(&ManagedFieldsEntry) -> bool) -> Option<i64> {
+    let entries = metadata.managed_fields.iter().flatten().filter(|entry| is_it(entry));
+    entries.filter_map(|entry| entry.time.as_ref()).map(seconds).max()
+}
+
+/// Maximum number of spans. Pods older than a hundred changes of the switch are not asked about.
+const MAX_SPANS: usize = 64;
+
+/// Seconds before the first sample that it also covers: no controller samples during an election.
+const BEFORE_FIRST: i64 = 60;
+
+/// When a condition held, in seconds since 1970. A span begins and ends at samples in which it did not hold: it may
+/// have held at any time in between.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spans {
+    ended: VecDeque<(i64, i64)>,
+    began: Option<i64>,
+    /// Time of the last sample in which it did not hold.
+    last_not: Option<i64>,
+}
+
+impl Spans {
+    /// Adds a sample. If the condition holds in the first one, it also held during the election; earlier times are
+    /// unknown.
+    pub fn look(&mut self, now: i64, is_so: bool) {
+        if is_so {
+            let began = self.last_not.unwrap_or_else(|| now.saturating_sub(BEFORE_FIRST));
+            self.began.get_or_insert(began);
+            return;
+        }
+        if let Some(began) = self.began.take() {
+            if self.ended.len() == MAX_SPANS {
+                self.ended.pop_front();
+            }
+            self.ended.push_back((began, now));
+        }
+        self.last_not = Some(now);
+    }
+
+    /// Whether the condition may have held at this time.
+    #[must_use]
+    pub fn cover(&self, time: i64) -> bool {
+        self.began.is_some_and(|began| began <= time)
+            || self.ended.iter().any(|(began, ended)| (*began..=*ended).contains(&time))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn metadata(managed: &Value) -> ObjectMeta {
+        let metadata = json!({"creationTimestamp": "1970-01-01T00:00:10Z", "managedFields": managed});
+        serde_json::from_value(metadata).unwrap()
+    }
+
+    #[test]
+    fn label_has_the_age_of_its_manager() {
+        let namespace = metadata(&json!([
+            {"time": "1970-01-01T00:00:10Z",
+             "fieldsV1": {"f:metadata": {"f:labels": {".": {}, "f:kubernetes.io/metadata.name": {}}}}},
+            {"time": "1970-01-01T00:01:00Z", "fieldsV1": {"f:metadata": {"f:labels": {"f:pillion.dev/injection": {}}}}},
+            {"time": "1970-01-01T00:02:00Z", "subresource": "status", "fieldsV1": {"f:status": {"f:phase": {}}}},
+        ]));
+        let (own, both) = (OptIn::default(), OptIn::with(["istio-injection=enabled"]).unwrap());
+        for opt_in in [&own, &both] {
+            assert_eq!(NamespaceAge::of(&namespace, opt_in), NamespaceAge { opted_in: Some(60), changed: Some(10) });
+            assert_eq!(NamespaceAge::of(&ObjectMeta::default(), opt_in), NamespaceAge::default());
+        }
+        let kept = metadata(&json!([
+            {"time": "1970-01-01T00:01:00Z", "fieldsV1": {"f:metadata": {"f:labels": {"f:istio-injection": {}}}}},
+        ]));
+        assert_eq!(NamespaceAge::of(&kept, &own), NamespaceAge { opted_in: None, changed: Some(60) });
+        assert_eq!(NamespaceAge::of(&kept, &both), NamespaceAge { opted_in: Some(60), changed: None });
+    }
+
+    #[test]
+    fn profile_age_ignores_changes_of_the_status() {
+        let profile = metadata(&json!([
+            {"time": "1970-01-01T00:00:30Z", "fieldsV1": {"f:spec": {"f:template": {}}}},
+            {"time": "1970-01-01T00:01:00Z", "subresource": "status", "fieldsV1": {"f:status": {}, "f:spec": {}}},
+        ]));
+        assert_eq!(ProfileAge::of(&profile), ProfileAge { created: Some(10), changed: Some(30) });
+    }
+
+    #[test]
+    fn a_span_reaches_from_look_to_look() {
+        let mut spans = Spans::default();
+        spans.look(10, false);
+        assert!(!spans.cover(10));
+        spans.look(20, true);
+        spans.look(30, true);
+        assert!(!spans.cover(9) && spans.cover(10) && spans.cover(25) && spans.cover(1_000));
+        spans.look(40, false);
+        assert!(spans.cover(40) && !spans.cover(41));
+        let mut from_the_first = Spans::default();
+        from_the_first.look(1_000, true);
+        assert!(from_the_first.cover(1_000 - BEFORE_FIRST) && !from_the_first.cover(999 - BEFORE_FIRST));
+        for time in 0..1_000 {
+            spans.look(100 + time, time % 2 == 0);
+        }
+        assert_eq!(spans.ended.len(), MAX_SPANS);
     }
 }

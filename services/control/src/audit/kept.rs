@@ -1,6 +1,8 @@
 //! The audit's data of a pod: a hundred bytes of its ten thousand.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -196,6 +198,44 @@ fn write(out: &mut String, pairs: Option<Value<'_>>, is_kept: impl Fn(&str, &str
     }
 }
 
+/// Number of values from which unused ones are searched for.
+const LEAST: usize = 256;
+
+/// Shared values. Unused values are removed from time to time.
+#[derive(Debug)]
+pub(super) struct Pool<T> {
+    known: HashSet<Arc<T>>,
+    sweep_at: usize,
+}
+
+impl<T> Default for Pool<T> {
+    fn default() -> Self {
+        Self { known: HashSet::new(), sweep_at: LEAST }
+    }
+}
+
+impl<T: Hash + Eq> Pool<T> {
+    /// Returns the shared value that equals this one; shares this one if there is none.
+    pub(super) fn share(&mut self, value: T) -> Arc<T> {
+        if let Some(known) = self.known.get(&value) {
+            return Arc::clone(known);
+        }
+        if self.known.len() >= self.sweep_at {
+            self.known.retain(|known| Arc::strong_count(known) > 1);
+            self.known.shrink_to(self.known.len() * 2);
+            self.sweep_at = LEAST.max(self.known.len() * 2);
+        }
+        let value = Arc::new(value);
+        self.known.insert(Arc::clone(&value));
+        value
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -207,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pod_that_is_kept_which_says_what_it_asks_for_and_what_it_has() {
+    fn keeps_original_metadata_and_record_of_pod() {
         let pod = json!({
             "metadata": {
                 "namespace": "shop", "name": "web-1", "uid": "029dc23e-3de8-41af-ab3c-a95b34b82bf3",
@@ -240,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_of_other_groups_are_not_taken_for_kubernetes_own() {
+    fn owner_kind_includes_foreign_group() {
         let owner = |version: &str| {
             let owner = json!({"apiVersion": version, "kind": "StatefulSet", "name": "db", "controller": true});
             let pod = json!({"metadata": {"namespace": "shop", "name": "db-0", "ownerReferences": [owner]}});
@@ -251,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_chooses_what_is_kept_and_not_how_much() {
+    fn kept_annotations_are_bounded() {
         let large = |number: usize| (format!("example.com/{number:03}"), "x".repeat(4_000).into());
         let mut annotations: serde_json::Map<_, _> = (0..60).map(large).collect();
         annotations.insert("example.com/ask".to_owned(), "yes".into());
@@ -283,5 +323,17 @@ mod tests {
         for (key, value) in what.as_object().unwrap() {
             pod[key] = value.clone();
         }
+    }
+
+    #[test]
+    fn pool_shares_equal_values_and_drops_unused() {
+        let mut pool = Pool::default();
+        let first = pool.share("a".to_owned());
+        assert!(Arc::ptr_eq(&first, &pool.share("a".to_owned())));
+        for number in 0..10_000 {
+            pool.share(number.to_string());
+        }
+        assert!(pool.len() <= LEAST + 1, "{}", pool.len());
+        assert!(Arc::ptr_eq(&first, &pool.share("a".to_owned())));
     }
 }

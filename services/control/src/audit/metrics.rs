@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_series_are_there_before_anything_is_found_and_namespaces_are_bounded() {
+    fn series_exist_from_start_with_bounded_namespaces() {
         let mut registry = Registry::default();
         let metrics = AuditMetrics::register(&mut registry, 2);
         let text = |registry: &Registry| {

@@ -16,30 +16,25 @@
 //! [`Auditor`] is pure: it takes changes and returns reads to do and a [`Report`]. [`run`] is the leader's task.
 //! [`once`] does the same from lists for `pillion status`, without the controller.
 
-mod ages;
 mod auditor;
 mod cause;
 pub mod condition;
 mod kept;
 mod metrics;
 mod once;
-mod pool;
 mod questions;
 mod report;
-mod spans;
 mod facts;
 mod task;
 
-pub use ages::{NamespaceAge, ProfileAge};
 pub use auditor::{Auditor, PodFetch};
 pub use cause::{Cause, Circumstances, Silence, State, cause};
-pub use facts::ClusterFacts;
+pub use facts::{ClusterFacts, NamespaceAge, ProfileAge, Spans};
 pub use kept::{PodChange, PodKey, Seen, kind_with_group, read};
 pub use metrics::AuditMetrics;
 pub use once::{OnceError, Served, once, served};
 pub use questions::NOT_ENDED;
 pub use report::{Finding, ProfileAudit, Report, Standings};
-pub use spans::Spans;
 pub use task::{AuditSettings, Audited, Parts, Reads, run};
 
 #[cfg(test)]

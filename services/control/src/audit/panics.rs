@@ -52,7 +52,7 @@ fn standings(auditor: &Auditor) -> Standings {
 }
 
 #[test]
-fn a_whole_pod_over_which_the_engine_panics_is_undecided_and_waits_for_nothing() {
+fn pod_whose_evaluation_panics_is_undecided() {
     let conditions = json!([{"name": "one", "expression": "object.spec.containers.size() == 1"}]);
     let template = json!({"metadata": {"labels": {"a": "b"}}});
     let mut auditor =
@@ -71,7 +71,7 @@ fn a_whole_pod_over_which_the_engine_panics_is_undecided_and_waits_for_nothing()
 }
 
 #[test]
-fn metadata_over_which_the_engine_panics_take_no_other_pod_along() {
+fn panic_over_metadata_affects_one_pod() {
     let fault = faults::at("the metadata of a pod of of-bad");
     let mut auditor =
         listed(&json!({"activation": "Always", "template": {"metadata": {"labels": {"a": "b"}}}}), &["bad", "good"]);

@@ -22,9 +22,8 @@ use pillion_engine::json::OwnedTape;
 use pillion_engine::profile::ProfileName;
 use tracing::{debug, warn};
 
-use super::ages::{self, NamespaceAge, ProfileAge};
 use super::auditor::{Auditor, PodFetch};
-use super::facts::ClusterFacts;
+use super::facts::{self, ClusterFacts, NamespaceAge, ProfileAge};
 use super::kept::{PodChange, Seen, read};
 use super::report::Report;
 use crate::client::{WATCH_FOR, chain, described, pauses};
@@ -167,7 +166,7 @@ pub(super) async fn look(client: &Client, release: &Release) -> kube::Result<Loo
     let opt_in = configuration.as_ref().and_then(opt_in_of);
     let registered = configuration
         .filter(|configuration| configuration.webhooks.as_ref().is_some_and(|entries| !entries.is_empty()))
-        .map(|configuration| configuration.metadata.creation_timestamp.as_ref().map_or(0, ages::seconds));
+        .map(|configuration| configuration.metadata.creation_timestamp.as_ref().map_or(0, facts::seconds));
     let slices = ListParams::default().labels(&format!("kubernetes.io/service-name={}", release.service()));
     let slices = Api::<EndpointSlice>::namespaced(client.clone(), release.namespace()).list(&slices).await?;
     let has_endpoint = slices

@@ -156,7 +156,7 @@ fn run_errands(auditor: &mut Auditor, pods: &[Pod]) -> usize {
 }
 
 #[test]
-fn a_pod_that_has_what_its_profile_says_is_none_of_the_findings() {
+fn pod_as_its_profile_says_is_no_finding() {
     let snapshot = shop(profiles(&[("a", always())]));
     let right = pod("right").with("a", &revision(&snapshot, "a"));
     let out = pod("out").label("pillion.dev/inject", "false");
@@ -209,7 +209,7 @@ fn each_finding_has_its_cause() {
 }
 
 #[test]
-fn ages_are_asked_for_what_they_would_explain_and_only_once() {
+fn ages_are_read_once_for_findings_only() {
     let auditor = listed(shop(profiles(&[("a", always())])), &[pod("p")]);
     let report = auditor.report(&ClusterFacts::default(), 10);
     assert_eq!(report.asked_namespaces.iter().map(|name| &**name).collect::<Vec<_>>(), ["shop"]);
@@ -219,7 +219,7 @@ fn ages_are_asked_for_what_they_would_explain_and_only_once() {
 }
 
 #[test]
-fn a_namespace_that_opts_in_later_has_its_pods_listed() {
+fn pods_of_namespace_that_opts_in_are_listed() {
     let set = profiles(&[("a", always())]);
     let before = Snapshot::new(set).with_namespace("shop", Some(Namespace::default()));
     let mut auditor = listed(before.clone(), &[pod("p")]);
@@ -241,7 +241,7 @@ fn a_namespace_that_opts_in_later_has_its_pods_listed() {
 }
 
 #[test]
-fn a_profile_that_changes_makes_its_pods_outdated_and_nothing_is_read() {
+fn changed_profile_outdates_pods_without_reads() {
     let first = shop(profiles(&[("a", conditional())]));
     let old = revision(&first, "a");
     let mut auditor = listed(first.clone(), &[pod("p").with("a", &old)]);
@@ -265,7 +265,7 @@ fn a_profile_that_changes_makes_its_pods_outdated_and_nothing_is_read() {
 }
 
 #[test]
-fn whole_pods_are_read_of_those_that_lack_a_profile_with_conditions_and_once_for_each_revision() {
+fn pods_lacking_conditional_profile_are_read_once() {
     let first = shop(profiles(&[("a", conditional())]));
     let pods = [pod("1").containers(1), pod("22").containers(2)];
     let mut auditor = listed(first.clone(), &pods);
@@ -298,7 +298,7 @@ fn whole_pods_are_read_of_those_that_lack_a_profile_with_conditions_and_once_for
 }
 
 #[test]
-fn many_pods_are_read_by_lists_and_a_failure_is_tried_again() {
+fn many_pods_are_listed_and_failures_retried() {
     let pods: Vec<_> = (0..100).map(|number| pod(&format!("p{number:03}"))).collect();
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &pods);
     let pod_fetch = auditor.next_errand().unwrap();
@@ -325,7 +325,7 @@ fn many_pods_are_read_by_lists_and_a_failure_is_tried_again() {
 }
 
 #[test]
-fn nobodys_pods_wait_for_somebody_else() {
+fn namespaces_take_turns_at_reads() {
     let mut snapshot = Snapshot::new(profiles(&[("a", conditional())]));
     for name in ["a-busy", "b-broken", "quiet"] {
         snapshot = snapshot.with_namespace(name, Some(Namespace::opted_in(InjectionLevel::Enabled)));
@@ -364,7 +364,7 @@ fn nobodys_pods_wait_for_somebody_else() {
 }
 
 #[test]
-fn several_namespaces_are_read_at_a_time_and_each_by_one_request() {
+fn each_namespace_is_read_by_one_request() {
     let mut snapshot = Snapshot::new(profiles(&[("a", conditional())]));
     let mut pods = Vec::new();
     for name in ["one", "two", "three"] {
@@ -387,7 +387,7 @@ fn several_namespaces_are_read_at_a_time_and_each_by_one_request() {
 }
 
 #[test]
-fn deleted_pod_stays_gone_when_its_answer_is_late() {
+fn late_response_does_not_restore_deleted_pod() {
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &[pod("p")]);
     let pod_fetch = auditor.next_errand().unwrap();
     auditor.update(Change::Deleted(("shop".into(), "p".into())));
@@ -397,7 +397,7 @@ fn deleted_pod_stays_gone_when_its_answer_is_late() {
 }
 
 #[test]
-fn namespace_whose_due_pods_are_deleted_is_not_under_way() {
+fn namespace_without_due_pods_is_not_read() {
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &[pod("p")]);
     auditor.update(Change::Deleted(("shop".into(), "p".into())));
     assert_eq!(auditor.next_errand(), None);
@@ -405,7 +405,7 @@ fn namespace_whose_due_pods_are_deleted_is_not_under_way() {
 }
 
 #[test]
-fn pods_go_with_their_deletion_and_with_a_list_that_lacks_them() {
+fn deleted_and_unlisted_pods_are_removed() {
     let snapshot = shop(profiles(&[("a", always())]));
     let mut auditor = listed(snapshot, &[pod("a"), pod("bb"), pod("ccc")]);
     auditor.update(Change::Deleted(("shop".into(), "a".into())));
@@ -422,7 +422,7 @@ fn pods_go_with_their_deletion_and_with_a_list_that_lacks_them() {
 }
 
 #[test]
-fn what_a_stored_pod_does_not_tell_is_no_finding() {
+fn unknowable_condition_leaves_pod_undecided() {
     let spec = json!({"activation": "Always",
         "matchConditions": [{"name": "me", "expression": "request.userInfo.username == 'me'"}]});
     let mut auditor = listed(shop(profiles(&[("a", spec)])), &[pod("p")]);
@@ -448,7 +448,7 @@ fn kept() -> (Snapshot, [String; 2]) {
 }
 
 #[test]
-fn a_pod_that_pins_a_revision_has_to_have_that_one() {
+fn pinned_pod_needs_the_pinned_revision() {
     let (snapshot, [new, old]) = kept();
     let pinning = |name: &str| {
         let mut pod = pod(name);
@@ -479,7 +479,7 @@ fn a_pod_that_pins_a_revision_has_to_have_that_one() {
 }
 
 #[test]
-fn what_could_not_be_looked_up_is_asked_for_again() {
+fn failed_lookup_of_pod_is_retried() {
     let spec = json!({"activation": "Always",
         "matchConditions": [{"name": "it", "expression": "!serviceAccount.hasValue()"}]});
     let mut auditor = listed(shop(profiles(&[("a", spec)])), &[pod("p")]);
@@ -499,7 +499,7 @@ fn what_could_not_be_looked_up_is_asked_for_again() {
 }
 
 #[test]
-fn namespaces_that_nobody_calls_the_webhook_for_are_left_alone() {
+fn namespaces_excluded_from_webhook_are_ignored() {
     let mut auditor = listed(shop(profiles(&[("a", always())])), &[pod("p")]);
     assert_eq!(findings(&auditor, &known(&auditor)).len(), 1);
     auditor.set_excluded(["shop".into()].into(), START);
@@ -512,7 +512,7 @@ fn namespaces_that_nobody_calls_the_webhook_for_are_left_alone() {
 }
 
 #[test]
-fn profiles_of_one_group_are_told_apart_by_what_whole_pods_say() {
+fn whole_pods_decide_between_profiles_of_a_group() {
     let group = |mut spec: Value, order: i32| {
         spec["exclusiveGroup"] = "g".into();
         spec["order"] = order.into();
@@ -528,7 +528,7 @@ fn profiles_of_one_group_are_told_apart_by_what_whole_pods_say() {
 }
 
 #[test]
-fn what_the_webhook_found_is_not_unsaid_by_the_pod_but_by_another_text_of_the_profile() {
+fn only_new_profile_text_overrides_injection_record() {
     let first = shop(profiles(&[("a", always())]));
     let old = revision(&first, "a");
     // It got its label after its creation.

@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_is_too_large_is_a_refusal_and_not_read_to_its_end() {
+    async fn too_large_response_is_refused() {
         assert_eq!(list(1_000).await.unwrap(), 0);
         let error = FetchError::from(list(1_001).await.unwrap_err());
         assert!(matches!(error, FetchError::Refused(_)), "{error:?}: that does not pass by itself");

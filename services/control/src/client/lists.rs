@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_list_that_took_too_long_is_read_anew_as_a_whole() {
+    async fn expired_list_is_read_again_as_a_whole() {
         let (found, asked) = listed(&[Ok("a"), Err(EXPIRED), Ok("")]).await;
         assert_eq!(found.unwrap(), [json!(3)]);
         assert_eq!(asked.last(), Some(&(None, None)));

@@ -65,7 +65,7 @@ mod tests {
     use crate::release::DEFAULT_CLUSTER_DOMAIN;
 
     #[test]
-    fn an_object_belongs_to_the_namespace_of_its_release_that_is_there_now() {
+    fn owner_is_the_existing_namespace_of_the_release() {
         let release = Release::new("pillion", "platform", DEFAULT_CLUSTER_DOMAIN).unwrap();
         let ours = |uid: &str| reference(&release, uid.to_owned());
         assert_eq!((&*ours("now").name, &*ours("now").uid), ("platform", "now"));

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_waits_by_our_gate_without_a_node_is_kept() {
+    fn keeps_only_unscheduled_pods_with_the_gate() {
         let ours = json!({"name": INJECTION_GATE});
         let other = json!({"name": "example.com/quota"});
         for (spec, expected) in [
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_told_by_group_and_kind() {
+    fn owner_kind_is_known_by_group_and_kind() {
         let spec = json!({"schedulingGates": [{"name": INJECTION_GATE}]});
         for (owner, kind, id) in [
             (None, OwnerKind::Nobody, "u"),

@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_mutating_policies_nothing_is_written_and_it_is_told() {
+    async fn missing_policy_api_is_reported_without_writes() {
         let old = ["validatingadmissionpolicies", "validatingadmissionpolicybindings", "mutatingwebhookconfigurations"];
         assert_eq!(state_with(&old).await, ("unsupported".to_owned(), false));
         // Here, writing is tried and fails.

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_keeps_the_time_since_when_it_is_known_and_another_of_its_name_does_not() {
+    fn recreated_pod_gets_a_new_waiting_time() {
         let start = Instant::now();
         let later = start + Duration::from_secs(9);
         let mut store = Store::default();

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_wait_for_somebody_who_is_called() {
+    fn pods_wait_for_a_called_webhook() {
         let all = live(&InjectionLevel::ALL, false);
         assert_eq!(judge(false, Some(&all), true), (Some(true), Injection::Answering));
         // They wait for a webhook that does not respond.
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_or_unknown_changes_no_policy_and_releases_nobody() {
+    fn damaged_configuration_changes_no_policy() {
         let damaged = live(&[InjectionLevel::Enabled], false);
         for there in [None, Some(&damaged), Some(&Live::default())] {
             assert_eq!(judge(false, there, true), (None, Injection::Silent));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_where_nothing_is_to_be_injected() {
+    fn no_pod_waits_while_injection_is_disabled() {
         let (all, disarmed) = (live(&InjectionLevel::ALL, false), live(&InjectionLevel::ALL, true));
         assert_eq!(judge(true, Some(&all), true), (Some(false), Injection::SwitchedOff));
         assert_eq!(judge(false, Some(&disarmed), true), (Some(false), Injection::SwitchedOff));

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_of_many_escapes_is_read_and_one_without_end_is_told() {
+    async fn reads_escaped_revision_and_rejects_endless_response() {
         let mut fetches = fetches(|path| {
             (200, object(if path.contains("big-") { 7 * 2 * MAX_TEXT_BYTES } else { 2 * ANSWER_BYTES }))
         });
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_revision_over_which_the_engine_panics_cannot_be_used_and_the_next_one_can() {
+    async fn revision_that_panics_is_unusable() {
         let mut fetches = fetches(|_| (200, object(0)));
         for (panics, message) in [(true, "a fault of Pillion's"), (false, "")] {
             let fault = panics.then(|| guard::faults::at("big"));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_asking_again_does_not_mend_is_not_asked_for_again() {
+    async fn permanent_errors_are_not_retried() {
         let status = |code: u16| {
             json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "message": "no", "code": code})
                 .to_string()
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_who_wait_take_no_turn_of_others() {
+    async fn paused_fetches_take_no_permit() {
         let mut fetches = fetches(|_| (404, "{}".to_owned()));
         for number in 0..2 * AT_ONCE {
             fetches.ask_again(key(&format!("gone-{number}")), LONGEST_PAUSE);

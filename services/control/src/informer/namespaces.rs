@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_copy_that_kubectl_keeps_is_not_kept() {
+    fn drops_last_applied_annotation() {
         let metadata = ObjectMeta {
             name: Some("shop".to_owned()),
             labels: Some(BTreeMap::from([("team".to_owned(), "red".to_owned())])),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_of_the_largest_size_is_not_kept_and_takes_no_other_with_it() {
+    fn largest_annotations_are_dropped_first() {
         let annotations = |sizes: &[usize]| {
             let pairs = sizes.iter().enumerate().map(|(number, size)| (format!("a{number}"), "x".repeat(*size)));
             let metadata = ObjectMeta { annotations: Some(pairs.collect()), ..ObjectMeta::default() };
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_makes_no_snapshot() {
+    fn unchanged_namespace_changes_no_snapshot() {
         let mut index = NamespaceIndex::default();
         let red = || Namespace::new([("team", "red")], []);
         let mut snapshot = Snapshot::default();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_says_what_is_known_keeps_what_is_there() {
+    fn unchanged_namespaces_keep_their_allocation() {
         let mut index = NamespaceIndex::default();
         let mut snapshot = Snapshot::default();
         let named = |name: &str, team| Change::Listed((name.into(), Namespace::new([("team", team)], [])));

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn profile_may_grow_a_little_while_there_is_memory() {
+    fn profile_may_grow_slightly_while_memory_lasts() {
         let mut shares = Shares::new(Limits { of_namespace: 16 << 20, of_all: 32 << 20 });
         let first = shares.grant("a", 10 << 20);
         let _others = shares.grant("b", 15 << 20);

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_two_profiles_and_a_name_of_the_platforms_are_told() {
+    fn reports_shared_keys_and_shared_names() {
         let (cluster, shop) =
             (|name: &str| ProfileName::cluster(name), |name: &str| ProfileName::namespaced("shop", name));
         let all = [

@@ -24,11 +24,10 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::budget::Budget;
 use super::dry_run::{Verdict, pod_template, verdict};
 use super::observe::{self, RevisionStore};
 use super::plan::{News, Plan, plan};
-use super::schedule::{Ended, Schedule};
+use super::schedule::{Budget, Ended, Schedule};
 use super::trials::Question;
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
 use crate::client::chain;

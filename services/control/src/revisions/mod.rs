@@ -18,7 +18,6 @@
 //! A revision is written before its profile's status names it, and deleted after the status no longer does. Writes of
 //! the status carry the `resourceVersion` that was observed, so a leader that was paused gets a conflict.
 
-mod budget;
 mod conflicts;
 mod dry_run;
 mod execute;

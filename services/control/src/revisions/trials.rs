@@ -10,8 +10,8 @@ use std::time::Duration;
 use pillion_engine::profile::{CompiledProfile, ProfileName};
 use tokio::time::Instant;
 
-use super::budget::Budget;
 use super::dry_run::Verdict;
+use super::schedule::Budget;
 
 /// Pause before the second dry run of a revision, and before a namespace without budget is considered again.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);

@@ -67,7 +67,7 @@ fn what_becomes_of_a_pod() {
 }
 
 #[test]
-fn nothing_is_touched_while_nobody_answers_and_all_at_once_then() {
+fn pods_are_recreated_once_webhook_answers() {
     let now = Instant::now();
     let mut planner = Planner::new(ReleaseSettings::default());
     let waiting = pods(now, &[("a", "web", 0), ("b", "web", 0), ("c", "db", 0)]);
@@ -83,7 +83,7 @@ fn nothing_is_touched_while_nobody_answers_and_all_at_once_then() {
 }
 
 #[test]
-fn so_many_a_second_and_the_rest_in_time() {
+fn actions_per_second_are_limited() {
     let start = Instant::now();
     let names: Vec<String> = (0..600).map(|number| format!("p{number:03}")).collect();
     let all: Vec<_> = names.iter().map(|name| (name.as_str(), "web", 0)).collect();
@@ -108,7 +108,7 @@ fn so_many_a_second_and_the_rest_in_time() {
 }
 
 #[test]
-fn an_owner_whose_new_pods_wait_again_is_tried_less_and_less_often() {
+fn owner_with_waiting_pods_backs_off() {
     let start = Instant::now();
     let mut planner = Planner::new(ReleaseSettings::default());
     let mut tried = Vec::new();
@@ -129,7 +129,7 @@ fn an_owner_whose_new_pods_wait_again_is_tried_less_and_less_often() {
 }
 
 #[test]
-fn after_a_failure_one_pod_goes_first_and_the_others_when_it_went_well() {
+fn one_pod_goes_first_after_a_failure() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut planner = Planner::new(ReleaseSettings::default());
@@ -187,7 +187,7 @@ fn what_nobody_makes_again_is_told_once() {
 }
 
 #[test]
-fn a_namespace_without_the_label_frees_its_pods_also_while_nobody_answers() {
+fn unlabelled_namespace_releases_pods_without_webhook() {
     let now = Instant::now();
     let mut planner = Planner::new(ReleaseSettings::default());
     let waiting = pods(now, &[("bare", "", 0), ("web", "web", 0)]);

@@ -82,7 +82,7 @@ async fn many_who_ask_at_once_ask_once() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_a_namespaces_name_is_not_asked_for() {
+async fn invalid_namespace_name_is_not_looked_up() {
     let world = World::new(|_| nobody());
     let long = "a".repeat(64);
     let names = ["", "-a", "a-", "A", "a.b", "a/../../secrets", "..", "a%2fb", "a?b", "a#b", "a b", "é", "a\n", &long];
@@ -100,7 +100,7 @@ async fn what_cannot_be_a_namespaces_name_is_not_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_api_server_is_asked_forty_times_in_any_second() {
+async fn at_most_forty_namespace_requests_per_second() {
     let world = World::new(|_| nobody());
     for number in 0..60 {
         assert_eq!(world.get(&format!("n{number}")).await, None);
@@ -160,7 +160,7 @@ async fn answer_from_before_is_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn eight_wait_for_the_api_server_at_most_and_who_waits_in_vain_is_unknown() {
+async fn at_most_eight_namespace_requests_at_once() {
     let waiting = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&waiting);
     let world = World::new(move |_| {
@@ -193,7 +193,7 @@ async fn an_error_is_unknown_and_remembered_only_shortly() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_that_was_found_stays_known_for_half_an_hour_without_the_api_server() {
+async fn found_namespace_survives_long_api_outage() {
     let began = Instant::now();
     let world = World::new(move |name| async move {
         if began.elapsed() > Duration::from_secs(5) {

@@ -130,7 +130,7 @@ async fn pass(seconds: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_in_use_is_asked_for_again_and_nobody_waits() {
+async fn entry_in_use_is_refreshed_in_background() {
     let world = World::new();
     assert_eq!(world.text("a").await, "found 1");
     pass(19).await;
@@ -150,7 +150,7 @@ async fn what_is_in_use_is_asked_for_again_and_nobody_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn half_an_hour_without_the_api_server_changes_no_answer() {
+async fn api_outage_changes_no_cached_result() {
     for state in [State::Gone, State::Hanging] {
         let world = World::new();
         let names: Vec<_> =
@@ -189,7 +189,7 @@ async fn half_an_hour_without_the_api_server_changes_no_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_answer_is_served_for_an_hour_and_for_minutes_if_it_is_forbidden() {
+async fn stale_entry_expires_sooner_after_a_refusal() {
     let world = World::new();
     world.get("a").await;
     world.get("b").await;
@@ -211,7 +211,7 @@ async fn an_old_answer_is_served_for_an_hour_and_for_minutes_if_it_is_forbidden(
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_broken_for_one_makes_no_answer_old_for_others() {
+async fn failure_of_one_lookup_leaves_others_fresh() {
     let world = World::new();
     assert_eq!([world.text("broken").await, world.text("a").await], ["found 1", "found 2"]);
     world.becomes(State::InPart);

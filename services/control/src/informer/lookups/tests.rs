@@ -83,7 +83,7 @@ async fn many_pods_of_one_workload_ask_once() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_a_fact_and_what_cannot_be_asked_for_a_failure() {
+async fn missing_object_differs_from_failed_lookup() {
     let world = World::new(|_| std::future::ready(Ok(None)));
     assert_eq!(world.lookups.get(account("web")).await.service_account.ending(), "missing");
     let world = World::new(|_| std::future::ready(Err(FetchError::unavailable("no route"))));
@@ -141,7 +141,7 @@ async fn who_may_wait_longer_gets_what_takes_longer() {
 }
 
 #[tokio::test]
-async fn a_job_leads_to_its_cron_job_and_no_further_than_is_wanted() {
+async fn owner_lookup_stops_at_the_wanted_kind() {
     let cron = json!({"apiVersion": "batch/v1", "kind": "CronJob", "name": "backup", "uid": "c", "controller": true});
     let job = json!({"metadata": {"uid": "j", "ownerReferences": [cron]}});
     let answer = {
@@ -181,7 +181,7 @@ fn chain_of(pod: &Value) -> OwnerChain {
 }
 
 #[tokio::test]
-async fn what_cannot_be_a_name_is_not_asked_for() {
+async fn invalid_object_name_is_not_looked_up() {
     let world = World::new(|_| std::future::ready(Ok(None)));
     let long = "a".repeat(254);
     for name in ["", "-a", "a/../../secrets/x", "..", "a..b", "A", "a%2fb", "a?b", &long] {
@@ -209,7 +209,7 @@ async fn what_cannot_be_a_name_is_not_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn half_an_hour_without_the_api_server_changes_nothing_that_is_looked_up() {
+async fn api_outage_changes_no_lookup() {
     let began = Instant::now();
     let world = World::new(move |key: Key| async move {
         if began.elapsed() > Duration::from_secs(5) {

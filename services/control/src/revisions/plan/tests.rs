@@ -105,7 +105,7 @@ fn a_revision_is_there_before_anything_names_it() {
 }
 
 #[test]
-fn what_is_as_it_ought_to_be_is_not_written_again() {
+fn desired_status_is_not_written_again() {
     let first = Case::new(Some("a"), &["a"]).plan();
     let status = first.status.clone().unwrap();
     assert_eq!((status.observed_generation, status.namespaces_matched), (Some(7), Some(3)));
@@ -121,7 +121,7 @@ fn what_is_as_it_ought_to_be_is_not_written_again() {
 }
 
 #[test]
-fn what_is_in_its_way_is_told_and_changes_nothing_else() {
+fn conflict_changes_only_its_condition() {
     let first = Case::new(Some("a"), &["a"]).plan();
     let mut case = Case::new(Some("a"), &["a"]).after(&first);
     case.conflict = Some(Conflict::AmbiguousRequest { key: "example.com/inject".into(), others: vec!["other".into()] });
@@ -166,7 +166,7 @@ fn a_broken_generation_changes_nothing_that_is_published() {
 }
 
 #[test]
-fn a_rollout_goes_on_while_the_next_text_is_broken() {
+fn broken_text_keeps_active_rollout() {
     for accepted in [Some("b"), None] {
         let mut case = Case::new(accepted, &["a", "b"]).published("b", Some("a")).broken();
         case.status.rollout = Some(Rollout { percent: Some(10), namespace_selector: None });
@@ -184,7 +184,7 @@ fn what_the_platform_takes_back_is_withdrawn() {
 }
 
 #[test]
-fn what_its_parent_bounds_is_served_as_the_parent_is_now() {
+fn profile_bounded_by_parent_has_no_rollout() {
     let case = || {
         let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a"));
         case.bounds = Some(RevisionBounds::Parent);
@@ -214,7 +214,7 @@ fn what_its_parent_bounds_is_served_as_the_parent_is_now() {
 }
 
 #[test]
-fn a_promoted_revision_that_somebody_deleted_is_still_named() {
+fn deleted_promoted_revision_stays_in_status() {
     let mut case = Case::new(Some("b"), &["b"]).published("b", Some("a")).rollout(10);
     case.status.rollout = Some(Rollout { percent: Some(10), namespace_selector: None });
     assert_eq!(case.result(), some("b", Some("a"), 10), "who has it at hand goes on with it");
@@ -225,7 +225,7 @@ fn a_promoted_revision_that_somebody_deleted_is_still_named() {
 }
 
 #[test]
-fn a_rollout_leaves_the_promoted_revision_until_it_is_complete() {
+fn rollout_keeps_promoted_revision_until_complete() {
     let with = |status: &(Option<String>, Option<String>, Option<u8>), accepted: &str, percent| {
         let mut case = Case::new(Some(accepted), &["a", "b", "c"]).rollout(percent);
         (case.status.revision, case.status.promoted_revision) = (status.0.clone(), status.1.clone());
@@ -279,7 +279,7 @@ fn a_rollback_holds_until_another_text_is_accepted() {
 }
 
 #[test]
-fn the_latest_are_kept_and_what_is_in_use() {
+fn keeps_latest_and_used_revisions() {
     let names: Vec<String> = (0..8).map(|number| format!("r{number}")).collect();
     let existing: Vec<&str> = names.iter().map(String::as_str).collect();
     let plan = Case::new(Some("r7"), &existing).published("r7", Some("r1")).rollout(10).plan_keeping(3);
@@ -292,7 +292,7 @@ fn the_latest_are_kept_and_what_is_in_use() {
 }
 
 #[test]
-fn of_the_same_second_what_was_not_listed_before_is_the_latest() {
+fn unlisted_revision_of_same_second_is_latest() {
     let mut case = Case::new(Some("a"), &["a", "b", "c"]);
     case.existing.values_mut().for_each(|made| *made = Timestamp::UNIX_EPOCH);
     case.status.revisions = vec!["c".to_owned(), "b".to_owned()];
@@ -320,7 +320,7 @@ fn told_of_dry_run(status: &ProfileStatus, words: &str) -> (String, String, bool
 }
 
 #[test]
-fn verdict_of_dry_run_is_told_once_for_each_revision() {
+fn dry_run_result_is_reported_once() {
     let of = |state: &str, reason: &str| (state.to_owned(), reason.to_owned(), true);
     let first = Case::new(Some("a"), &["a"]).plan();
     assert!(first.dry_run, "publishing does not wait for it: {first:?}");
