@@ -187,7 +187,8 @@ impl Index {
     fn update_profiles(&mut self, change: ProfileChange, is_cluster: bool) -> Vec<Broken> {
         let mut broken = Vec::new();
         match change {
-            Change::Restarted => self.lists_mut(is_cluster).unfinished = Some(BTreeSet::new()),
+            // The watch may also go on without a list.
+            Change::Restarted => self.lists_mut(is_cluster).unfinished = None,
             Change::Listed(stored) => {
                 let lists = self.lists_mut(is_cluster);
                 lists.unfinished.get_or_insert_default().insert(stored.name.clone());
@@ -322,6 +323,10 @@ impl Index {
     /// are known, a missing parent may still arrive.
     fn compile_due(&mut self) -> Vec<Broken> {
         let mut broken = Vec::new();
+        if !self.reads_texts() {
+            self.touched.clear();
+            return broken;
+        }
         if !self.cluster.is_complete || self.cluster.unfinished.is_some() {
             return broken;
         }

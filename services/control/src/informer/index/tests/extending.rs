@@ -142,6 +142,10 @@ fn unchanged_list_does_not_recompile_children() {
     index.publish();
     feed(&mut index, list(all()).into_iter().map(Update::Cluster));
     assert!(index.publish().is_none());
+    // An interrupted watch may go on without a list.
+    feed(&mut index, [Update::Cluster(Change::Restarted)]);
+    apply(&mut index, profile("other", 1, child("proxy")));
+    assert_eq!(names(&index.publish().unwrap()), ["middle", "other", "proxy"]);
     let changed = [profile("proxy", 2, sidecar("proxy:2")), profile("middle", 1, child("proxy"))];
     feed(&mut index, list(changed).into_iter().map(Update::Cluster));
     assert_eq!(names(&index.publish().unwrap()), ["middle", "proxy"]);
