@@ -38,7 +38,7 @@ impl Leader {
             release: Arc::new(Release::new("pillion", "pillion-system", "cluster.local")?),
             stop: stop.clone(),
         };
-        let (publisher, _) = pillion_control::Publisher::new(std::sync::Arc::default());
+        let (publisher, _) = pillion_control::Publisher::new(Arc::default());
         let settings = Settings { count_every: Duration::from_millis(200), memory, ..Settings::default() };
         let task = tokio::spawn(revisions::run(leading, settings, Metrics::default(), publisher));
         Ok(Self { stop, task })
