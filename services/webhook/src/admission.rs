@@ -118,11 +118,33 @@ pub(crate) struct Answered {
     pub(crate) body: Vec<u8>,
 }
 
+/// The context of one request, without its body. Clones refer to the same request.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestContext {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) span: RequestSpan,
+    /// Tenant, for metrics.
+    pub(crate) tenant: Tenant,
+    /// The address of the client.
+    pub(crate) client: IpAddr,
+    /// The time by which the response is due.
+    pub(crate) deadline: Deadline,
+}
+
 /// The lookup results for a review so far.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct LookupResults {
     namespace: Answer<Arc<Namespace>>,
-    looked_up: Option<LookedUp>,
+    objects: Option<LookedUp>,
+}
+
+/// A lookup that a decision needs.
+#[derive(Debug)]
+pub(crate) enum Lookup {
+    /// The namespace of this name. The snapshot lacks it, or contradicts the path that the API server called.
+    Namespace { name: Box<str>, contradicts: bool },
+    /// Other objects.
+    Objects(Wanted),
 }
 
 /// The next step for a review.
@@ -130,29 +152,8 @@ pub(crate) struct Known {
 pub(crate) enum Next {
     /// Send this response.
     Answer(Answered),
-    /// Look up the namespace of this name. The snapshot lacks it, or contradicts the path that the API server called.
-    Namespace { name: Box<str>, contradicts: bool },
-    /// Do these lookups.
-    LookUps(Wanted),
-}
-
-/// The inputs that all parts of one decision share.
-pub(crate) struct Case<'c> {
-    pub(crate) endpoint: Endpoint,
-    /// The snapshot that the whole decision uses.
-    pub(crate) snapshot: &'c Snapshot,
-    pub(crate) span: &'c RequestSpan,
-    /// Tenant, for metrics.
-    pub(crate) tenant: &'c Tenant,
-    /// The time by which the response is due.
-    pub(crate) deadline: Deadline,
-}
-
-/// The client that a lookup is done for, and its deadline.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LookUpTerms {
-    pub(crate) client: IpAddr,
-    pub(crate) deadline: Deadline,
+    /// Do this lookup, and decide again.
+    Lookup(Lookup),
 }
 
 /// The maximum age of a cached namespace that settles a contradiction. Without a cache, each pod of a namespace would
@@ -160,29 +161,30 @@ pub(crate) struct LookUpTerms {
 const CONTRADICTION_FRESH_FOR: Duration = Duration::from_secs(1);
 
 impl Admission {
-    /// Decides a review, or returns the lookups that it needs. Each lookup is requested at most once. The span
-    /// `resolve` covers the lookups and ends when the decision begins.
+    /// Decides a review, or returns a lookup that it needs. Each lookup is requested at most once. The span `resolve`
+    /// covers the lookups and ends when the decision begins.
     pub(crate) fn next(
         &self,
-        case: &Case<'_>,
+        context: &RequestContext,
+        snapshot: &Snapshot,
         review: &Review<'_>,
-        known: &mut Known,
+        results: &mut LookupResults,
         resolve: &mut Span,
     ) -> Result<Next, Refusal> {
-        let Case { endpoint, snapshot, span, tenant, deadline } = *case;
+        let endpoint = context.endpoint;
         if self.switch.is_off() {
             *resolve = Span::none();
             let decided = Decided { decision: Decision::skipped(Reason::SwitchedOff), patch: None };
             // The path gives the failure mode, so the namespace is not needed.
-            let decided = review.without_gate(endpoint, &Facts::default(), decided).map_err(Refusal::Fault)?;
-            return Ok(Next::Answer(self.answer(case, review, &decided)));
+            let decided = review.without_gate(endpoint, &Facts::default(), decided).map_err(Refusal::Internal)?;
+            return Ok(Next::Answer(self.answer(context, review, &decided)));
         }
         let in_snapshot = snapshot.namespace(review.namespace());
-        tenant.found(review.namespace(), in_snapshot.is_some());
+        context.tenant.found(review.namespace(), in_snapshot.is_some());
         let contradicts = in_snapshot.as_ref().is_some_and(|namespace| contradicts(endpoint, namespace));
         // If there is no live lookup, use the snapshot even if it contradicts the path.
         let in_snapshot = in_snapshot.filter(|_| !contradicts || self.live_namespace.is_none());
-        let namespace = match (in_snapshot, &known.namespace) {
+        let namespace = match (in_snapshot, &results.namespace) {
             (Some(namespace), _) => Some(namespace),
             (None, Answer::Found(looked_up)) => Some(Arc::clone(looked_up)),
             // Profiles cannot be selected without the namespace, and this failure mode requires all of them. So reject
@@ -190,7 +192,8 @@ impl Admission {
             (None, Answer::Failed(_)) if needs_namespace(endpoint) => return Err(Refusal::Shed(Shed::Namespace)),
             // Cluster-scoped objects have no namespace.
             (None, Answer::NotAsked) if self.live_namespace.is_some() && !review.namespace().is_empty() => {
-                return Ok(Next::Namespace { name: review.namespace().into(), contradicts });
+                let name = review.namespace().into();
+                return Ok(Next::Lookup(Lookup::Namespace { name, contradicts }));
             }
             (None, _) => None,
         };
@@ -198,60 +201,62 @@ impl Admission {
         let mut facts = Facts {
             namespace,
             guardrails: policy.guardrails.clone(),
-            deadline: Some(deadline.0.into_std()),
+            deadline: Some(context.deadline.0.into_std()),
             ..Facts::default()
         };
-        if let Some(looked_up) = known.looked_up.take() {
+        if let Some(looked_up) = results.objects.take() {
             facts.looked_up = looked_up;
         } else {
             let wanted = resolve.in_scope(|| review.needs(endpoint, snapshot, &facts));
             if !wanted.is_empty() {
                 if self.look_ups.is_some() {
-                    return Ok(Next::LookUps(wanted));
+                    return Ok(Next::Lookup(Lookup::Objects(wanted)));
                 }
                 facts.looked_up = wanted.answered(&Answer::Missing);
             }
         }
         facts.looked_up.cluster.clone_from(&policy.cluster);
         *resolve = Span::none();
-        let mut steps = span.steps();
-        let decided = review.decide_observed(endpoint, snapshot, &facts, &mut steps).map_err(Refusal::Fault)?;
+        let mut steps = context.span.steps();
+        let decided = review.decide_observed(endpoint, snapshot, &facts, &mut steps).map_err(Refusal::Internal)?;
         drop(steps);
-        Ok(Next::Answer(self.answer(case, review, &decided)))
+        Ok(Next::Answer(self.answer(context, review, &decided)))
     }
 
     /// Logs, traces and counts a decision, and returns its response.
-    fn answer(&self, case: &Case<'_>, review: &Review<'_>, decided: &Decided) -> Answered {
-        let Case { endpoint, span, .. } = *case;
-        span.decided(&decided.decision);
+    fn answer(&self, context: &RequestContext, review: &Review<'_>, decided: &Decided) -> Answered {
+        context.span.decided(&decided.decision);
         self.metrics.decided(&decided.decision, review.dry_run());
         if let Some(patch) = &decided.patch {
-            self.metrics.patch_bytes.observe_bytes(patch.len());
+            self.metrics.patched(patch.len());
         }
-        log(endpoint, review, decided);
-        let body = span.serialise().in_scope(|| review.respond(decided));
+        log(context.endpoint, review, decided);
+        let body = context.span.serialise().in_scope(|| review.respond(decided));
         Answered { outcome: RequestOutcome::Decided(decided.decision.outcome), body }
     }
 
-    /// Does the lookup that `next` requests, within the deadline. Returns the response if `next` is one.
-    pub(crate) async fn fetch(&self, next: Next, known: &mut Known, terms: LookUpTerms) -> Option<Answered> {
-        match next {
-            Next::Answer(answered) => return Some(answered),
-            Next::Namespace { name, contradicts } => {
-                known.namespace = self.look_up(&name, contradicts, terms).await;
+    /// Does the lookup that [`Admission::next`] requested, within the deadline.
+    pub(crate) async fn look_up(&self, lookup: Lookup, context: &RequestContext, results: &mut LookupResults) {
+        match lookup {
+            Lookup::Namespace { name, contradicts } => {
+                results.namespace = self.look_up_namespace(&name, contradicts, context).await;
             }
-            Next::LookUps(wanted) => known.looked_up = Some(self.look_up_all(wanted, terms).await),
+            Lookup::Objects(wanted) => {
+                results.objects = Some(self.look_up_objects(wanted, context.client, context.deadline).await);
+            }
         }
-        None
     }
 
-    /// Looks up a namespace that is missing from the snapshot, within the deadline.
-    async fn look_up(&self, name: &str, contradicts: bool, terms: LookUpTerms) -> Answer<Arc<Namespace>> {
+    async fn look_up_namespace(
+        &self,
+        name: &str,
+        contradicts: bool,
+        context: &RequestContext,
+    ) -> Answer<Arc<Namespace>> {
         let Some(look_up) = &self.live_namespace else { return Answer::Missing };
-        let LookUpTerms { client, deadline } = terms;
-        let limit = self.settings.live_timeout.min(deadline.left());
+        let limit = self.settings.live_timeout.min(context.deadline.left());
         let after = contradicts.then(|| Instant::now().checked_sub(CONTRADICTION_FRESH_FOR)).flatten();
-        let found = timeout(limit, look_up(NamespaceLookup { name, client, after })).await;
+        let found = timeout(limit, look_up(NamespaceLookup { name, client: context.client, after })).await;
         if found.is_err() {
             // Clients can cause this with every request, so it is not a warning here: the lookup function warns at a
             // limited rate.
@@ -264,10 +269,9 @@ impl Admission {
         found.unwrap_or_else(|_| Answer::Failed("no answer in time".into()))
     }
 
-    /// Does the other lookups of a review, within the deadline.
-    pub(crate) async fn look_up_all(&self, wanted: Wanted, terms: LookUpTerms) -> LookedUp {
+    /// Looks up objects, within the deadline.
+    pub(crate) async fn look_up_objects(&self, wanted: Wanted, client: IpAddr, deadline: Deadline) -> LookedUp {
         let Some(look_ups) = &self.look_ups else { return wanted.answered(&Answer::Missing) };
-        let LookUpTerms { client, deadline } = terms;
         let limit = self.settings.live_timeout.min(deadline.left());
         match timeout(limit, look_ups(wanted.clone(), client)).await {
             Ok(looked_up) => looked_up,

@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
@@ -15,16 +16,85 @@ use http::Version;
 use http::header::EXPECT;
 use http_body_util::BodyExt;
 use hyper::body::Frame;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::budget::{Budget, Exhausted, SMALL, Share};
-use crate::overload::{Eviction, Shed, Unfinished, UnfinishedBodies};
+use crate::clients::client_address;
+use crate::overload::{Eviction, SMALL, Shed, Unfinished, UnfinishedBodies};
 
 /// The smallest reservation, in bytes, for a body of more than one piece.
 const FIRST_STEP: usize = 16 * 1024;
 /// How long the rest of a body is read after the request was rejected for lack of memory or of a permit.
 const LINGER: Duration = Duration::from_secs(1);
+
+/// The memory of all request bodies together, over all connections.
+///
+/// Each body is bounded, and so is the number of connections, but their product exceeds any machine's memory. So a body
+/// takes its share of one budget as its bytes arrive, never before, and returns it when the request is answered. Large
+/// bodies leave a part of the budget to small ones: most reviews have a few kilobytes and must be answered while another
+/// client sends large ones slowly.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: usize,
+    /// The limit for bodies that are not [`SMALL`]: bytes in use, including their own.
+    large_limit: usize,
+    taken: AtomicUsize,
+    /// Exports `taken` as a metric.
+    gauge: Gauge,
+}
+
+/// The part of the budget that one body uses. Returned on drop.
+#[derive(Debug)]
+struct Share {
+    budget: Arc<Budget>,
+    bytes: usize,
+}
+
+/// The budget has too few bytes left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Exhausted {
+    /// Bytes that would have to be released first.
+    missing: usize,
+}
+
+impl Budget {
+    pub(crate) fn new(limit: usize, gauge: Gauge) -> Arc<Self> {
+        Arc::new(Self { limit, large_limit: limit / 4 * 3, taken: AtomicUsize::new(0), gauge })
+    }
+
+    /// Returns an empty share.
+    fn share(self: &Arc<Self>) -> Share {
+        Share { budget: Arc::clone(self), bytes: 0 }
+    }
+}
+
+impl Share {
+    /// Grows the share to this size, and never shrinks it. On an error it stays unchanged.
+    fn grow_to(&mut self, bytes: usize) -> Result<(), Exhausted> {
+        let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else { return Ok(()) };
+        let Budget { limit, large_limit, taken, gauge } = &*self.budget;
+        let limit = if bytes <= SMALL { *limit } else { *large_limit };
+        let fits = |taken: usize| taken.checked_add(more).filter(|taken| *taken <= limit);
+        let grown = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        grown.map_err(|taken| Exhausted { missing: taken.saturating_add(more).saturating_sub(limit) })?;
+        gauge.inc_by(i64::try_from(more).unwrap_or(i64::MAX));
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// The size of the share in bytes.
+    const fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.gauge.dec_by(i64::try_from(self.bytes).unwrap_or(i64::MAX));
+    }
+}
 
 /// A complete body, and its share of the memory budget.
 #[derive(Debug)]
@@ -76,7 +146,7 @@ impl Sender {
     pub(crate) fn of(request: &Request) -> Self {
         let waits = request.headers().contains_key(EXPECT);
         let needs_draining = !waits && request.version() < Version::HTTP_2;
-        Self { address: crate::transport::client_address(request.extensions()), needs_draining }
+        Self { address: client_address(request.extensions()), needs_draining }
     }
 }
 
@@ -257,8 +327,6 @@ mod tests {
 
     use futures::stream::{self, StreamExt};
 
-    use prometheus_client::metrics::gauge::Gauge;
-
     use super::*;
     use crate::overload::UnfinishedBounds;
 
@@ -293,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pieces_are_put_together_and_a_single_one_is_not_copied() {
+    async fn pieces_are_joined_and_single_one_not_copied() {
         for (body, expected) in [
             (Body::empty(), ""),
             (pieces(&[]), ""),
@@ -313,14 +381,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_byte_too_many_is_too_large_however_it_comes() {
+    async fn body_above_limit_is_too_large() {
         for body in [Body::from("0123456789a"), pieces(&["0123456789a"]), pieces(&["01234", "56789", "a"])] {
             assert!(matches!(read(body, LIMITS, false).await, Err(BodyError::TooLarge)));
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_stalls_or_drips_is_too_slow() {
+    async fn stalled_or_dripping_body_is_too_slow() {
         let stalled = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
         assert!(matches!(read(stalled, LIMITS, false).await, Err(BodyError::TooSlow)));
 
@@ -334,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_too_large_is_read_on_within_bounds_unless_the_client_waits() {
+    async fn rest_of_large_body_is_drained_within_bounds() {
         async fn pulled(waits: bool) -> usize {
             let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
             let counter = Arc::clone(&count);
@@ -367,7 +435,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn memory_is_taken_for_what_has_arrived_and_half_as_much_at_most() {
+    async fn memory_follows_arrived_bytes() {
         let (length, pieces) = (4 * SMALL, 64);
         for (arrived, taken) in taken(length, pieces).await.into_iter().enumerate() {
             let arrived = arrived * length / pieces;
@@ -377,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_memory_a_body_is_refused_and_what_it_had_is_given_back() {
+    async fn body_without_memory_is_shed_and_releases_share() {
         let gauge = Gauge::default();
         let shared = shared(SMALL, gauge.clone(), 8);
         let limits = Limits { bytes: 2 * SMALL, time: Duration::from_secs(5) };
@@ -393,7 +461,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_that_has_arrived_is_never_registered() {
+    async fn arrived_body_is_never_registered() {
         let shared = shared(SMALL, Gauge::default(), 0);
         let late = stream::once(async {
             yield_now().await;
@@ -407,7 +475,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn complete_body_takes_the_memory_of_stalled_ones() {
+    async fn complete_body_takes_memory_of_stalled_ones() {
         let gauge = Gauge::default();
         let shared = shared(SMALL, gauge.clone(), 100);
         let limits = Limits { bytes: SMALL, time: Duration::from_mins(1) };
@@ -430,5 +498,31 @@ mod tests {
         };
         assert_eq!(whole.unwrap().bytes.len(), SMALL / 2);
         assert!(reading.now_or_never().is_none());
+    }
+
+    #[test]
+    fn shares_stay_within_limit_and_are_returned() {
+        let gauge = Gauge::default();
+        let budget = Budget::new(4 * SMALL, gauge.clone());
+        let (mut one, mut other, mut small) = (budget.share(), budget.share(), budget.share());
+        one.grow_to(2 * SMALL).unwrap();
+        other.grow_to(SMALL).unwrap();
+        assert_eq!(other.grow_to(SMALL + 1), Err(Exhausted { missing: 1 }), "a large one leaves a quarter");
+        assert_eq!(gauge.get(), i64::try_from(3 * SMALL).unwrap(), "what was refused was not taken");
+        small.grow_to(SMALL).unwrap();
+        assert_eq!(budget.share().grow_to(1), Err(Exhausted { missing: 1 }));
+        small.grow_to(1).unwrap();
+        drop(one);
+        other.grow_to(2 * SMALL).unwrap();
+        drop((other, small));
+        assert_eq!(gauge.get(), 0);
+    }
+
+    #[test]
+    fn budget_handles_any_size() {
+        let budget = Budget::new(usize::MAX, Gauge::default());
+        let mut one = budget.share();
+        one.grow_to(1).unwrap();
+        assert!(budget.share().grow_to(usize::MAX).is_err());
     }
 }

@@ -8,6 +8,7 @@
 //! reaches its maximum age.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use axum::body::Body;
 use http::header::{CONNECTION, CONTENT_TYPE};
-use http::{HeaderValue, Request, Response, StatusCode, Version};
+use http::{Extensions, HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use rustls::client::danger::HandshakeSignatureValid;
@@ -29,13 +30,22 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::client_text::{Bounded, LOGGED_BYTES};
+use crate::metrics::{ConnectionMetrics, Unauthorized};
 use crate::tls::{PemText, provider};
-use crate::transport::{TransportMetrics, Unauthorized};
 
 /// How long the body of a rejected request is read and discarded, so that its client reads the response.
 const LINGER: Duration = Duration::from_secs(1);
 /// Bytes up to which a rejected body is discarded. With a larger body, the connection closes with the response.
 const SMALL_BODY: u64 = 64 * 1024;
+
+/// The address of the client, in the extensions of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientAddress(pub(crate) IpAddr);
+
+/// Returns the address of the client that sent a request, or the unspecified address if there is no connection.
+pub(crate) fn client_address(extensions: &Extensions) -> IpAddr {
+    extensions.get::<ClientAddress>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.0)
+}
 
 /// Why a CA for clients cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -100,7 +110,7 @@ pub(crate) struct Caller {
 struct Refusal {
     reason: Unauthorized,
     text: String,
-    metrics: TransportMetrics,
+    metrics: ConnectionMetrics,
 }
 
 impl fmt::Debug for ClientCertificates {
@@ -141,7 +151,7 @@ impl ClientCertificates {
     }
 
     /// Authorizes a client by its certificates, which TLS has verified.
-    pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &TransportMetrics) -> Caller {
+    pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &ConnectionMetrics) -> Caller {
         let refused = |reason, text| Caller {
             refusal: Some(Arc::new(Refusal { reason, text, metrics: metrics.clone() })),
             is_known: false,
@@ -261,7 +271,7 @@ impl ClientCertVerifier for ClientCertificates {
 
 impl Caller {
     /// A client on a server without client authentication.
-    pub(crate) const fn anybody() -> Self {
+    pub(crate) const fn unauthenticated() -> Self {
         Self { refusal: None, is_known: false }
     }
 

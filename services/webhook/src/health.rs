@@ -1,31 +1,42 @@
-//! The operations port: liveness, readiness and metrics.
+//! Readiness of the process, and the operations port: liveness, readiness and metrics.
 //!
 //! [`Readiness`] is a value. A component that must finish something before requests arrive registers by name and sets
-//! itself ready. `/readyz` returns the names of the components that are not ready.
+//! itself ready. `/readyz` returns the names of the components that are not ready, and [`once_ready`] rejects requests
+//! until all have been ready once.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
+use axum::body::Body;
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use futures::FutureExt;
+use futures::future::{BoxFuture, Either};
 use http::header::{CONTENT_TYPE, VARY};
 use http::{HeaderMap, StatusCode};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use tower::ServiceBuilder;
+use tower::{Layer, Service, ServiceBuilder};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::timeout::TimeoutLayer;
 
-use crate::metrics::Exposition;
+use crate::body;
 use crate::metrics::exposition::Format;
+use crate::metrics::{Exposition, Metrics};
+use crate::overload::Shed;
+use crate::refusal::Refusal;
 
+/// Bytes of a rejected body that are read and discarded: the default limit of a body.
+const PASSED_OVER: usize = 7 * 1024 * 1024;
 /// How long a response may take. A full scrape takes milliseconds, so anything slower is stuck, and the client should
 /// get an error.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -168,10 +179,94 @@ async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
     }
 }
 
+/// Answers 503 until all components of `readiness` are ready, since a pod could otherwise miss its sidecar. From then on
+/// it always calls `app`, also while the process drains.
+///
+/// A replica that is not ready still gets requests when its container restarts at an address that the API server knows.
+/// On a 503 with `Retry-After`, the API server retries within its timeout, on a new connection and most likely at another
+/// replica. After that the failure policy decides.
+pub fn once_ready(app: Router, readiness: Readiness, metrics: Arc<Metrics>) -> Router {
+    app.layer(OnceReady { readiness, metrics, was_ready: Arc::default() })
+}
+
+#[derive(Clone)]
+struct OnceReady {
+    readiness: Readiness,
+    metrics: Arc<Metrics>,
+    was_ready: Arc<AtomicBool>,
+}
+
+impl OnceReady {
+    /// Returns an error with the components that have yet to become ready for the first time.
+    fn check(&self) -> Result<(), NotReady> {
+        if self.was_ready.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match self.readiness.check() {
+            Err(why) if !why.waiting_for.is_empty() => Err(why),
+            _ => {
+                self.was_ready.store(true, Ordering::Release);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl<S> Layer<S> for OnceReady {
+    type Service = Gated<S>;
+
+    fn layer(&self, inner: S) -> Gated<S> {
+        Gated { gate: self.clone(), inner }
+    }
+}
+
+#[derive(Clone)]
+struct Gated<S> {
+    gate: OnceReady,
+    inner: S,
+}
+
+impl<S> Service<Request> for Gated<S>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Either<S::Future, BoxFuture<'static, Result<Response, Infallible>>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        match self.gate.check() {
+            Ok(()) => Either::Left(self.inner.call(request)),
+            Err(why) => {
+                self.gate.metrics.overload.count(Shed::NotReady);
+                Either::Right(reject(why, request).boxed())
+            }
+        }
+    }
+}
+
+/// Rejects a request after reading its body. A client that is still writing would see its connection reset instead of
+/// the response, and the API server does not repeat such a request.
+async fn reject(why: NotReady, request: Request) -> Result<Response, Infallible> {
+    tracing::debug!(%why, "a request was answered with 503");
+    let version = request.version();
+    body::pass_over(request, PASSED_OVER).await;
+    let mut response = Refusal::Shed(Shed::NotReady).answer(version);
+    // Names the components that are not ready.
+    *response.body_mut() = Body::from(format!("{why}: try again\n"));
+    Ok(response)
+}
+
 #[cfg(test)]
 mod tests {
-    use axum::body::Body;
-    use http::Request;
+    use std::sync::atomic::AtomicUsize;
+
+    use axum::routing::post;
+    use http::header::{CONNECTION, EXPECT, HeaderValue, RETRY_AFTER};
     use http_body_util::BodyExt;
     use prometheus_client::metrics::counter::Counter;
     use tower::ServiceExt;
@@ -188,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ready_is_said_once_every_component_is_and_not_while_draining() {
+    async fn ready_when_all_components_are_and_not_draining() {
         let readiness = Readiness::default();
         let router = router(readiness.clone(), Arc::default());
         let (snapshot, certificate) = (readiness.component("snapshot"), readiness.component("serving certificate"));
@@ -211,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_are_openmetrics_for_who_asks_for_it() {
+    async fn metrics_format_follows_accept_header() {
         let mut registry = Registry::with_prefix("pillion");
         let counter = Counter::<u64>::default();
         registry.register("things", "Things that were counted", counter.clone());
@@ -230,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readiness_is_measured() {
+    async fn readiness_is_exported() {
         let readiness = Readiness::default();
         let mut registry = Registry::default();
         readiness.register(&mut registry);
@@ -248,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_scraper_that_takes_gzip_gets_it() {
+    async fn metrics_are_compressed_if_accepted() {
         let mut registry = Registry::default();
         registry.register("counted", "Something that is counted, at some length", Counter::<u64>::default());
         let router = router(Readiness::default(), Arc::new(registry.into()));
@@ -260,7 +355,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_is_an_answer_and_the_next_request_is_served() {
+    async fn panic_is_answered_and_next_request_served() {
         #[derive(Debug)]
         struct Broken;
         impl Collector for Broken {
@@ -273,5 +368,56 @@ mod tests {
         let router = router(Readiness::default(), Arc::new(registry.into()));
         assert_eq!(get(&router, "/metrics").await.0, StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(get(&router, "/livez").await.0, StatusCode::OK);
+    }
+
+    async fn answer(app: &Router) -> (u16, Option<String>) {
+        let request = Request::post("/mutate").body(Body::empty()).unwrap();
+        let response = app.clone().oneshot(request).await.unwrap();
+        let retry = response.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap().to_owned());
+        assert_eq!(retry.is_some(), response.headers().contains_key(CONNECTION));
+        (response.status().as_u16(), retry)
+    }
+
+    #[tokio::test]
+    async fn body_of_rejected_request_is_read() {
+        let (readiness, mut registry) = (Readiness::default(), Registry::default());
+        let metrics = Arc::new(Metrics::register(&mut registry));
+        let _lists = readiness.component("the first lists");
+        let app = once_ready(Router::new().route("/mutate", post(async || "decided")), readiness, metrics);
+        for (waits, expected) in [(false, 3), (true, 0)] {
+            let read = Arc::new(AtomicUsize::new(0));
+            let counter = Arc::clone(&read);
+            let pieces = (0..3).map(move |_| {
+                counter.fetch_add(1, Ordering::Relaxed);
+                Ok::<_, Infallible>("{}")
+            });
+            let mut request = Request::post("/mutate").body(Body::from_stream(futures::stream::iter(pieces))).unwrap();
+            if waits {
+                request.headers_mut().insert(EXPECT, HeaderValue::from_static("100-continue"));
+            }
+            assert_eq!(app.clone().oneshot(request).await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(read.load(Ordering::Relaxed), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn requests_are_rejected_until_first_ready() {
+        let (readiness, mut registry) = (Readiness::default(), Registry::default());
+        let metrics = Arc::new(Metrics::register(&mut registry));
+        let lists = readiness.component("the first lists");
+        let app = Router::new().route("/mutate", post(async || "decided"));
+        let app = once_ready(app, readiness.clone(), metrics);
+        let later = (503, Some("1".to_owned()));
+        assert_eq!(answer(&app).await, later);
+        readiness.drain();
+        assert_eq!(answer(&app).await, later, "a process that is asked to end knows no more");
+        lists.set_ready(true);
+        assert_eq!(answer(&app).await, (200, None), "a process that drains answers what comes");
+        // Losing readiness later changes nothing.
+        lists.set_ready(false);
+        assert_eq!(answer(&app).await, (200, None));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("pillion_shed_total{reason=\"not_ready\"} 2\n"), "{text}");
     }
 }

@@ -7,18 +7,16 @@
 //! A process wires the crate in this order: [`metrics::Metrics`], [`tls::ServingCertificate`], [`health::Readiness`],
 //! [`router::router`], [`serve::Server`].
 //!
-//! * `client_text`: bounds text that clients wrote. `histogram`, `budget`: counters without locks, memory of bodies.
+//! * `client_text`: bounds text that clients wrote. `counters`: counters with one label.
 //! * [`switch`], [`policy`]: what the platform can change while the process runs.
-//! * [`transport`], [`tls`], [`clients`], [`serve`]: connections, certificates, client authentication, the accept loop.
-//! * [`overload`], [`metrics`], [`trace`], [`health`], [`readiness_gate`]: limits, observability and readiness.
+//! * [`tls`], [`clients`], [`serve`]: certificates, client authentication, connections.
+//! * [`overload`], [`metrics`], [`trace`], [`health`]: limits, observability and readiness.
 //! * `body`, `refusal`, [`admission`], [`router`]: the path of a request to its response.
 
 mod client_text;
-mod histogram;
-mod budget;
+mod counters;
 pub mod switch;
 pub mod policy;
-pub mod transport;
 pub mod tls;
 pub mod overload;
 pub mod metrics;
@@ -26,7 +24,6 @@ pub mod clients;
 mod body;
 mod refusal;
 pub mod health;
-pub mod readiness_gate;
 pub mod trace;
 pub mod admission;
 pub mod router;

@@ -1,26 +1,18 @@
 //! The metrics of the webhook; `docs/metrics.md` lists them.
 //!
 //! Every label has a closed or a bounded set of values. Every handle that a request needs is resolved before the first
-//! request, so counting takes no lock and looks up no name. Tenants and profiles are the exception: their names are
+//! request, so counting looks up no name. Tenants and profiles are the exception: their names are
 //! found in a map that is replaced as a whole.
 //!
-//! - `requests`, `outcome`: results and durations of requests.
-//! - `decisions`, `profiles`: decisions and applied profiles.
-//! - `tenants`: requests by namespace, if enabled. `slots`: gives a series to a name and takes it back.
-//! - `tls`: connections and the serving certificate.
-//! - `cluster`, `process`: the snapshot and the process.
-//! - `exposition`: the text of `/metrics`.
+//! - `requests`: results and durations of requests, decisions.
+//! - `series`: requests by namespace, injections by profile, the snapshot.
+//! - `connections`: connections, handshakes and the serving certificate.
+//! - `exposition`: the text of `/metrics`, and the process.
 
-mod cluster;
-mod decisions;
+mod connections;
 pub(crate) mod exposition;
-mod outcome;
-mod process;
-mod profiles;
 mod requests;
-mod slots;
-mod tenants;
-mod tls;
+mod series;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,37 +22,29 @@ use opentelemetry::trace::TraceId;
 use pillion_engine::decision::Decision;
 use pillion_engine::review::{CheckStage, Endpoint, InternalError};
 use pillion_engine::snapshot::Snapshot;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+pub use connections::{ConnectionMetrics, HandshakeResult, ReloadMetrics, ReloadResult, register_certificate};
+pub(crate) use connections::{Unauthorized, Waiting};
 pub use exposition::Exposition;
-pub use outcome::RequestOutcome;
-pub use profiles::MAX_PROFILES;
-pub use tenants::{Tenant, TenantSettings, Tenants};
-pub use tls::{ConnectionMetrics, HandshakeResult, ReloadMetrics, ReloadResult, register_certificate};
+use exposition::ProcessCollector;
+pub use requests::RequestOutcome;
+use requests::{DecisionCounters, Durations, RequestCounters};
+pub use series::{MAX_PROFILES, Tenant, TenantSettings, Tenants};
+use series::{ProfileCounters, SnapshotCollector};
 
-use crate::histogram::Histogram;
+use crate::counters;
 use crate::overload::OverloadMetrics;
 
-use cluster::Cluster;
-use decisions::DecisionCounters;
-use process::Process;
-use profiles::ProfileCounters;
-use requests::{Durations, RequestCounters};
-
 /// Bytes. A pod's review is some 8 KB; 7 MiB are the limit.
-const REQUEST_BUCKETS: [u64; 9] = [2048, 4096, 8192, 16384, 32768, 65536, 262_144, 1_048_576, 7_340_032];
+const REQUEST_BUCKETS: [f64; 9] =
+    [2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 262_144.0, 1_048_576.0, 7_340_032.0];
 /// Bytes.
-const PATCH_BUCKETS: [u64; 8] = [256, 1024, 2048, 4096, 8192, 16384, 65536, 262_144];
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StageLabel {
-    stage: &'static str,
-}
+const PATCH_BUCKETS: [f64; 8] = [256.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0, 262_144.0];
 
 /// Optional metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,10 +63,8 @@ pub struct Metrics {
     profiles: ProfileCounters,
     self_checks: [Counter; CheckStage::ALL.len()],
     dry_runs: Counter,
-    /// Bytes of bodies that were read completely.
-    pub request_bytes: Histogram,
-    /// Bytes of the patches, before base64.
-    pub patch_bytes: Histogram,
+    request_bytes: Histogram,
+    patch_bytes: Histogram,
     /// Bytes in use by the bodies of requests in flight.
     pub body_bytes: Gauge,
     /// Requests in flight.
@@ -108,7 +90,7 @@ impl Metrics {
     /// Creates and registers the metrics. Those of the process keep their standard names; all others get the prefix
     /// `pillion_`.
     pub fn register_with(registry: &mut Registry, settings: &MetricsSettings) -> Self {
-        registry.register_collector(Box::new(Process));
+        registry.register_collector(Box::new(ProcessCollector));
         let registry = registry.sub_registry_with_prefix("pillion");
 
         let requests = RequestCounters::register(registry);
@@ -119,21 +101,20 @@ impl Metrics {
         let tenants = Tenants::new(&settings.tenants);
         registry.register_collector(Box::new(tenants.clone()));
 
-        let family = Family::<StageLabel, Counter>::default();
-        registry.register(
+        let self_checks = counters::register(
+            registry,
             "selfcheck_failures",
             "Patches that did not pass the check before they would have been sent, by where they failed; each was \
              answered with HTTP 500",
-            family.clone(),
+            "stage",
+            CheckStage::ALL.map(CheckStage::as_str),
         );
-        let self_checks =
-            CheckStage::ALL.map(|stage| family.get_or_create_owned(&StageLabel { stage: stage.as_str() }));
         let dry_runs = Counter::default();
         registry.register("dry_runs", "Decisions about requests that change nothing in the cluster", dry_runs.clone());
 
-        let request_bytes = Histogram::bytes(&REQUEST_BUCKETS);
+        let request_bytes = Histogram::new(REQUEST_BUCKETS);
         registry.register("request_bytes", "Size of the requests' bodies, in bytes", request_bytes.clone());
-        let patch_bytes = Histogram::bytes(&PATCH_BUCKETS);
+        let patch_bytes = Histogram::new(PATCH_BUCKETS);
         registry.register("patch_bytes", "Size of the patches before base64, in bytes", patch_bytes.clone());
         let body_bytes = Gauge::default();
         registry.register(
@@ -180,8 +161,8 @@ impl Metrics {
     /// Registers the sizes of the snapshot, computed at each scrape. Series of profiles and namespaces that leave the
     /// snapshot are removed some time later.
     pub fn register_snapshot(&self, registry: &mut Registry, snapshot: Arc<ArcSwap<Snapshot>>) {
-        let cluster = Cluster { snapshot, tenants: self.tenants.clone(), profiles: self.profiles.clone() };
-        registry.sub_registry_with_prefix("pillion").register_collector(Box::new(cluster));
+        let collector = SnapshotCollector { snapshot, tenants: self.tenants.clone(), profiles: self.profiles.clone() };
+        registry.sub_registry_with_prefix("pillion").register_collector(Box::new(collector));
     }
 
     /// Counts an answered request, with its trace as an exemplar if the trace is sampled.
@@ -198,6 +179,16 @@ impl Metrics {
         tenant.answered(outcome);
     }
 
+    /// Counts a body that was read completely.
+    pub(crate) fn body_read(&self, bytes: usize) {
+        self.request_bytes.observe(as_float(bytes));
+    }
+
+    /// Counts a patch, by its size before base64.
+    pub(crate) fn patched(&self, bytes: usize) {
+        self.patch_bytes.observe(as_float(bytes));
+    }
+
     /// Counts a decision.
     pub fn decided(&self, decision: &Decision, dry_run: bool) {
         self.decisions.decided(decision);
@@ -209,9 +200,14 @@ impl Metrics {
 
     /// Counts an internal error of the engine by its stage.
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
-    pub fn failed(&self, fault: &InternalError) {
-        self.self_checks[fault.stage() as usize].inc();
+    pub fn failed(&self, error: &InternalError) {
+        self.self_checks[error.stage() as usize].inc();
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a body has far less than 2^52 bytes")]
+const fn as_float(bytes: usize) -> f64 {
+    bytes as f64
 }
 
 fn build() -> Info<[(&'static str, &'static str); 3]> {

@@ -38,7 +38,7 @@ pub(crate) enum Refusal {
     /// Its body is not a valid review.
     Review(ReviewError),
     /// The engine failed.
-    Fault(InternalError),
+    Internal(InternalError),
     /// The code panicked. Holds the message.
     Panic(Box<str>),
 }
@@ -65,14 +65,14 @@ impl Refusal {
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Broken(_) | Self::Review(_) => StatusCode::BAD_REQUEST,
             Self::Shed(_) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Fault(_) | Self::Panic(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Internal(_) | Self::Panic(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
     pub(crate) const fn outcome(&self) -> RequestOutcome {
         match self {
             Self::Shed(_) => RequestOutcome::Shed,
-            Self::Fault(_) | Self::Panic(_) => RequestOutcome::Error,
+            Self::Internal(_) | Self::Panic(_) => RequestOutcome::Error,
             _ => RequestOutcome::BadRequest,
         }
     }
@@ -87,7 +87,7 @@ impl Refusal {
             Self::Broken(_) => "body_broken",
             Self::Shed(shed) => shed.as_str(),
             Self::Review(_) => "no_review",
-            Self::Fault(_) => "fault",
+            Self::Internal(_) => "fault",
             Self::Panic(_) => "panic",
         }
     }
@@ -100,8 +100,8 @@ impl Refusal {
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         // The rest of the body would block the next request, and a rejected client may reach another replica on a new
         // connection. HTTP/2 has streams, and no such header.
-        let left = matches!(self, Self::TooLarge(_) | Self::TooSlow(_) | Self::Broken(_) | Self::Shed(_));
-        if left && version < Version::HTTP_2 {
+        let is_unread = matches!(self, Self::TooLarge(_) | Self::TooSlow(_) | Self::Broken(_) | Self::Shed(_));
+        if is_unread && version < Version::HTTP_2 {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         if matches!(self, Self::Shed(shed) if shed.is_worth_a_retry()) {
@@ -130,7 +130,7 @@ impl fmt::Display for Refusal {
             Self::Broken(error) => write!(formatter, "the request's body broke off: {error}"),
             Self::Shed(shed) => write!(formatter, "{shed}"),
             Self::Review(error) => write!(formatter, "not an AdmissionReview that can be answered: {error}"),
-            Self::Fault(fault) => write!(formatter, "Pillion failed: {fault}"),
+            Self::Internal(error) => write!(formatter, "Pillion failed: {error}"),
             // The panic's message goes to the log only.
             Self::Panic(_) => formatter.write_str("Pillion failed: a fault in its program, see its log"),
         }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panics_text_is_for_the_log_alone() {
+    fn panic_message_is_not_sent() {
         for panic in [Box::new("the secret") as Box<dyn Any + Send>, Box::new(String::from("the secret"))] {
             let refusal = Refusal::from_panic(&*panic);
             assert!(matches!(&refusal, Refusal::Panic(text) if &**text == "the secret"));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_turned_away_is_told_when_to_come_again_if_that_is_any_use() {
+    fn shed_requests_get_retry_after_unless_late() {
         for shed in Shed::ALL {
             for (version, closes) in [(Version::HTTP_11, true), (Version::HTTP_10, true), (Version::HTTP_2, false)] {
                 let answer = Refusal::Shed(shed).answer(version);

@@ -4,10 +4,8 @@
 //! Deciding a small pod takes some 30 us, less than a handover to another thread. So it runs on the thread that read
 //! the request, once it holds a permit. A large object is decided on a separate thread.
 
-mod canary;
-mod profiles;
-
 use std::fmt;
+use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -19,23 +17,25 @@ use bytes::Bytes;
 use futures::FutureExt;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
+use pillion_api::canary;
 use pillion_api::names::VALIDATE_PROFILES_PATH;
+use pillion_engine::lookup::{Answer, LookedUp, Wanted};
+use pillion_engine::profile::{KnownParents, MAX_CHAIN, ProfileReview};
 use pillion_engine::review::{Endpoint, Review};
+use pillion_engine::snapshot::Snapshot;
 use tokio::time::Instant;
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
-use crate::admission::{Admission, Answered, Case, Known, LookUpTerms};
-use crate::body::{self, BufferedBody, Limits, Sender, Shared};
-use crate::budget::Budget;
+use crate::admission::{Admission, Answered, LookupResults, Next, RequestContext};
+use crate::body::{self, Budget, BufferedBody, Limits, Sender, Shared};
 use crate::client_text::{Bounded, LOGGED_BYTES};
-use crate::metrics::Tenant;
+use crate::clients::client_address;
 use crate::overload::{self, Deadline, Overload, Permit, RequestPermit, Shed, UnfinishedBodies, UnfinishedBounds};
 use crate::refusal::{ANSWERED_BYTES, Refusal};
 use crate::trace::RequestSpan;
-use crate::transport::client_address;
 
 /// [`Admission`], and the limits that all requests share.
-pub(crate) struct Service {
+struct Service {
     admission: Admission,
     bodies: Shared,
     overload: Overload,
@@ -63,11 +63,11 @@ pub fn router(admission: Admission) -> Router {
         router = router.route(endpoint.path(), post(answer));
     }
     let profile = async |State(service): State<Arc<Service>>, request: Request| service.answer_profile(request).await;
-    let canary = async |State(service): State<Arc<Service>>, request: Request| service.answer_canary(request).await;
+    let check = async |State(service): State<Arc<Service>>, request: Request| service.answer_canary(request).await;
     router
         .route(VALIDATE_PROFILES_PATH, post(profile))
         // The path ends with the caller's epoch, which a replica ignores.
-        .route(&format!("{}/{{epoch}}", pillion_api::canary::PATH), post(canary))
+        .route(&format!("{}/{{epoch}}", canary::PATH), post(check))
         .fallback(async || {
             (
                 StatusCode::NOT_FOUND,
@@ -80,142 +80,100 @@ pub fn router(admission: Admission) -> Router {
         .with_state(Arc::new(Service { admission, bodies, overload }))
 }
 
-/// The context of a request, without its body.
-#[derive(Clone, Copy)]
-struct Asked<'r> {
-    endpoint: Endpoint,
-    span: &'r RequestSpan,
-    tenant: &'r Tenant,
-    terms: LookUpTerms,
-}
-
 impl Service {
+    /// Answers a review: decides it, and records the outcome in the trace, the log and the metrics.
     async fn answer(self: Arc<Self>, endpoint: Endpoint, request: Request) -> Response<Body> {
         let began = Instant::now();
         let version = request.version();
-        let span = RequestSpan::begin(endpoint, request.headers());
-        let tenant = self.admission.metrics.tenants.request();
+        let metrics = &self.admission.metrics;
+        let context = RequestContext {
+            endpoint,
+            span: RequestSpan::begin(endpoint, request.headers()),
+            tenant: metrics.tenants.request(),
+            client: client_address(request.extensions()),
+            deadline: self.overload.deadline(request.uri().query()),
+        };
         // Unwind-safe: a panic leaves only counters and an immutable snapshot.
-        let result = AssertUnwindSafe(self.decide(endpoint, request, &span, &tenant)).catch_unwind().await;
-        let result = result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)));
-        let (outcome, response) = match result {
+        let result = AssertUnwindSafe(self.decide(&context, request)).catch_unwind().await;
+        let (outcome, response) = match result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic))) {
             Ok(Answered { outcome, body }) => (outcome, review_answer(body)),
             Err(refusal) => {
-                span.refused(&refusal);
+                context.span.refused(&refusal);
                 self.report(endpoint, &refusal);
                 (refusal.outcome(), refusal.answer(version))
             }
         };
-        span.answered(outcome, response.status());
-        self.admission.metrics.answered(endpoint, outcome, began.elapsed(), span.sampled_trace(), &tenant);
+        context.span.answered(outcome, response.status());
+        metrics.answered(endpoint, outcome, began.elapsed(), context.span.sampled_trace(), &context.tenant);
         response
     }
 
-    async fn decide(
-        self: &Arc<Self>,
-        endpoint: Endpoint,
-        request: Request,
-        span: &RequestSpan,
-        tenant: &Tenant,
-    ) -> Result<Answered, Refusal> {
-        let deadline = self.overload.deadline(request.uri().query());
-        let terms = LookUpTerms { client: client_address(request.extensions()), deadline };
-        let receive = span.receive();
-        let body = self.receive(request, deadline).instrument(receive.clone()).await?;
+    /// Takes a request from its head to the response: reads the body, waits for permits, decides, and does lookups.
+    async fn decide(self: &Arc<Self>, context: &RequestContext, request: Request) -> Result<Answered, Refusal> {
+        let receive = context.span.receive();
+        let limit = self.admission.settings.body_limit;
+        let body = self.receive(request, limit, context.deadline).instrument(receive.clone()).await?;
         // Taken only now, so that a client with an unfinished body takes no permit.
         let _request_permit = self.request_permit()?;
-        let asked = Asked { endpoint, span, tenant, terms };
         if overload::is_large(&body.bytes) {
             drop(receive);
             // Boxed: the future of each request is as large as its largest state.
-            Box::pin(self.decide_offloaded(asked, body)).await
-        } else {
-            self.decide_here(asked, &body.bytes, receive).await
+            return Box::pin(self.decide_large(context, body)).await;
         }
-    }
-
-    /// Waits for a permit to compute. A rejected request is attributed to the namespace peeked from its body, if that
-    /// exists.
-    async fn permit(&self, asked: Asked<'_>, body: &Bytes) -> Result<Permit, Refusal> {
-        self.overload.permit(body, asked.terms.deadline).await.map_err(|shed| {
-            if let Some(name) = overload::namespace(body) {
-                asked.tenant.found(name, self.admission.snapshot.load().namespace(name).is_some());
-            }
-            Refusal::Shed(shed)
-        })
-    }
-
-    /// Decides on the current thread.
-    async fn decide_here(&self, asked: Asked<'_>, body: &Bytes, receive: Span) -> Result<Answered, Refusal> {
-        let Asked { endpoint, span, tenant, terms } = asked;
-        let mut permit = self.permit(asked, body).instrument(receive.clone()).await?;
-        let review = receive.in_scope(|| Review::parse(body)).map_err(Refusal::Review)?;
+        let mut permit = self.permit(context, &body.bytes).instrument(receive.clone()).await?;
+        let review = receive.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review)?;
         drop(receive);
-        span.review(&review);
+        context.span.review(&review);
         let snapshot = &self.admission.snapshot.load();
-        let mut known = Known::default();
+        let mut results = LookupResults::default();
         loop {
-            let mut resolve = span.resolve();
-            let next = self.admission.next(
-                &Case { endpoint, snapshot, span, tenant, deadline: terms.deadline },
-                &review,
-                &mut known,
-                &mut resolve,
-            )?;
+            let mut resolve = context.span.resolve();
+            let lookup = match self.admission.next(context, snapshot, &review, &mut results, &mut resolve)? {
+                Next::Answer(answered) => return Ok(answered),
+                Next::Lookup(lookup) => lookup,
+            };
             // Releases the permit while this request waits for a lookup.
             drop(permit);
-            let answered = self.admission.fetch(next, &mut known, terms).instrument(resolve.clone()).await;
-            if let Some(answered) = answered {
-                return Ok(answered);
-            }
-            permit = self.permit(asked, body).instrument(resolve).await?;
+            self.admission.look_up(lookup, context, &mut results).instrument(resolve.clone()).await;
+            permit = self.permit(context, &body.bytes).instrument(resolve).await?;
         }
     }
 
-    /// Decides on a thread for large bodies. The body is parsed again after a lookup, so that no such thread waits for one.
-    async fn decide_offloaded(self: &Arc<Self>, asked: Asked<'_>, mut body: BufferedBody) -> Result<Answered, Refusal> {
-        let Asked { endpoint, terms, .. } = asked;
+    /// Decides on a thread for large bodies. The body is parsed again after a lookup, so that no such thread waits for
+    /// one.
+    async fn decide_large(self: &Arc<Self>, context: &RequestContext, body: BufferedBody) -> Result<Answered, Refusal> {
         let snapshot = self.admission.snapshot.load_full();
-        let mut known = Known::default();
+        let body = Arc::new(body);
+        let mut results = LookupResults::default();
         loop {
-            let mut resolve = asked.span.resolve();
-            let permit = self.permit(asked, &body.bytes).instrument(resolve.clone()).await?;
-            let (service, snapshot) = (Arc::clone(self), Arc::clone(&snapshot));
-            let (span, tenant) = (asked.span.clone(), asked.tenant.clone());
-            let work = move || {
-                // Released when the work is done, like the body's bytes, even if the caller no longer waits.
-                let _permit = permit;
-                let review = resolve.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review);
-                let next = review.and_then(|review| {
-                    span.review(&review);
-                    let case =
-                        Case { endpoint, snapshot: &snapshot, span: &span, tenant: &tenant, deadline: terms.deadline };
-                    service.admission.next(&case, &review, &mut known, &mut resolve)
-                });
-                (body, known, next, resolve)
+            let mut resolve = context.span.resolve();
+            let permit = self.permit(context, &body.bytes).instrument(resolve.clone()).await?;
+            let work = {
+                let (service, context) = (Arc::clone(self), context.clone());
+                let (snapshot, body) = (Arc::clone(&snapshot), Arc::clone(&body));
+                move || {
+                    // Released when the work is done, like the body's memory, even if the caller no longer waits.
+                    let _permit = permit;
+                    let review = resolve.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review)?;
+                    context.span.review(&review);
+                    let next = service.admission.next(&context, &snapshot, &review, &mut results, &mut resolve)?;
+                    Ok::<_, Refusal>((next, results, resolve))
+                }
             };
-            let (read, so_far, next, resolve) =
-                self.overload.offload(work).await.map_err(|panic| Refusal::from_panic(&*panic))?;
-            (body, known) = (read, so_far);
-            let answered = self.admission.fetch(next?, &mut known, terms).instrument(resolve).await;
-            if let Some(answered) = answered {
-                return Ok(answered);
+            let done = self.overload.offload(work).await;
+            let (next, found, resolve) = done.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)))?;
+            results = found;
+            match next {
+                Next::Answer(answered) => return Ok(answered),
+                Next::Lookup(lookup) => {
+                    self.admission.look_up(lookup, context, &mut results).instrument(resolve).await;
+                }
             }
         }
     }
 
-    /// Reads the body of a request that claims to be a review.
-    pub(crate) async fn receive(&self, request: Request, deadline: Deadline) -> Result<BufferedBody, Refusal> {
-        self.receive_at_most(self.admission.settings.body_limit, request, deadline).await
-    }
-
-    /// Like `receive`, with this limit on the body's size.
-    pub(crate) async fn receive_at_most(
-        &self,
-        bytes: usize,
-        request: Request,
-        deadline: Deadline,
-    ) -> Result<BufferedBody, Refusal> {
+    /// Reads the body of a request that claims to be a review, up to this many bytes.
+    async fn receive(&self, request: Request, bytes: usize, deadline: Deadline) -> Result<BufferedBody, Refusal> {
         let Admission { metrics, settings, .. } = &self.admission;
         if deadline.has_passed() {
             return Err(Refusal::Shed(Shed::Deadline));
@@ -225,28 +183,27 @@ impl Service {
         let limits = Limits { bytes: bytes.min(settings.body_limit), time: settings.body_timeout.min(deadline.left()) };
         let body = body::read(request.into_body(), limits, &self.bodies, sender).await;
         let body = body.map_err(|error| Refusal::from_body(error, limits))?;
-        metrics.request_bytes.observe_bytes(body.bytes.len());
+        metrics.body_read(body.bytes.len());
         Ok(body)
     }
 
-    pub(crate) const fn admission(&self) -> &Admission {
-        &self.admission
-    }
-
     /// Returns a permit for a request whose body has arrived. The caller holds it until there is a response.
-    pub(crate) fn request_permit(&self) -> Result<RequestPermit<'_>, Refusal> {
+    fn request_permit(&self) -> Result<RequestPermit<'_>, Refusal> {
         self.overload.request_permit().ok_or(Refusal::Shed(Shed::InFlight))
     }
 
-    pub(crate) fn deadline(&self, query: Option<&str>) -> Deadline {
-        self.overload.deadline(query)
+    /// Waits for a permit to compute. A rejected request is attributed to the namespace peeked from its body, if that
+    /// exists.
+    async fn permit(&self, context: &RequestContext, body: &Bytes) -> Result<Permit, Refusal> {
+        self.overload.permit(body, context.deadline).await.map_err(|shed| {
+            if let Some(name) = overload::peek_namespace(body) {
+                context.tenant.found(name, self.admission.snapshot.load().namespace(name).is_some());
+            }
+            Refusal::Shed(shed)
+        })
     }
 
-    /// Returns the overload limits, which reviews of profiles share.
-    pub(crate) const fn overload(&self) -> &Overload {
-        &self.overload
-    }
-
+    /// Logs and counts a refusal.
     fn report(&self, endpoint: Endpoint, refusal: &Refusal) {
         let endpoint = endpoint.as_str();
         match refusal {
@@ -254,10 +211,10 @@ impl Service {
                 self.admission.metrics.panics.inc();
                 tracing::error!(endpoint, panic = %Bounded(text, LOGGED_BYTES), "a request was answered with 500: a panic");
             }
-            Refusal::Fault(fault) => {
-                self.admission.metrics.failed(fault);
-                let fault = fault.to_string();
-                tracing::error!(endpoint, fault = %Bounded(&fault, 4 * LOGGED_BYTES), "a request was answered with 500");
+            Refusal::Internal(error) => {
+                self.admission.metrics.failed(error);
+                let error = error.to_string();
+                tracing::error!(endpoint, error = %Bounded(&error, 4 * LOGGED_BYTES), "a request was answered with 500");
             }
             refusal => {
                 if let Refusal::Shed(shed) = refusal {
@@ -270,6 +227,89 @@ impl Service {
             }
         }
     }
+
+    /// Answers a review of a profile that is being stored: warns its author of mistakes and never rejects it.
+    ///
+    /// Few profiles are stored, and one may compile for long. So they have one thread of their own, apart from decisions
+    /// about pods, and a short queue that is fair between client addresses. A parent profile is looked up as the API
+    /// server has it now.
+    async fn answer_profile(self: Arc<Self>, request: Request) -> Response<Body> {
+        let version = request.version();
+        match self.review_profile(request).await {
+            Ok(response) => response,
+            Err(refusal) => {
+                if let Refusal::Shed(shed) = refusal {
+                    self.overload.count(shed);
+                }
+                refusal.answer(version)
+            }
+        }
+    }
+
+    async fn review_profile(self: &Arc<Self>, request: Request) -> Result<Response<Body>, Refusal> {
+        let deadline = self.overload.deadline(request.uri().query());
+        let client = client_address(request.extensions());
+        let body = self.receive(request, self.admission.settings.body_limit, deadline).await?;
+        let _request_permit = self.request_permit()?;
+        let bytes = body.bytes.clone();
+        let review = match self.compute_profile(client, deadline, move || ProfileReview::parse(&bytes)).await? {
+            Ok(review) => review,
+            Err(why) => return Ok(no_review_of("profile", &why)),
+        };
+        let mut parents = KnownParents::with_names(cluster_profiles(&self.admission.snapshot.load()));
+        for _ in 0..MAX_CHAIN {
+            let Some(query) = review.wanted(&parents) else { break };
+            let wanted = Wanted { objects: vec![query.clone()], ..Wanted::default() };
+            let LookedUp { objects, .. } = self.admission.look_up_objects(wanted, client, deadline).await;
+            match objects.into_iter().next() {
+                Some((query, answer)) => parents.found(&query, &answer),
+                None => parents.found(&query, &Answer::NotAsked),
+            }
+        }
+        let work = move || {
+            let warnings = review.warnings(&parents);
+            (review.respond(&warnings), warnings.len(), review)
+        };
+        let (answer, warnings, review) = self.compute_profile(client, deadline, work).await?;
+        let profile = review.name().to_string();
+        tracing::debug!(profile = %Bounded(&profile, LOGGED_BYTES), warnings, "a profile is stored");
+        Ok(review_answer(answer))
+    }
+
+    /// Runs `work` on the thread for profiles, in an order that is fair between clients. Returns at the deadline at the
+    /// latest; unfinished work keeps its permit until it is done.
+    async fn compute_profile<T: Send + 'static>(
+        &self,
+        client: IpAddr,
+        deadline: Deadline,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let done = self.overload.review_profile(client, deadline, work).await.map_err(Refusal::Shed)?;
+        done.map_err(|panic| Refusal::from_panic(&*panic))
+    }
+
+    /// Answers a connectivity check: the controller has each API server call a replica before API servers are told to
+    /// reject pods without one, and this response proves that the call arrived.
+    async fn answer_canary(self: Arc<Self>, request: Request) -> Response<Body> {
+        let version = request.version();
+        self.check_canary(request).await.unwrap_or_else(|refusal| refusal.answer(version))
+    }
+
+    async fn check_canary(&self, request: Request) -> Result<Response<Body>, Refusal> {
+        let deadline = self.overload.deadline(request.uri().query());
+        let body = self.receive(request, canary::MAX_REVIEW_BYTES, deadline).await?;
+        let _request_permit = self.request_permit()?;
+        Ok(match canary::refusal(&body.bytes) {
+            Ok(answer) => review_answer(answer),
+            Err(error) => no_review_of("canary", &error),
+        })
+    }
+}
+
+/// Returns the names of the cluster profiles.
+fn cluster_profiles(snapshot: &Snapshot) -> Vec<String> {
+    let names = snapshot.profiles().iter().map(|profile| profile.name());
+    names.filter(|name| name.namespace.is_none()).map(|name| name.name.to_string()).collect()
 }
 
 /// Requires plain JSON, as Kubernetes sends it. Encoded content is rejected before it is decoded.
@@ -288,14 +328,14 @@ fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// Returns the HTTP response for a review, as JSON.
-pub(crate) fn review_answer(body: Vec<u8>) -> Response<Body> {
+fn review_answer(body: Vec<u8>) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
 /// Returns a 400 response for a body that is not a review of this kind. The reason is truncated.
-pub(crate) fn no_review_of(kind: &str, why: &dyn fmt::Display) -> Response<Body> {
+fn no_review_of(kind: &str, why: &dyn fmt::Display) -> Response<Body> {
     let why = why.to_string();
     let text = format!("not a review of a {kind}: {}\n", Bounded(&why, ANSWERED_BYTES));
     let mut response = Response::new(Body::from(text));

@@ -12,7 +12,7 @@ use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::health::Readiness;
 use pillion_webhook::metrics::{self, Exposition, Metrics, MetricsSettings};
 use pillion_webhook::policy::Policy;
-use pillion_webhook::readiness_gate::once_ready;
+use pillion_webhook::health::once_ready;
 use pillion_webhook::router;
 use pillion_webhook::serve::{Server, ServerSettings, Tls};
 use pillion_webhook::switch::Switch;
@@ -71,7 +71,7 @@ impl Servers {
         metrics.register_snapshot(&mut registry, Arc::clone(&snapshot));
         metrics::register_certificate(&mut registry, certificate);
         readiness.register(&mut registry);
-        let exposition = Exposition::from(registry).with_exemplars(&metrics);
+        let exposition = Exposition::from(registry);
         let connections = metrics.connections.clone();
         let counted = Arc::clone(&metrics);
         let admission = Admission { snapshot, live_namespace, look_ups, policy, switch, metrics, settings: requests };

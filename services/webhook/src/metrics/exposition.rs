@@ -1,18 +1,22 @@
 //! The text of `/metrics`: `OpenMetrics` for clients that accept it, such as Prometheus, and the older text format for
 //! all others (`promtool check metrics`, older scrapers, curl).
 //!
-//! The client library writes only `OpenMetrics`, and takes exemplars only from its own histogram. So this module adds
-//! exemplars to the lines of their buckets, and converts the text to the older format.
+//! The client library writes only `OpenMetrics`, so this module converts its text to the older format. It also has the
+//! metrics of the process.
 
-use std::collections::HashMap;
-use std::fmt::Write;
-use std::time::UNIX_EPOCH;
+use std::fmt::{self, Write};
 
 use http::HeaderMap;
 use http::header::ACCEPT;
+use procfs::process::{LimitValue, Process};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::requests::Durations;
+/// The beginning of an exemplar in the text of a series. No label value of a bucket contains it.
+const EXEMPLAR: &str = " # {";
 
 /// The text format of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,69 +52,31 @@ fn is_zero(quality: &str) -> bool {
 
 /// The registered metrics, for `/metrics`.
 #[derive(Debug, Default)]
-pub struct Exposition {
-    registry: Registry,
-    durations: Option<Durations>,
-}
+pub struct Exposition(Registry);
 
 impl From<Registry> for Exposition {
     fn from(registry: Registry) -> Self {
-        Self { registry, durations: None }
+        Self(registry)
     }
 }
 
 impl Exposition {
-    /// Adds the traces of requests as exemplars.
-    #[must_use]
-    pub fn with_exemplars(self, metrics: &super::Metrics) -> Self {
-        Self { durations: Some(metrics.durations.clone()), ..self }
-    }
-
     /// Encodes all metrics.
     ///
     /// # Errors
     /// A metric cannot be encoded.
-    pub(crate) fn text(&self, format: Format) -> Result<String, std::fmt::Error> {
+    pub(crate) fn text(&self, format: Format) -> Result<String, fmt::Error> {
         let mut text = String::with_capacity(32 * 1024);
-        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
-        match format {
-            Format::OpenMetrics => {
-                let exemplars = self.durations.as_ref().map(exemplars).unwrap_or_default();
-                Ok(if exemplars.is_empty() { text } else { with_exemplars(&text, &exemplars) })
-            }
-            Format::Classic => Ok(classic(&text)),
-        }
-    }
-}
-
-/// Returns the encoded exemplars by their series.
-fn exemplars(durations: &Durations) -> HashMap<String, String> {
-    durations
-        .exemplars()
-        .map(|(outcome, bound, exemplar)| {
-            // The client library writes 1.0 and not 1.
-            let bound = if bound.is_finite() { format!("{bound:?}") } else { "+Inf".to_owned() };
-            let series = format!("pillion_{}_bucket{{le=\"{bound}\",outcome=\"{outcome}\"}}", Durations::NAME);
-            let at = exemplar.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-            (series, format!(" # {{trace_id=\"{}\"}} {:?} {at:.3}", exemplar.trace, exemplar.value))
+        prometheus_client::encoding::text::encode(&mut text, &self.0)?;
+        Ok(match format {
+            Format::OpenMetrics => text,
+            Format::Classic => classic(&text),
         })
-        .collect()
-}
-
-fn with_exemplars(text: &str, exemplars: &HashMap<String, String>) -> String {
-    let longest = exemplars.values().map(String::len).max().unwrap_or_default();
-    let mut out = String::with_capacity(text.len() + exemplars.len() * longest);
-    for line in text.lines() {
-        out.push_str(line);
-        if let Some(exemplar) = line.rsplit_once(' ').and_then(|(series, _)| exemplars.get(series)) {
-            out.push_str(exemplar);
-        }
-        out.push('\n');
     }
-    out
 }
 
-/// Converts to the older text format. There, a counter's HELP and TYPE lines include `_total`, and an info is a gauge.
+/// Converts to the older text format. There, a counter's HELP and TYPE lines include `_total`, an info is a gauge, and
+/// there are no exemplars.
 fn classic(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut help = None;
@@ -130,16 +96,61 @@ fn classic(text: &str) -> String {
             }
             let _ = writeln!(out, "# TYPE {name}{suffix} {kind}");
         } else if !line.starts_with('#') {
-            out.push_str(line);
+            let series = line.rsplit_once(EXEMPLAR).map_or(line, |(series, _)| series);
+            out.push_str(series);
             out.push('\n');
         }
     }
     out
 }
 
+/// Metrics of this process, with the names of Prometheus' own client libraries and without a prefix. They are read at
+/// each scrape. Without `/proc` there are none.
+#[derive(Debug)]
+pub(super) struct ProcessCollector;
+
+impl Collector for ProcessCollector {
+    #[expect(clippy::cast_precision_loss, reason = "metrics are floating-point numbers")]
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Ok(process) = Process::myself() else { return Ok(()) };
+        let Ok(stat) = process.stat() else { return Ok(()) };
+        let seconds = |ticks: u64| ticks as f64 / procfs::ticks_per_second() as f64;
+
+        let cpu = ConstCounter::new(seconds(stat.utime.saturating_add(stat.stime)));
+        let help = "User and system time that the process has taken, in seconds";
+        cpu.encode(encoder.encode_descriptor("process_cpu_seconds", help, None, cpu.metric_type())?)?;
+
+        let started = procfs::boot_time_secs().ok().map(|boot| boot as f64 + seconds(stat.starttime));
+        let open_files = process.fd_count().ok().map(|count| count as f64);
+        let max_files = process.limits().ok().and_then(|limits| match limits.max_open_files.soft_limit {
+            LimitValue::Value(limit) => Some(limit as f64),
+            LimitValue::Unlimited => None,
+        });
+        let resident = stat.rss.saturating_mul(procfs::page_size()) as f64;
+        for (name, help, value) in [
+            ("process_start_time_seconds", "When the process was started, in seconds since 1970", started),
+            ("process_resident_memory_bytes", "Memory of the process that is resident, in bytes", Some(resident)),
+            (
+                "process_virtual_memory_bytes",
+                "Address space that the process has reserved, in bytes",
+                Some(stat.vsize as f64),
+            ),
+            ("process_threads", "Threads of the process", Some(stat.num_threads as f64)),
+            ("process_open_fds", "File descriptors that are open", open_files),
+            ("process_max_fds", "File descriptors that may be open", max_files),
+        ] {
+            if let Some(value) = value {
+                let gauge = ConstGauge::new(value);
+                gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
     use http::HeaderValue;
     use opentelemetry::trace::TraceId;
@@ -156,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_openmetrics_gets_it() {
+    fn openmetrics_is_sent_if_accepted() {
         // The headers of Prometheus 2.42 and 3.
         let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                           text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
@@ -169,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_trace_of_a_request_stands_beside_its_bucket_in_openmetrics_only() {
+    fn exemplars_are_in_openmetrics_only() {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
         let outcome = RequestOutcome::Decided(Outcome::Injected);
@@ -178,7 +189,7 @@ mod tests {
         for (micros, trace) in [(700, None), (300, Some(trace)), (1_000_000, Some(trace)), (60_000_000, Some(trace))] {
             metrics.answered(Endpoint::Any, outcome, Duration::from_micros(micros), trace, &tenant);
         }
-        let exposition = Exposition::from(registry).with_exemplars(&metrics);
+        let exposition = Exposition::from(registry);
         let open = exposition.text(Format::OpenMetrics).unwrap();
         for (bound, count, value) in [("0.0005", 1, "0.0003"), ("1.0", 3, "1.0"), ("+Inf", 4, "60.0")] {
             let expected = format!(
@@ -194,13 +205,46 @@ mod tests {
     }
 
     #[test]
-    fn the_older_format_has_the_names_that_it_wants() {
-        let open = "# HELP things Things.\n# TYPE things counter\n# UNIT things things\nthings_total{a=\"# b\"} 3\n\
+    fn classic_format_has_full_names_and_no_exemplars() {
+        let open = "# HELP things Things.\n# TYPE things counter\n# UNIT things things\nthings_total{a=\"# b\"} 3 # {trace_id=\"7\"} 1.0 9.5\n\
                     # HELP build The build.\n# TYPE build info\nbuild_info{version=\"1\"} 1\n\
                     # HELP now Now.\n# TYPE now gauge\nnow 1\n# EOF\n";
         let expected = "# HELP things_total Things.\n# TYPE things_total counter\nthings_total{a=\"# b\"} 3\n\
                         # HELP build_info The build.\n# TYPE build_info gauge\nbuild_info{version=\"1\"} 1\n\
                         # HELP now Now.\n# TYPE now gauge\nnow 1\n";
         assert_eq!(classic(open), expected);
+    }
+
+    fn value(name: &str) -> f64 {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(ProcessCollector));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{name} is not in\n{text}")).parse().unwrap()
+    }
+
+    #[test]
+    fn exports_metrics_of_this_process() {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+        let started = value("process_start_time_seconds");
+        assert!(started < now + 2.0 && started > now - 24.0 * 3600.0, "{started}, now {now}");
+        // More than a megabyte, and less than any machine has.
+        for name in ["process_resident_memory_bytes", "process_virtual_memory_bytes"] {
+            assert!(value(name) > 1e6 && value(name) < 1e15, "{name} {}", value(name));
+        }
+        assert!(value("process_threads") >= 1.0);
+
+        let before = value("process_open_fds");
+        let held: Vec<_> = (0..100).map(|_| std::fs::File::open("/proc/self/stat").unwrap()).collect();
+        let more = value("process_open_fds");
+        // Other tests open and close files at the same time.
+        assert!(more >= before + 50.0 && more < value("process_max_fds"), "{before}, then {more}");
+        drop(held);
+
+        let (before, end) = (value("process_cpu_seconds_total"), Instant::now() + Duration::from_secs(20));
+        while value("process_cpu_seconds_total") < before + 0.05 {
+            assert!(Instant::now() < end, "CPU time is not counted");
+        }
     }
 }

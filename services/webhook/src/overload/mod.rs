@@ -1,43 +1,48 @@
 //! Sheds load fairly: every wait is bounded, queues are fair between tenants, and a request that cannot be answered in
 //! time is rejected at once.
 //!
-//! A request passes these parts in order: its `deadline`, the bound of `unfinished` bodies, a permit of those
-//! `in_flight`, its `tenant`, and a permit to compute from one of two `decision_queue`s, each with a `fair` queue. A rejected
-//! request has a [`Shed`] as its reason.
+//! A request passes these parts in order: its `Deadline`, the bound of `unfinished` bodies, a `RequestPermit`, and a
+//! `Permit` to compute from one of two `decision_queue`s, each with a `fair` queue of namespaces. A rejected request has a
+//! [`Shed`] as its reason.
 
-mod large_bodies;
-mod deadline;
-mod fair;
-mod in_flight;
 mod decision_queue;
-mod metrics;
+mod fair;
+mod request;
 mod shed;
-mod tenant;
 mod unfinished;
 
+use std::any::Any;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
 use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
-use crate::budget::SMALL;
-pub(crate) use deadline::Deadline;
 use decision_queue::DecisionQueue;
 pub(crate) use decision_queue::Permit;
-pub(crate) use in_flight::RequestPermit;
-use in_flight::RequestPermits;
-use large_bodies::LargeBodyPool;
-pub(crate) use large_bodies::Panicked;
-pub use metrics::OverloadMetrics;
-pub use shed::Shed;
+pub(crate) use request::{Deadline, peek_namespace};
+use shed::QueueMetrics;
+pub use shed::{OverloadMetrics, Shed};
 pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, UnfinishedBodies};
 
+/// Bytes up to which a body is small: it may use the whole memory budget, and is decided on the thread that read it. A
+/// pod's review has some 8 KiB.
+pub(crate) const SMALL: usize = 128 * 1024;
 /// The base cost of a request, in bytes: even a small pod takes time to decide.
 const BASE_COST: u64 = 4096;
+/// Added to the niceness of these threads: on a busy machine they get about a tenth of a core.
+const NICER: i32 = 10;
+
+/// The payload of a panic.
+pub(crate) type Panicked = Box<dyn Any + Send>;
 
 /// Limits on concurrent requests and on their time.
 #[derive(Clone, Debug)]
@@ -143,7 +148,7 @@ impl Overload {
                 quantum: BASE_COST,
             },
         };
-        let profiles = DecisionQueue::new(&profiles, metrics::QueueMetrics::unregistered());
+        let profiles = DecisionQueue::new(&profiles, QueueMetrics::unregistered());
         let small = DecisionQueue::new(&small, metrics.small.clone());
         let large = DecisionQueue::new(&large, metrics.large.clone());
         let (large_bodies, profile_thread) =
@@ -171,7 +176,7 @@ impl Overload {
         if let Some(permit) = queue.unqueued() {
             return Ok(permit);
         }
-        let class = tenant::class(&self.keys, body);
+        let class = request::class(&self.keys, body);
         // Boxed because it is rare: a request that does not queue has a smaller future.
         Box::pin(queue.queued(class, BASE_COST + body.len() as u64, deadline)).await
     }
@@ -214,11 +219,6 @@ impl Overload {
     }
 }
 
-/// Returns the namespace peeked from a body, if it is valid UTF-8.
-pub(crate) fn namespace(body: &Bytes) -> Option<&str> {
-    tenant::namespace(body).and_then(|name| std::str::from_utf8(name).ok())
-}
-
 /// Whether a body is decided on a separate thread, since that may take milliseconds.
 pub(crate) const fn is_large(body: &Bytes) -> bool {
     body.len() > SMALL
@@ -231,16 +231,120 @@ fn workers() -> usize {
     }
 }
 
+/// The permits for requests that are being answered.
+#[derive(Debug)]
+struct RequestPermits {
+    limit: usize,
+    taken: AtomicUsize,
+    /// Exports `taken` as a metric.
+    gauge: Gauge,
+}
+
+/// A permit to answer a request. It is returned when it is dropped: with the response, or when the client disconnects.
+#[derive(Debug)]
+pub(crate) struct RequestPermit<'p>(&'p RequestPermits);
+
+impl RequestPermits {
+    const fn new(limit: usize, gauge: Gauge) -> Self {
+        Self { limit, taken: AtomicUsize::new(0), gauge }
+    }
+
+    /// Returns a permit, or none if all are taken.
+    fn take(&self) -> Option<RequestPermit<'_>> {
+        if self.taken.fetch_add(1, Ordering::Relaxed) >= self.limit {
+            self.taken.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        self.gauge.inc();
+        Some(RequestPermit(self))
+    }
+}
+
+impl Drop for RequestPermit<'_> {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+        self.0.gauge.dec();
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads for large bodies, of a lower priority than those that serve. They start with the first large body.
+///
+/// A review of 3 MiB computes for ten milliseconds. A separate thread keeps it from delaying other requests, unless there
+/// are fewer cores than threads: then the system alternates every few milliseconds, and a small request waits that long.
+/// So these threads have a lower priority. On an idle machine that costs nothing.
+#[derive(Debug)]
+struct LargeBodyPool {
+    name: &'static str,
+    threads: usize,
+    jobs: OnceLock<Option<Sender<Job>>>,
+}
+
+impl LargeBodyPool {
+    const fn new(name: &'static str, threads: usize) -> Self {
+        Self { name, threads, jobs: OnceLock::new() }
+    }
+
+    /// Runs `work` on one of the threads.
+    ///
+    /// # Errors
+    /// `work` panicked.
+    async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Panicked> {
+        let (done, result) = oneshot::channel();
+        // The worker logs to the caller's subscriber.
+        let subscriber = tracing::dispatcher::get_default(Clone::clone);
+        let job = Box::new(move || {
+            // Unwind-safe: `work` owns its data, which is dropped with it. Err: the caller no longer waits.
+            let work = AssertUnwindSafe(|| tracing::dispatcher::with_default(&subscriber, work));
+            let _ = done.send(catch_unwind(work));
+        });
+        match self.jobs.get_or_init(|| start_threads(self.name, self.threads)) {
+            // Err: the threads have ended, which cannot happen while this pool exists. Then the result is lost as well.
+            Some(jobs) => drop(jobs.send(job)),
+            None => drop(tokio::task::spawn_blocking(job)),
+        }
+        result.await.unwrap_or_else(|_| Err(Box::new("a thread for large bodies is gone")))
+    }
+}
+
+/// Starts the threads, which end when all senders are dropped. `None` if the system could start none.
+fn start_threads(name: &str, threads: usize) -> Option<Sender<Job>> {
+    let (sender, receiver) = mpsc::channel();
+    let receiver = Arc::new(Mutex::new(receiver));
+    let started = (0..threads).filter(|_| {
+        let receiver = Arc::clone(&receiver);
+        let started = thread::Builder::new().name(name.to_owned()).spawn(move || run_jobs(&receiver));
+        if let Err(error) = &started {
+            tracing::warn!(%error, "a thread for large bodies cannot be started");
+        }
+        started.is_ok()
+    });
+    (started.count() > 0).then_some(sender)
+}
+
+fn run_jobs(jobs: &Mutex<Receiver<Job>>) {
+    if let Err(error) = rustix::process::nice(NICER) {
+        tracing::debug!(%error, "a thread for large bodies has the priority of all others");
+    }
+    loop {
+        // Held while waiting: the thread with the lock gets the next job.
+        let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(job) = next else { return };
+        job();
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::sync::Barrier;
 
     use prometheus_client::registry::Registry;
 
     use super::*;
 
     #[tokio::test]
-    async fn review_of_a_profile_delays_no_pod() {
+    async fn profile_review_delays_no_pod() {
         let metrics = OverloadMetrics::register(&mut Registry::default());
         let settings = OverloadSettings { workers: Some(1), unqueued_per_worker: 0, ..OverloadSettings::default() };
         let overload = Overload::new(settings, Gauge::default(), metrics);
@@ -270,5 +374,50 @@ mod tests {
         let soon = Deadline(tokio::time::Instant::now() + Duration::from_millis(20));
         assert!(matches!(overload.review_profile(other, soon, move || waiting.recv()).await, Err(Shed::Deadline)));
         go_on.send(()).unwrap();
+    }
+
+    #[test]
+    fn request_permits_are_bounded_and_returned() {
+        let gauge = Gauge::default();
+        let permits = RequestPermits::new(2, gauge.clone());
+        let (one, other) = (permits.take().unwrap(), permits.take().unwrap());
+        assert!(permits.take().is_none() && permits.take().is_none());
+        assert_eq!(gauge.get(), 2);
+        drop(one);
+        let again = permits.take();
+        assert!(again.is_some() && permits.take().is_none());
+        drop((again, other));
+        assert_eq!((gauge.get(), permits.taken.into_inner()), (0, 0));
+    }
+
+    #[test]
+    fn limit_of_zero_gives_no_permit() {
+        assert!(RequestPermits::new(0, Gauge::default()).take().is_none());
+    }
+
+    #[tokio::test]
+    async fn panic_is_returned_and_thread_continues() {
+        let pool = LargeBodyPool::new("pillion-test", 1);
+        let panicked = pool.run(|| panic!("for a test")).await;
+        let panicked: Panicked = Result::<(), _>::unwrap_err(panicked);
+        assert_eq!(panicked.downcast_ref::<&str>(), Some(&"for a test"));
+        assert_eq!(pool.run(|| 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn pool_threads_have_lower_priority() {
+        let ours = rustix::process::nice(0).unwrap();
+        let theirs = LargeBodyPool::new("pillion-test", 1).run(|| rustix::process::nice(0).unwrap()).await.unwrap();
+        assert_eq!(theirs, (ours + NICER).min(19));
+    }
+
+    #[tokio::test]
+    async fn all_pool_threads_run_at_once() {
+        let pool = LargeBodyPool::new("pillion-test", 2);
+        let barrier = Arc::new(Barrier::new(2));
+        let wait = |barrier: Arc<Barrier>| move || barrier.wait().is_leader();
+        // Each job waits for the other, so one thread would not suffice.
+        let leaders = tokio::join!(pool.run(wait(Arc::clone(&barrier))), pool.run(wait(barrier)));
+        assert!(leaders.0.unwrap() != leaders.1.unwrap());
     }
 }

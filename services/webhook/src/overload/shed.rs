@@ -1,6 +1,15 @@
-//! The reasons for which a valid request is rejected.
+//! The reasons for which a valid request is rejected, and the metrics of overload.
 
 use std::fmt;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::counters;
 
 /// Why a valid request was rejected with 503.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,5 +85,88 @@ impl fmt::Display for Shed {
             Self::Namespace => "the namespace is not known yet and could not be looked up: try again",
             Self::NotReady => "profiles and namespaces are not known yet: try again",
         })
+    }
+}
+
+/// Seconds. Without overload, a permit comes within a few decisions of some 50 us.
+const WAIT_BUCKETS: [f64; 6] = [0.0001, 0.001, 0.01, 0.1, 1.0, 10.0];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SizeLabel {
+    size: &'static str,
+}
+
+/// The metrics of overload.
+#[derive(Clone, Debug)]
+pub struct OverloadMetrics {
+    shed: [Counter; Shed::ALL.len()],
+    pub(super) small: QueueMetrics,
+    pub(super) large: QueueMetrics,
+}
+
+/// The metrics of one queue.
+#[derive(Clone, Debug)]
+pub(super) struct QueueMetrics {
+    /// Requests that wait for a permit.
+    pub(super) queued: Gauge,
+    /// Waiting times of queued requests, with and without a permit in the end.
+    pub(super) waited: Histogram,
+}
+
+impl QueueMetrics {
+    /// Metrics that are not exported.
+    pub(super) fn unregistered() -> Self {
+        Self { queued: Gauge::default(), waited: Histogram::new(WAIT_BUCKETS) }
+    }
+}
+
+impl OverloadMetrics {
+    /// Creates the metrics and registers them under the registry's own prefix.
+    pub fn register(registry: &mut Registry) -> Self {
+        let shed = counters::register(
+            registry,
+            "shed",
+            "Requests that were turned away with 503, by the bound that they met",
+            "reason",
+            Shed::ALL.map(Shed::as_str),
+        );
+        let queued = Family::<SizeLabel, Gauge>::default();
+        registry.register("queued", "Requests that wait for their turn to be decided, by size", queued.clone());
+        let waited = Family::<SizeLabel, Histogram>::new_with_constructor(|| Histogram::new(WAIT_BUCKETS));
+        registry.register(
+            "queue_wait_seconds",
+            "How long requests waited for their turn to be decided, in seconds; only those that had to wait",
+            waited.clone(),
+        );
+        let queue = |size| QueueMetrics {
+            queued: queued.get_or_create_owned(&SizeLabel { size }),
+            waited: waited.get_or_create_owned(&SizeLabel { size }),
+        };
+        Self { shed, small: queue("small"), large: queue("large") }
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
+    pub(crate) fn count(&self, shed: Shed) {
+        self.shed[shed as usize].inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shed_requests_are_counted_by_reason() {
+        let mut registry = Registry::with_prefix("pillion");
+        let metrics = OverloadMetrics::register(&mut registry);
+        for (times, shed) in Shed::ALL.into_iter().enumerate() {
+            (0..=times).for_each(|_| metrics.count(shed));
+        }
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for (times, shed) in Shed::ALL.into_iter().enumerate() {
+            let line = format!("pillion_shed_total{{reason=\"{}\"}} {}\n", shed.as_str(), times + 1);
+            assert!(text.contains(&line), "{line} is not in\n{text}");
+        }
     }
 }

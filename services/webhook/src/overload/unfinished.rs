@@ -5,7 +5,7 @@
 //! own bound loses its own oldest body; no other address is affected. The same holds for memory: a body that finds the
 //! budget exhausted sheds older unfinished bodies, if they hold enough.
 //!
-//! Requests whose bodies have arrived are not counted here: `in_flight` bounds those.
+//! Requests whose bodies have arrived are not counted here: [`super::RequestPermits`] bounds those.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::oneshot;
 
-use super::Shed;
+use super::shed::Shed;
 
 /// How many bodies may be unfinished.
 #[derive(Clone, Copy, Debug)]

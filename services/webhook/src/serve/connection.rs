@@ -14,7 +14,7 @@ use std::io;
 use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -26,26 +26,24 @@ use http::header::{CONNECTION, TRANSFER_ENCODING};
 use http::{HeaderValue, Request, Response};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 use tower::Service;
 
-mod builders;
-mod requests;
-
-pub(crate) use self::builders::Builders;
-use self::requests::Coming;
-pub(crate) use self::requests::Requests;
-use super::ServerSettings;
-use super::drain::Retire;
-use crate::clients::Caller;
-use crate::transport::{ClientAddress, Waiting};
+use super::{Retire, ServerSettings};
+use crate::clients::{Caller, ClientAddress};
+use crate::metrics::Waiting;
 
 /// The minimum read rate of a client with pending data, in bytes per second.
 const LEAST_RATE: u64 = 256 * 1024;
 /// In [`Activity::blocked_since`]: the socket accepts all data.
 const NOT_BLOCKED: u64 = u64::MAX;
+/// Streams on HTTP/2 that the client may open and reset before the server accepts them.
+const RESET_STREAMS: usize = 20;
+/// Streams on HTTP/2 that may be reset for errors of the client.
+const ERROR_STREAMS: usize = 1024;
 
 /// The HTTP version of a connection. It is known before the first byte, by ALPN or by the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,13 +64,116 @@ pub(crate) enum Ended {
 }
 
 /// The terms of one connection: everything that differs between connections of a server.
-pub(crate) struct Terms {
+pub(crate) struct ConnectionContext {
     /// The client's address.
     pub(crate) address: IpAddr,
     pub(crate) protocol: Protocol,
     pub(crate) retire: Retire,
     pub(crate) caller: Caller,
     pub(crate) requests: Arc<Requests>,
+}
+
+/// hyper's builders with their limits, created once for a server.
+#[derive(Clone, Debug)]
+pub(crate) struct Builders {
+    http1: auto::Builder<TokioExecutor>,
+    http2: auto::Builder<TokioExecutor>,
+}
+
+impl Builders {
+    pub(crate) fn new(settings: &ServerSettings) -> Self {
+        let mut http1 = auto::Builder::new(TokioExecutor::new());
+        // [`Activity`] has its own timer instead, as the head of this file explains.
+        http1.http1().header_read_timeout(None).max_buf_size(settings.max_buffer_bytes);
+        let mut http2 = auto::Builder::new(TokioExecutor::new());
+        http2
+            .http2()
+            .max_concurrent_streams(settings.max_streams)
+            .max_header_list_size(settings.max_header_bytes)
+            // Limits on reset streams: exceeding either closes the connection. The values are the libraries' defaults,
+            // stated here because they bound a rapid-reset attack.
+            .max_pending_accept_reset_streams(RESET_STREAMS)
+            .max_local_error_reset_streams(ERROR_STREAMS)
+            .max_send_buf_size(settings.max_buffer_bytes);
+        Self { http1: http1.http1_only(), http2: http2.http2_only() }
+    }
+
+    pub(super) const fn of(&self, protocol: Protocol) -> &auto::Builder<TokioExecutor> {
+        match protocol {
+            Protocol::Http1 => &self.http1,
+            Protocol::Http2 => &self.http2,
+        }
+    }
+}
+
+/// The requests of one connection.
+///
+/// A connection may have to close in favour of another client's. It must not lose a request that is being answered, since
+/// the API server does not send a POST twice. A request with an incomplete body may be lost, since the rest may never
+/// arrive.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    /// Requests whose response hyper does not have yet.
+    unanswered: AtomicU32,
+    /// Requests whose body is still being read.
+    arriving: AtomicU32,
+    /// Responses that hyper has and the client has not read.
+    unread: AtomicU32,
+    /// Whether the connection has to end once no request is being answered.
+    are_last: AtomicBool,
+}
+
+impl Requests {
+    /// Whether there are no unanswered requests.
+    pub(crate) fn are_none(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether a request has arrived completely, and its client does not have the response.
+    pub(crate) fn has_pending_answer(&self) -> bool {
+        self.unread.load(Ordering::Relaxed) > 0
+            || self.unanswered.load(Ordering::Relaxed) > self.arriving.load(Ordering::Relaxed)
+    }
+
+    /// Whether the client is asked to send no more requests.
+    pub(crate) fn are_last(&self) -> bool {
+        self.are_last.load(Ordering::Relaxed)
+    }
+
+    /// Marks the current requests as the last.
+    pub(crate) fn end(&self) {
+        self.are_last.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts a request whose head has arrived.
+    pub(crate) fn begin(&self) {
+        self.unanswered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a body that is still arriving.
+    pub(crate) fn body_arriving(&self) {
+        self.arriving.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records that a body is complete, or is no longer read.
+    pub(crate) fn body_arrived(&self) {
+        self.arriving.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Records that a request has ended.
+    pub(crate) fn answered(&self) {
+        self.unanswered.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Counts a response that hyper has taken.
+    pub(crate) fn response_taken(&self) {
+        self.unread.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records that the client has read a response, or that hyper has copied it to its write buffer.
+    pub(crate) fn response_read(&self) {
+        self.unread.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The activity on a connection, written by its socket and its requests and read by its timer. Times are milliseconds
@@ -91,7 +192,7 @@ struct Activity {
     blocked_since: AtomicU64,
     /// Bytes that the socket accepted since then.
     moved: AtomicU64,
-    untaken: Mutex<PendingResponses>,
+    pending: Mutex<PendingResponses>,
 }
 
 /// Responses that hyper has taken and the client has not: their bytes are still in memory.
@@ -100,7 +201,7 @@ struct PendingResponses {
     next: u64,
     bytes: usize,
     /// The oldest first.
-    given: VecDeque<PendingResponse>,
+    responses: VecDeque<PendingResponse>,
 }
 
 /// A pending response: its number, when hyper took it, and its bytes.
@@ -121,7 +222,7 @@ impl Activity {
             since: AtomicU64::new(0),
             blocked_since: AtomicU64::new(NOT_BLOCKED),
             moved: AtomicU64::new(0),
-            untaken: Mutex::default(),
+            pending: Mutex::default(),
         }
     }
 
@@ -139,11 +240,11 @@ impl Activity {
         }
     }
 
-    fn request_begins(self: &Arc<Self>) -> InFlight {
+    fn request_begins(self: &Arc<Self>) -> RequestGuard {
         self.requests.begin();
         self.head_begun.store(false, Ordering::Relaxed);
         self.touch();
-        InFlight(Arc::clone(self))
+        RequestGuard(Arc::clone(self))
     }
 
     /// Records the result of a write to the socket.
@@ -172,20 +273,20 @@ impl Activity {
         }
     }
 
-    fn untaken(&self) -> std::sync::MutexGuard<'_, PendingResponses> {
-        self.untaken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> std::sync::MutexGuard<'_, PendingResponses> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that hyper took a response of this many bytes.
     fn answered(self: &Arc<Self>, bytes: usize) -> PendingResponseGuard {
         let now = self.now();
-        let mut untaken = self.untaken();
-        let number = untaken.next;
-        untaken.next += 1;
-        untaken.bytes = untaken.bytes.saturating_add(bytes);
-        untaken.given.push_back(PendingResponse { number, since: now, bytes });
-        drop(untaken);
-        self.requests.answer_is_given();
+        let mut pending = self.pending();
+        let number = pending.next;
+        pending.next += 1;
+        pending.bytes = pending.bytes.saturating_add(bytes);
+        pending.responses.push_back(PendingResponse { number, since: now, bytes });
+        drop(pending);
+        self.requests.response_taken();
         PendingResponseGuard { activity: Arc::clone(self), number, bytes }
     }
 
@@ -209,11 +310,14 @@ impl Activity {
             NOT_BLOCKED => None,
             since => Some(at(since, self.moved.load(Ordering::Relaxed))),
         };
-        let untaken = self.untaken();
-        if untaken.bytes > settings.max_untaken_bytes && untaken.given.len() > 1 {
+        let pending = self.pending();
+        if pending.bytes > settings.max_untaken_bytes && pending.responses.len() > 1 {
             return Some(self.opened);
         }
-        let oldest = untaken.given.front().map(|given| at(given.since, u64::try_from(given.bytes).unwrap_or(u64::MAX)));
+        let oldest = pending
+            .responses
+            .front()
+            .map(|response| at(response.since, u64::try_from(response.bytes).unwrap_or(u64::MAX)));
         blocked.into_iter().chain(oldest).min()
     }
 
@@ -234,9 +338,9 @@ impl Activity {
 }
 
 /// A request that is being answered. Dropped with the response, or when the client disconnects.
-struct InFlight(Arc<Activity>);
+struct RequestGuard(Arc<Activity>);
 
-impl Drop for InFlight {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.requests.answered();
         self.0.touch();
@@ -252,26 +356,79 @@ struct PendingResponseGuard {
 
 impl Drop for PendingResponseGuard {
     fn drop(&mut self) {
-        let mut untaken = self.activity.untaken();
-        untaken.bytes = untaken.bytes.saturating_sub(self.bytes);
-        if let Some(index) = untaken.given.iter().position(|given| given.number == self.number) {
-            untaken.given.remove(index);
+        let mut pending = self.activity.pending();
+        pending.bytes = pending.bytes.saturating_sub(self.bytes);
+        if let Some(index) = pending.responses.iter().position(|response| response.number == self.number) {
+            pending.responses.remove(index);
         }
-        drop(untaken);
-        self.activity.requests.answer_is_taken();
+        drop(pending);
+        self.activity.requests.response_read();
+    }
+}
+
+/// The body of a request. Records when it is complete.
+struct RequestBody {
+    body: Incoming,
+    /// Set until the body is complete.
+    of: Option<Arc<Requests>>,
+}
+
+impl RequestBody {
+    fn new(body: Incoming, requests: &Arc<Requests>) -> Self {
+        let of = (!body.is_end_stream()).then(|| {
+            requests.body_arriving();
+            Arc::clone(requests)
+        });
+        Self { body, of }
+    }
+
+    fn arrived(&mut self) {
+        if let Some(requests) = self.of.take() {
+            requests.body_arrived();
+        }
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        self.arrived();
+    }
+}
+
+impl HttpBody for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if polled.is_ready() && self.body.is_end_stream() {
+            self.arrived();
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
 /// The body of a response. Its bytes carry the [`PendingResponseGuard`] wherever they wait for the client.
-struct Answer {
+struct ResponseBody {
     body: Body,
-    untaken: Option<PendingResponseGuard>,
+    pending: Option<PendingResponseGuard>,
 }
 
 /// The bytes of a response with their guard.
 struct PendingResponseBytes {
     bytes: Bytes,
-    _untaken: PendingResponseGuard,
+    _pending: PendingResponseGuard,
 }
 
 impl AsRef<[u8]> for PendingResponseBytes {
@@ -280,7 +437,7 @@ impl AsRef<[u8]> for PendingResponseBytes {
     }
 }
 
-impl HttpBody for Answer {
+impl HttpBody for ResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -294,8 +451,8 @@ impl HttpBody for Answer {
             return polled;
         }
         polled.map_ok(|frame| {
-            frame.map_data(|bytes| match self.untaken.take() {
-                Some(untaken) => Bytes::from_owner(PendingResponseBytes { bytes, _untaken: untaken }),
+            frame.map_data(|bytes| match self.pending.take() {
+                Some(pending) => Bytes::from_owner(PendingResponseBytes { bytes, _pending: pending }),
                 None => bytes,
             })
         })
@@ -370,12 +527,12 @@ pub(crate) async fn serve<S>(
     builders: &Builders,
     app: Router,
     settings: &ServerSettings,
-    terms: Terms,
+    context: ConnectionContext,
 ) -> Ended
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Terms { address, protocol, retire, caller, requests } = terms;
+    let ConnectionContext { address, protocol, retire, caller, requests } = context;
     let address = ClientAddress(address.to_canonical());
     // A client whose requests will be rejected must not hold a permit that others need.
     let idle_timeout = if caller.is_refused() { settings.handshake_timeout } else { settings.idle_timeout };
@@ -433,16 +590,16 @@ where
 async fn answer(
     mut app: Router,
     request: Request<Incoming>,
-    in_flight: InFlight,
+    in_flight: RequestGuard,
     close: Option<Arc<Retire>>,
     caller: Caller,
-) -> Result<Response<Answer>, Infallible> {
+) -> Result<Response<ResponseBody>, Infallible> {
     // A client that sends a length beside its chunks may mean another end of the body than the server does (RFC 9112,
     // section 6.1). So no request is accepted after a chunked body. The API server sends no chunks.
     let chunked = close.is_some() && request.headers().contains_key(TRANSFER_ENCODING);
     let mut response = match caller.admit(request) {
         ControlFlow::Continue(request) => {
-            Service::call(&mut app, request.map(|body| Coming::new(body, &in_flight.0.requests))).await?
+            Service::call(&mut app, request.map(|body| RequestBody::new(body, &in_flight.0.requests))).await?
         }
         ControlFlow::Break(refusal) => refusal,
     };
@@ -451,7 +608,7 @@ async fn answer(
     }
     let response = response.map(|body| {
         let bytes = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
-        Answer { untaken: Some(in_flight.0.answered(bytes)), body }
+        ResponseBody { pending: Some(in_flight.0.answered(bytes)), body }
     });
     drop(in_flight);
     Ok(response)

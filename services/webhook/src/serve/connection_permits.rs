@@ -139,7 +139,7 @@ impl ConnectionPermit {
         // A request may have arrived just when the permit was given up.
         let answered = poll_fn(|cx| {
             let is_over = connection.as_mut().poll(cx).is_ready();
-            if is_over || !self.holder.requests.is_one_being_answered() { Poll::Ready(()) } else { Poll::Pending }
+            if is_over || !self.holder.requests.has_pending_answer() { Poll::Ready(()) } else { Poll::Pending }
         });
         self.cut.run_until_cancelled(answered).await;
         Left::GivenUp
@@ -156,7 +156,7 @@ impl Holder {
     /// Returns the loss if this connection were closed, or `None` if it must stay.
     fn loss(&self) -> Option<Loss> {
         let standing = self.standing.load(Ordering::Relaxed);
-        if standing == Standing::Known as u8 || self.requests.is_one_being_answered() {
+        if standing == Standing::Known as u8 || self.requests.has_pending_answer() {
             None
         } else if standing == Standing::New as u8 {
             Some(Loss::Handshake)
@@ -224,4 +224,152 @@ fn lock(taken: &Mutex<Taken>) -> MutexGuard<'_, Taken> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    const GREEDY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const OTHER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+    const THIRD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 3));
+
+    fn permits(max: usize) -> ConnectionPermits {
+        ConnectionPermits::new(max, CancellationToken::new())
+    }
+
+    fn take(permits: &ConnectionPermits, address: IpAddr, count: usize) -> Vec<ConnectionPermit> {
+        let taken = (0..count).map(|_| permits.take(address).expect("there is room"));
+        taken.inspect(|permit| permit.stands(Standing::Open)).collect()
+    }
+
+    fn given_up(permits: &[ConnectionPermit]) -> Vec<bool> {
+        permits.iter().map(|permit| permit.holder.end.is_cancelled()).collect()
+    }
+
+    #[test]
+    fn address_with_most_gives_up_its_oldest() {
+        let permits = permits(6);
+        let greedy = take(&permits, GREEDY, 6);
+        let others = take(&permits, OTHER, 3);
+        assert_eq!(given_up(&greedy), [true, true, true, false, false, false]);
+        assert!(permits.take(OTHER).is_none(), "it would have more than the one that gives up");
+        assert!(permits.take(GREEDY).is_none());
+        assert_eq!(given_up(&others), [false; 3]);
+    }
+
+    #[test]
+    fn free_permits_are_used_before_any_is_revoked() {
+        let permits = permits(3);
+        let mut greedy = take(&permits, GREEDY, 3);
+        assert!(permits.take(GREEDY).is_none());
+        greedy.pop();
+        let other = take(&permits, OTHER, 1);
+        assert_eq!((given_up(&greedy), given_up(&other)), (vec![false; 2], vec![false]));
+    }
+
+    #[test]
+    fn permit_with_least_loss_is_revoked_first() {
+        let permits = permits(5);
+        let greedy = take(&permits, GREEDY, 5);
+        let [beginning, answering, idle, known, new] = &greedy[..] else { panic!("there are five") };
+        beginning.holder.requests.begin();
+        beginning.holder.requests.body_arriving();
+        answering.holder.requests.begin();
+        known.stands(Standing::Known);
+        new.stands(Standing::New);
+        let _others = take(&permits, OTHER, 1);
+        assert!(new.holder.end.is_cancelled());
+        let _others = take(&permits, THIRD, 1);
+        assert!(idle.holder.end.is_cancelled());
+        let _others = take(&permits, IpAddr::from([192, 0, 2, 4]), 1);
+        assert!(beginning.holder.end.is_cancelled());
+        assert!(permits.take(IpAddr::from([192, 0, 2, 5])).is_none(), "nothing is left that can be lost");
+        assert!(!answering.holder.end.is_cancelled() && !known.holder.end.is_cancelled());
+    }
+
+    #[test]
+    fn newcomer_replaces_oldest_unfinished_connection() {
+        let permits = permits(5);
+        let all: Vec<_> = (1..=5).map(|host| take(&permits, IpAddr::from([198, 51, 100, host]), 1).remove(0)).collect();
+        let [idle, answering, beginning, younger, known] = &all[..] else { panic!("there are five") };
+        answering.holder.requests.begin();
+        for permit in [beginning, younger, known] {
+            permit.holder.requests.begin();
+            permit.holder.requests.body_arriving();
+        }
+        known.stands(Standing::Known);
+        let newcomer = take(&permits, OTHER, 1);
+        assert_eq!(given_up(&all), [false, false, true, false, false]);
+        assert!(permits.take(OTHER).is_none(), "it has one already");
+        let third = take(&permits, THIRD, 1);
+        assert!(younger.holder.end.is_cancelled() && !idle.holder.end.is_cancelled());
+        assert_eq!((given_up(&newcomer), given_up(&third)), (vec![false], vec![false]));
+        assert!(permits.take(GREEDY).is_none(), "idle connections and finished requests stay");
+    }
+
+    #[test]
+    fn next_address_gives_up_if_first_cannot() {
+        let permits = permits(5);
+        let busy = take(&permits, GREEDY, 3);
+        for permit in &busy {
+            permit.holder.requests.begin();
+        }
+        let idle = take(&permits, OTHER, 2);
+        let _third = take(&permits, THIRD, 1);
+        assert_eq!((given_up(&busy), given_up(&idle)), (vec![false; 3], vec![true, false]));
+    }
+
+    #[tokio::test]
+    async fn pending_request_is_answered_after_revocation() {
+        let permits = permits(2);
+        let greedy = take(&permits, GREEDY, 2);
+        let holder = Arc::clone(&greedy[0].holder);
+        let (finish, answered) = tokio::sync::oneshot::channel::<()>();
+        let connection = async {
+            // The request arrives just after the permit was chosen.
+            let _third = permits.take(OTHER).expect("the first gives up");
+            assert!(holder.end.is_cancelled() && holder.requests.are_last());
+            holder.requests.begin();
+            answered.await.unwrap();
+            holder.requests.response_taken();
+            holder.requests.answered();
+            assert!(holder.requests.has_pending_answer());
+            holder.requests.response_read();
+            pending::<()>().await;
+        };
+        let mut run = pin!(greedy[0].run(connection));
+        assert!(futures::poll!(run.as_mut()).is_pending());
+        finish.send(()).unwrap();
+        assert_eq!(run.await, Left::GivenUp);
+    }
+
+    #[tokio::test]
+    async fn cut_ends_connections_with_and_without_permit() {
+        let permits = permits(2);
+        let greedy = take(&permits, GREEDY, 2);
+        let _other = permits.take(OTHER).expect("the first gives up");
+        greedy[0].holder.requests.begin();
+        permits.cut.cancel();
+        assert_eq!(greedy[0].run(pending()).await, Left::GivenUp);
+        assert_eq!(greedy[1].run(pending()).await, Left::Cut);
+    }
+
+    #[test]
+    fn permit_is_returned_exactly_once() {
+        let permits = permits(3);
+        let greedy = take(&permits, GREEDY, 3);
+        let other = permits.take(OTHER);
+        drop(greedy);
+        drop(other);
+        let taken = lock(&permits.taken);
+        assert_eq!((taken.all, taken.of.len()), (0, 0));
+    }
+
+    #[test]
+    fn mapped_address_counts_as_same_address() {
+        let permits = permits(4);
+        let _greedy = take(&permits, GREEDY, 4);
+        let mapped = std::net::Ipv4Addr::new(192, 0, 2, 1).to_ipv6_mapped();
+        assert!(permits.take(mapped.into()).is_none());
+    }
+}

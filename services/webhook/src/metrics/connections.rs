@@ -1,24 +1,73 @@
-//! Metrics of connections, handshakes and the serving certificate.
+//! Metrics of connections, handshakes, unauthorized requests and the serving certificate.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use sha2::{Digest, Sha256};
 use x509_parser::parse_x509_certificate;
 
-use crate::histogram::Histogram;
+use crate::counters;
 use crate::tls::ServingCertificate;
-use crate::transport::TransportMetrics;
 
-/// Nanoseconds. A handshake takes a millisecond of computing and one or two round trips.
-const HANDSHAKE_BUCKETS: [u64; 6] = [1_000_000, 5_000_000, 25_000_000, 100_000_000, 1_000_000_000, 5_000_000_000];
+/// Seconds. A handshake takes a millisecond of computing and one or two round trips.
+const HANDSHAKE_BUCKETS: [f64; 6] = [0.001, 0.005, 0.025, 0.1, 1.0, 5.0];
+
+/// The event that a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// A request.
+    Idle,
+    /// The rest of a request's head.
+    Head,
+    /// A response, or the body that it depends on.
+    Answer,
+    /// The client to read its response.
+    Reader,
+}
+
+impl Waiting {
+    /// All variants.
+    pub(crate) const ALL: [Self; 4] = [Self::Idle, Self::Head, Self::Answer, Self::Reader];
+
+    /// Returns the variant as shown in metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Head => "head",
+            Self::Answer => "answer",
+            Self::Reader => "reader",
+        }
+    }
+}
+
+/// Why a request was answered with 401 or 403.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Unauthorized {
+    /// The client showed no certificate: 401.
+    NoCertificate,
+    /// The client's certificate is of the right CA, but has none of the required names: 403.
+    Name,
+}
+
+impl Unauthorized {
+    /// All reasons.
+    pub(crate) const ALL: [Self; 2] = [Self::NoCertificate, Self::Name];
+
+    /// Returns the reason as shown in metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoCertificate => "no_certificate",
+            Self::Name => "name",
+        }
+    }
+}
 
 /// How a TLS handshake ended, or why there was none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,37 +130,80 @@ impl ReloadResult {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
-}
-
 /// The metrics of the TLS connections.
 #[derive(Clone, Debug)]
 pub struct ConnectionMetrics {
     /// Open connections, including those in their handshake.
     pub connections: Gauge,
-    /// Further metrics of the server.
-    pub transport: TransportMetrics,
+    /// 1 once the server is draining.
+    pub draining: Gauge,
+    /// Failed accepts, most likely because no file descriptor was free.
+    pub accept_errors: Counter,
+    /// Connections closed at the limit in favour of a client with fewer.
+    pub given_up: Counter,
     handshakes: [Counter; HandshakeResult::ALL.len()],
     durations: Histogram,
+    timed_out: [Counter; Waiting::ALL.len()],
+    unauthorized: [Counter; Unauthorized::ALL.len()],
 }
 
 impl ConnectionMetrics {
+    /// Creates the metrics and registers them. The registry already has the prefix.
     pub(super) fn register(registry: &mut Registry) -> Self {
         let connections = Gauge::default();
         registry.register("tls_connections", "TLS connections that are open", connections.clone());
-        let family = Family::<ResultLabel, Counter>::default();
-        registry.register("tls_handshakes", "TLS handshakes, by how they ended", family.clone());
-        let handshakes =
-            HandshakeResult::ALL.map(|result| family.get_or_create_owned(&ResultLabel { result: result.as_str() }));
-        let durations = Histogram::seconds(&HANDSHAKE_BUCKETS);
+        let durations = Histogram::new(HANDSHAKE_BUCKETS);
         registry.register(
             "tls_handshake_seconds",
             "Time from a TCP connection to the end of its TLS handshake, in seconds, of those that came to an end",
             durations.clone(),
         );
-        Self { connections, transport: TransportMetrics::register(registry), handshakes, durations }
+        let draining = Gauge::default();
+        registry.register(
+            "draining",
+            "Whether the process was asked to end and answers what still comes: 1 if so",
+            draining.clone(),
+        );
+        let accept_errors = Counter::default();
+        registry.register(
+            "accept_errors",
+            "Failures to accept any connection, for want of a file descriptor most likely",
+            accept_errors.clone(),
+        );
+        let given_up = Counter::default();
+        registry.register(
+            "connections_given_up",
+            "TLS connections that were closed for a client with fewer of them, for there were as many as there may be",
+            given_up.clone(),
+        );
+        Self {
+            connections,
+            draining,
+            accept_errors,
+            given_up,
+            handshakes: counters::register(
+                registry,
+                "tls_handshakes",
+                "TLS handshakes, by how they ended",
+                "result",
+                HandshakeResult::ALL.map(HandshakeResult::as_str),
+            ),
+            durations,
+            timed_out: counters::register(
+                registry,
+                "connections_timed_out",
+                "TLS connections that were closed for being too slow, by what was waited for",
+                "waiting",
+                Waiting::ALL.map(Waiting::as_str),
+            ),
+            unauthorized: counters::register(
+                registry,
+                "unauthorized_requests",
+                "Requests that were turned away before their body was read, by why",
+                "reason",
+                Unauthorized::ALL.map(Unauthorized::as_str),
+            ),
+        }
     }
 
     /// Counts a handshake.
@@ -123,7 +215,19 @@ impl ConnectionMetrics {
     /// Counts a completed or failed handshake with its duration.
     pub fn handshake_ended(&self, result: HandshakeResult, after: Duration) {
         self.handshake(result);
-        self.durations.observe_time(after);
+        self.durations.observe(after.as_secs_f64());
+    }
+
+    /// Counts a connection that was closed because its client was too slow.
+    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
+    pub(crate) fn timed_out(&self, waiting: Waiting) {
+        self.timed_out[waiting as usize].inc();
+    }
+
+    /// Counts a request that was answered with 401 or 403.
+    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
+    pub(crate) fn unauthorized(&self, reason: Unauthorized) {
+        self.unauthorized[reason as usize].inc();
     }
 }
 
@@ -136,14 +240,13 @@ pub struct ReloadMetrics {
 impl ReloadMetrics {
     /// Creates the counters and registers them as `pillion_tls_reloads`.
     pub fn register(registry: &mut Registry) -> Self {
-        let family = Family::<ResultLabel, Counter>::default();
-        registry.sub_registry_with_prefix("pillion").register(
+        let results = counters::register(
+            registry.sub_registry_with_prefix("pillion"),
             "tls_reloads",
             "Looks at the serving certificate's files or Secret that found them changed, gone or unreadable, by result",
-            family.clone(),
+            "result",
+            ReloadResult::ALL.map(ReloadResult::as_str),
         );
-        let results =
-            ReloadResult::ALL.map(|result| family.get_or_create_owned(&ResultLabel { result: result.as_str() }));
         Self { results }
     }
 
@@ -211,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn each_handshake_result_is_counted_under_its_own_name() {
+    fn handshakes_are_counted_by_result() {
         let mut registry = Registry::default();
         let metrics = ConnectionMetrics::register(&mut registry);
         for result in HandshakeResult::ALL {
@@ -225,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reload_result_is_counted_under_its_own_name() {
+    fn reloads_are_counted_by_result() {
         let mut registry = Registry::default();
         let metrics = ReloadMetrics::register(&mut registry);
         for result in ReloadResult::ALL {
@@ -237,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn the_certificate_that_is_served_is_shown() {
+    fn exports_validity_of_serving_certificate() {
         let pair = |until: i64| {
             let key = rcgen::KeyPair::generate().unwrap();
             let mut params = rcgen::CertificateParams::new(vec!["pillion.test".to_owned()]).unwrap();

@@ -4,12 +4,17 @@
 //! server keeps accepting and answering, and asks each client by `Connection: close` (HTTP/2: GOAWAY) to connect
 //! elsewhere. It ends when no connection is left.
 
+mod connection;
+mod connection_permits;
+
 use std::convert::Infallible;
+use std::future::pending;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -25,18 +30,11 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-mod connection;
-mod drain;
-mod connection_permits;
-
-use self::connection::{Builders, Ended, Protocol, Terms};
+use self::connection::{Builders, ConnectionContext, Ended, Protocol};
 use self::connection_permits::{ConnectionPermit, ConnectionPermits, Left, Standing};
-use self::drain::Drain;
-use self::drain::Retire;
 use crate::clients::{Caller, ClientCertificates};
 use crate::metrics::{ConnectionMetrics, HandshakeResult};
 use crate::tls::{ServingCertificate, provider};
-use crate::transport::TransportMetrics;
 
 /// How long to wait after `accept` failed: most likely no file descriptor was free.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
@@ -44,6 +42,9 @@ const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 const ACCEPT_QUIET: Duration = Duration::from_secs(5);
 /// Connections accepted in a row during the drain. The kernel's queue has about this length.
 const BACKLOG: usize = 1024;
+/// How long before the end of a drain idle connections are closed. Requests in flight have this time to be answered. At
+/// most a tenth of the drain.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// The random variation of a connection's maximum age, so that clients do not all reconnect at once.
 const AGE_JITTER: f64 = 0.2;
 
@@ -164,8 +165,8 @@ impl Tls {
     }
 
     /// Returns the authenticated client for these verified certificates.
-    pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &TransportMetrics) -> Caller {
-        self.clients.as_ref().map_or_else(Caller::anybody, |clients| clients.caller(shown, metrics))
+    pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &ConnectionMetrics) -> Caller {
+        self.clients.as_ref().map_or_else(Caller::unauthenticated, |clients| clients.caller(shown, metrics))
     }
 }
 
@@ -245,7 +246,7 @@ impl Server {
             never = acceptor.accept(&listener) => match never {},
             deadline = drain.ended(&tracker, &settings, metrics.as_ref()) => deadline,
         };
-        acceptor.accept_the_last(&listener, deadline).await;
+        acceptor.accept_until_drained(&listener, deadline).await;
         drop(listener);
         let left = tracker.len();
         cut.cancel();
@@ -281,7 +282,7 @@ struct Connections {
 impl Connections {
     /// Accepts connections forever.
     async fn accept(&self, listener: &TcpListener) -> Infallible {
-        let mut told: Option<Instant> = None;
+        let mut last_logged: Option<Instant> = None;
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => self.spawn(stream, peer),
@@ -291,10 +292,10 @@ impl Connections {
                 }
                 Err(error) => {
                     if let Security::Tls { metrics, .. } = &self.shared.security {
-                        metrics.transport.accept_errors.inc();
+                        metrics.accept_errors.inc();
                     }
-                    if told.is_none_or(|told| told.elapsed() >= ACCEPT_QUIET) {
-                        told = Some(Instant::now());
+                    if last_logged.is_none_or(|at| at.elapsed() >= ACCEPT_QUIET) {
+                        last_logged = Some(Instant::now());
                         tracing::error!(
                             %error,
                             "no connection can be accepted, trying again 20 times a second; if it is for want of file \
@@ -309,11 +310,11 @@ impl Connections {
 
     /// Keeps accepting after the last connection has ended, until none waits. The kernel completes connections before
     /// the process accepts them, and would reset those with the listener.
-    async fn accept_the_last(&self, listener: &TcpListener, deadline: Instant) {
+    async fn accept_until_drained(&self, listener: &TcpListener, deadline: Instant) {
         let Shared { drain, settings, .. } = &*self.shared;
         let mut last_answers = pin!(drain.last_answers(deadline, settings));
         while Instant::now() < deadline {
-            self.take_who_waits(listener);
+            self.accept_pending(listener);
             if self.tracker.is_empty() {
                 return;
             }
@@ -334,7 +335,7 @@ impl Connections {
 
     /// Accepts the connections that wait in the kernel's queue. Calls `accept` directly, because the runtime may not
     /// have been notified of recent ones yet.
-    fn take_who_waits(&self, listener: &TcpListener) {
+    fn accept_pending(&self, listener: &TcpListener) {
         for _ in 0..BACKLOG {
             let accepted = SockRef::from(listener).accept().and_then(|(socket, peer)| {
                 socket.set_nonblocking(true)?;
@@ -376,12 +377,12 @@ impl Shared {
         let ended = match &self.security {
             Security::Plain => {
                 permit.stands(Standing::Open);
-                self.http(stream, (peer, Protocol::Http1), Caller::anybody(), permit).await
+                self.http(stream, (peer, Protocol::Http1), Caller::unauthenticated(), permit).await
             }
             Security::Tls { tls, metrics } => {
                 let _open = Open::new(metrics);
                 let Some(stream) = self.handshake(stream, peer, tls, metrics).await else { return };
-                let caller = tls.caller(stream.get_ref().1.peer_certificates(), &metrics.transport);
+                let caller = tls.caller(stream.get_ref().1.peer_certificates(), metrics);
                 permit.stands(if caller.is_known() { Standing::Known } else { Standing::Open });
                 let protocol = match stream.get_ref().1.alpn_protocol() {
                     Some(b"h2") => Protocol::Http2,
@@ -389,7 +390,7 @@ impl Shared {
                 };
                 let ended = self.http(stream, (peer, protocol), caller, permit).await;
                 if let Ended::TimedOut(waiting) = ended {
-                    metrics.transport.timed_out(waiting);
+                    metrics.timed_out(waiting);
                 }
                 ended
             }
@@ -434,7 +435,7 @@ impl Shared {
     /// Counts and logs a connection that was closed for a client with fewer connections.
     fn gave_up(&self, peer: SocketAddr) {
         if let Security::Tls { metrics, .. } = &self.security {
-            metrics.transport.given_up.inc();
+            metrics.given_up.inc();
         }
         let limit = self.settings.max_connections;
         tracing::debug!(%peer, limit, "too many connections: one is closed for a client that has fewer");
@@ -452,8 +453,90 @@ impl Shared {
     {
         let at = self.settings.max_age.map(|age| Instant::now() + jittered(age, RandomState::new().hash_one(0_u8)));
         let retire = Retire::new(at, self.drain.clone());
-        let terms = Terms { address: peer.ip(), protocol, retire, caller, requests: permit.requests() };
-        connection::serve(stream, &self.builders, self.app.clone(), &self.settings, terms).await
+        let context = ConnectionContext { address: peer.ip(), protocol, retire, caller, requests: permit.requests() };
+        connection::serve(stream, &self.builders, self.app.clone(), &self.settings, context).await
+    }
+}
+
+/// When a connection stops accepting requests.
+#[derive(Clone, Debug)]
+pub(crate) struct Retire {
+    at: Option<Instant>,
+    drain: Drain,
+}
+
+/// Whether the server is draining. Each response reads the flag; tasks wait for the token.
+#[derive(Clone, Debug)]
+struct Drain {
+    flag: Arc<AtomicBool>,
+    token: CancellationToken,
+    /// Cancelled shortly before the drain ends.
+    last: CancellationToken,
+}
+
+impl Drain {
+    /// Returns a drain that begins when the token is cancelled.
+    fn when(token: CancellationToken) -> Self {
+        Self { flag: Arc::default(), token, last: CancellationToken::new() }
+    }
+
+    /// Waits until the drain has begun and ended: no connection is left, or its deadline has passed. Returns the
+    /// deadline.
+    async fn ended(
+        &self,
+        tracker: &TaskTracker,
+        settings: &ServerSettings,
+        metrics: Option<&ConnectionMetrics>,
+    ) -> Instant {
+        self.token.cancelled().await;
+        self.flag.store(true, Ordering::Relaxed);
+        if let Some(metrics) = metrics {
+            metrics.draining.set(1);
+        }
+        let deadline = Instant::now() + settings.drain_deadline;
+        sleep(settings.drain_minimum.min(settings.drain_deadline)).await;
+        // A closed tracker still accepts new tasks; `wait` completes only after `close`.
+        tracker.close();
+        tokio::select! {
+            () = tracker.wait() => {}
+            () = sleep_until(deadline) => {}
+            never = self.last_answers(deadline, settings) => match never {},
+        }
+        deadline
+    }
+
+    /// Closes idle connections shortly before the deadline. They lose no request, and requests in flight get this time
+    /// before their connections are cut.
+    async fn last_answers(&self, deadline: Instant, settings: &ServerSettings) -> Infallible {
+        sleep_until(deadline - LAST_ANSWERS.min(settings.drain_deadline / 10)).await;
+        self.last.cancel();
+        pending().await
+    }
+}
+
+impl Retire {
+    /// Retires at this time, if any, or when the server drains.
+    const fn new(at: Option<Instant>, drain: Drain) -> Self {
+        Self { at, drain }
+    }
+
+    pub(crate) fn is_due(&self) -> bool {
+        self.drain.flag.load(Ordering::Relaxed) || self.at.is_some_and(|at| at <= Instant::now())
+    }
+
+    pub(crate) async fn due(&self) {
+        match self.at {
+            Some(at) => tokio::select! {
+                () = self.drain.token.cancelled() => {}
+                () = sleep_until(at) => {}
+            },
+            None => self.drain.token.cancelled().await,
+        }
+    }
+
+    /// Waits until idle connections are to be closed.
+    pub(crate) async fn last(&self) {
+        self.drain.last.cancelled().await;
     }
 }
 
@@ -516,7 +599,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_differ_by_a_fifth_at_most() {
+    fn jitter_is_at_most_a_fifth() {
         let age = Duration::from_mins(5);
         assert_eq!(jittered(age, 0), Duration::from_mins(4));
         assert_eq!(jittered(age, u64::MAX).as_secs(), 360);
@@ -525,12 +608,12 @@ mod tests {
     }
 
     #[test]
-    fn the_api_server_closes_an_idle_connection_before_we_do() {
+    fn idle_timeout_exceeds_api_servers() {
         assert!(ServerSettings::default().idle_timeout > Duration::from_secs(90));
     }
 
     #[test]
-    fn only_what_concerns_all_connections_makes_the_loop_wait() {
+    fn only_general_accept_errors_pause_the_loop() {
         assert!(is_of_one_connection(&io::ErrorKind::ConnectionAborted.into()));
         // EMFILE: the process has no file descriptor left.
         assert!(!is_of_one_connection(&io::Error::from_raw_os_error(24)));

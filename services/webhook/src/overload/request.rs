@@ -1,0 +1,382 @@
+//! What is known of a request before its body is parsed: its deadline and its namespace.
+//!
+//! The API server sends its own timeout as `?timeout=`, in Go's duration format. An invalid or empty value means the
+//! default; a value longer than any API server's timeout is reduced to that.
+//!
+//! The namespace decides in which class a request waits. The API server writes `request.namespace` before the object, so
+//! the first bytes of the body suffice. The peek knows enough JSON not to mistake a text inside the object or a string
+//! for the field. A body that does not look like the API server's belongs to no namespace.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::OverloadSettings;
+
+/// An upper bound on any timeout, so that the clock's arithmetic cannot overflow.
+const LONGEST: Duration = Duration::from_hours(24);
+
+/// A deadline that is at most the longest timeout away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Deadline(pub(crate) Instant);
+
+impl Deadline {
+    /// Returns the deadline of a request with this query whose head has just arrived.
+    pub(crate) fn of(query: Option<&str>, settings: &OverloadSettings) -> Self {
+        let timeout = timeout(query, settings).min(LONGEST);
+        Self(Instant::now() + timeout.saturating_sub(settings.margin.min(timeout / 5)))
+    }
+
+    pub(crate) fn has_passed(self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// Returns the remaining time.
+    pub(crate) fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+}
+
+/// Returns how long the caller waits.
+fn timeout(query: Option<&str>, settings: &OverloadSettings) -> Duration {
+    let text = query.and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("timeout=")));
+    let said = text.and_then(go_duration).filter(|said| !said.is_zero());
+    said.unwrap_or(settings.default_timeout).min(settings.longest_timeout)
+}
+
+/// Parses a duration in Go's format: `10s`, `1m30s`, `1.5h`. `None` if it is invalid or negative. A duration that is
+/// too long saturates.
+fn go_duration(text: &str) -> Option<Duration> {
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut nanoseconds = 0_u128;
+    // Each iteration consumes at least one character.
+    loop {
+        let (whole, after) = digits(rest);
+        let (fraction, after) = after.strip_prefix('.').map_or(("", after), digits);
+        if whole.is_empty() && fraction.is_empty() {
+            return None;
+        }
+        let (unit, after) = unit(after)?;
+        let whole = whole.parse::<u64>().map_or_else(|_| saturated(whole), u128::from);
+        nanoseconds = nanoseconds.saturating_add(whole.saturating_mul(unit));
+        let mut place = unit;
+        for digit in fraction.bytes() {
+            place /= 10;
+            nanoseconds = nanoseconds.saturating_add(u128::from(digit - b'0') * place);
+        }
+        rest = after;
+        if rest.is_empty() {
+            return Some(Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)));
+        }
+    }
+}
+
+/// Returns the value for digits that do not parse: zero if there are none, else the maximum.
+const fn saturated(digits: &str) -> u128 {
+    if digits.is_empty() { 0 } else { u64::MAX as u128 }
+}
+
+fn digits(text: &str) -> (&str, &str) {
+    let end = text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    text.split_at_checked(end).unwrap_or((text, ""))
+}
+
+/// Splits off a leading unit: returns its nanoseconds and the rest.
+fn unit(text: &str) -> Option<(u128, &str)> {
+    const UNITS: [(&str, u128); 7] = [
+        ("ns", 1),
+        ("us", 1_000),
+        ("\u{b5}s", 1_000),
+        ("ms", 1_000_000),
+        ("s", 1_000_000_000),
+        ("m", 60_000_000_000),
+        ("h", 3_600_000_000_000),
+    ];
+    // `ms` comes before `m`, or its prefix would match.
+    UNITS.iter().find_map(|(name, nanoseconds)| Some((*nanoseconds, text.strip_prefix(name)?)))
+}
+
+/// Bytes of the body that are inspected.
+const WINDOW: usize = 4096;
+
+/// Returns the class for a request with this body: one for each namespace, and one for all bodies without a namespace.
+pub(crate) fn class(keys: &RandomState, body: &[u8]) -> u64 {
+    keys.hash_one(namespace(body))
+}
+
+/// Returns the namespace of the request with this body, if it is within the window and is plain UTF-8.
+pub(crate) fn peek_namespace(body: &[u8]) -> Option<&str> {
+    namespace(body).and_then(|name| std::str::from_utf8(name).ok())
+}
+
+/// Returns the string at `/request/namespace`, if it is within the window and has no escapes.
+fn namespace(body: &[u8]) -> Option<&[u8]> {
+    let mut peek = EnvelopePeek(body.get(..WINDOW).unwrap_or(body));
+    peek.member(b"request")?;
+    peek.member(b"namespace")?;
+    peek.plain_string()
+}
+
+/// The bytes not yet inspected. Each step consumes some at the front, or ends the peek.
+struct EnvelopePeek<'b>(&'b [u8]);
+
+impl<'b> EnvelopePeek<'b> {
+    /// Enters the next object, and advances to the value of this member.
+    fn member(&mut self, name: &[u8]) -> Option<()> {
+        self.token(b'{')?;
+        loop {
+            let found = self.string()? == name;
+            self.token(b':')?;
+            if found {
+                return Some(());
+            }
+            self.value()?;
+            self.token(b',')?;
+        }
+    }
+
+    fn space(&mut self) {
+        self.0 = self.0.trim_ascii_start();
+    }
+
+    fn token(&mut self, expected: u8) -> Option<()> {
+        self.space();
+        self.0 = self.0.strip_prefix(&[expected])?;
+        Some(())
+    }
+
+    /// Returns the raw bytes of a string.
+    fn string(&mut self) -> Option<&'b [u8]> {
+        self.token(b'"')?;
+        let text = self.0;
+        let mut end = 0;
+        loop {
+            end += text.get(end..)?.iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
+            if text.get(end) == Some(&b'"') {
+                break;
+            }
+            // The byte after a backslash does not end the string.
+            end += 2;
+        }
+        self.0 = text.get(end + 1..)?;
+        text.get(..end)
+    }
+
+    /// Returns a string without escapes.
+    fn plain_string(&mut self) -> Option<&'b [u8]> {
+        self.string().filter(|text| !text.contains(&b'\\'))
+    }
+
+    /// Skips a value. Brackets of both kinds are counted alike, since validity does not matter here.
+    fn value(&mut self) -> Option<()> {
+        let mut depth = 0_usize;
+        loop {
+            self.space();
+            match *self.0.first()? {
+                b'"' => {
+                    self.string()?;
+                }
+                b'{' | b'[' => {
+                    depth += 1;
+                    self.step();
+                    continue;
+                }
+                b'}' | b']' => {
+                    depth = depth.checked_sub(1)?;
+                    self.step();
+                }
+                b',' | b':' if depth > 0 => {
+                    self.step();
+                    continue;
+                }
+                b',' | b':' => return None,
+                _ => self.scalar(),
+            }
+            if depth == 0 {
+                return Some(());
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        self.0 = self.0.get(1..).unwrap_or_default();
+    }
+
+    /// Skips a number, `true`, `false` or `null`: at least one byte.
+    fn scalar(&mut self) {
+        let ends =
+            |byte: &u8| matches!(byte, b',' | b':' | b'{' | b'}' | b'[' | b']' | b'"') || byte.is_ascii_whitespace();
+        let end = self.0.iter().position(ends).unwrap_or(self.0.len());
+        self.0 = self.0.get(end.max(1)..).unwrap_or_default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn reads_go_durations() {
+        for (text, milliseconds) in [
+            ("10s", 10_000),
+            ("1m30s", 90_000),
+            ("500ms", 500),
+            ("1.5s", 1_500),
+            (".5s", 500),
+            ("1.s", 1_000),
+            ("1h0m0s", 3_600_000),
+            ("+3s", 3_000),
+            ("0", 0),
+            ("0s", 0),
+            ("1000us", 1),
+            ("2000000ns", 2),
+        ] {
+            assert_eq!(go_duration(text), Some(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for bad in ["", "abc", "-1s", "10", "s", ".s", "1.2.3s", "1s ", " 1s", "1sm", "1s1", "1x", "--1s", "\u{661}s"] {
+            assert_eq!(go_duration(bad), None, "{bad:?}");
+        }
+        let endless = format!("{}h", "9".repeat(400));
+        assert_eq!(go_duration(&endless), Some(Duration::from_nanos(u64::MAX)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn invalid_timeout_is_default_and_long_one_capped() {
+        for (query, milliseconds) in [
+            (None, 9_800),
+            (Some(""), 9_800),
+            (Some("timeout="), 9_800),
+            (Some("timeout=0s"), 9_800),
+            (Some("timeout=-1s"), 9_800),
+            (Some("timeout=abc"), 9_800),
+            (Some("timeout=1h"), 29_800),
+            (Some("timeout=99999999999999999999h"), 29_800),
+            (Some("timeout=3s"), 2_800),
+            (Some("timeout=1s"), 800),
+            // A fifth of the timeout, if that is less.
+            (Some("timeout=500ms"), 400),
+            (Some("timeout=5ms"), 4),
+            (Some("a=b&timeout=2s"), 1_800),
+            (Some("timeouts=2s&xtimeout=2s"), 9_800),
+        ] {
+            let deadline = Deadline::of(query, &OverloadSettings::default());
+            assert_eq!(deadline.left(), Duration::from_millis(milliseconds), "{query:?}");
+        }
+        let deadline = Deadline::of(Some("timeout=1s"), &OverloadSettings::default());
+        tokio::time::advance(Duration::from_millis(799)).await;
+        assert!(!deadline.has_passed());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(deadline.has_passed());
+    }
+
+    fn found(text: &str) -> Option<&str> {
+        namespace(text.as_bytes()).map(|bytes| std::str::from_utf8(bytes).unwrap())
+    }
+
+    #[test]
+    fn finds_namespace_in_api_server_review() {
+        let review = json!({
+            "kind": "AdmissionReview",
+            "apiVersion": "admission.k8s.io/v1",
+            "request": {
+                "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"},
+                "name": "a\\\"namespace\":\"x", "namespace": "team-a", "operation": "CREATE",
+                "object": {"metadata": {"namespace": "other"}}
+            }
+        });
+        assert_eq!(found(&review.to_string()), Some("team-a"));
+        assert_eq!(found(&format!("{review:#}")), Some("team-a"));
+    }
+
+    #[test]
+    fn finds_namespace_nowhere_else() {
+        for text in [
+            "",
+            "{",
+            "[]",
+            "null",
+            r#"{"namespace":"a"}"#,
+            r#"{"request":"namespace"}"#,
+            r#"{"request":{"object":{"namespace":"a"}}}"#,
+            r#"{"request":{"object":{"request":{"namespace":"a"}}}}"#,
+            r#"{"a":{"request":{"namespace":"a"}}}"#,
+            r#"{"request":{"name":"\",\"namespace\":\"a"}}"#,
+            r#"{"request":{"namespace":null}}"#,
+            r#"{"request":{"namespace":{"namespace":"a"}}}"#,
+            r#"{"request":[{"namespace":"a"}]}"#,
+            r#"{"request":{"namespace":"a\u0062"}}"#,
+            r#"{"request":{"name\u0073pace":"a"}}"#,
+            r#"{"request":{"namespace":"a"#,
+            r#"{"request":{}}}{"request":{"namespace":"a"}}"#,
+            r#"{"request":{,"namespace":"a"}}"#,
+        ] {
+            assert_eq!(found(text), None, "{text}");
+        }
+        let late = format!(r#"{{"request":{{"name":"{}","namespace":"a"}}}}"#, "x".repeat(WINDOW));
+        assert_eq!(found(&late), None, "beyond the window");
+    }
+
+    #[test]
+    fn each_namespace_has_own_class() {
+        let keys = RandomState::new();
+        let class_of = |text: &str| class(&keys, text.as_bytes());
+        let (a, b) = (r#"{"request":{"namespace":"a"}}"#, r#"{"request":{"namespace":"b"}}"#);
+        assert_eq!(class_of(a), class_of(r#"{"x":1,"request":{"uid":"","namespace":"a","operation":""}}"#));
+        assert_ne!(class_of(a), class_of(b));
+        assert_eq!(class_of("{}"), class_of("[]"));
+        assert_ne!(class_of("{}"), class_of(r#"{"request":{"namespace":""}}"#), "an object of the cluster's own");
+    }
+
+    fn any_json() -> impl Strategy<Value = Value> {
+        let text = prop_oneof![Just("request".to_owned()), Just("namespace".to_owned()), "[a-z\"\\\\{}:, ]{0,6}"];
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i32>().prop_map(Value::from),
+            text.clone().prop_map(Value::from),
+        ];
+        leaf.prop_recursive(5, 40, 4, move |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::vec((text.clone(), inner), 0..4)
+                    .prop_map(|pairs| Value::Object(pairs.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_timeout_text_is_handled(text in "[-+0-9.hmsnu\u{b5}a]{0,40}") {
+            let _ = go_duration(&text);
+        }
+
+        #[test]
+        fn parts_of_duration_add_up(hours in 0_u64..50, minutes in 0_u64..60, seconds in 0_u64..60, millis in 0_u64..1000) {
+            let text = format!("{hours}h{minutes}m{seconds}.{millis:03}s");
+            let expected = Duration::from_millis(((hours * 60 + minutes) * 60 + seconds) * 1000 + millis);
+            prop_assert_eq!(go_duration(&text), Some(expected));
+        }
+
+        #[test]
+        fn peek_agrees_with_parser(value in any_json()) {
+            let expected = value.pointer("/request/namespace").and_then(Value::as_str);
+            let expected = expected.filter(|text| !text.contains(['\\', '"']));
+            // A JSON pointer would also match inside a list.
+            let expected = expected.filter(|_| value.is_object() && value["request"].is_object());
+            let text = value.to_string();
+            prop_assert_eq!(found(&text), expected, "{}", text);
+        }
+
+        #[test]
+        fn peek_handles_any_bytes(bytes in prop::collection::vec(prop::sample::select(b"{}[]\",:\\ arequstnmp0".to_vec()), 0..200)) {
+            let _ = namespace(&bytes);
+        }
+    }
+}
