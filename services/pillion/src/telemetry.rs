@@ -5,10 +5,10 @@
 //!
 //! * [`logs`]: which lines are logged, and how that changes at run time.
 //! * [`traces`]: where spans go, and which are sampled.
-//! * [`queue`]: the queue in front of the collector.
+//! * [`export`]: batches of spans on their way to the collector, and their metrics.
 
+mod export;
 pub(crate) mod logs;
-mod queue;
 pub(crate) mod traces;
 
 use std::time::Duration;
@@ -25,8 +25,8 @@ use tracing_subscriber::layer::{Layered, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
+use self::export::SpanMetrics;
 use self::logs::{DEFAULT_LEVEL, LogArgs, LogLevel, Logs};
-use self::queue::SpanMetrics;
 use self::traces::{Sampling, TraceArgs, Traces};
 
 /// How long the last spans may take to be sent.
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_is_made_only_if_somebody_collects_them() {
+    fn spans_are_created_only_with_collector() {
         let lines = || fmt::layer().with_writer(std::io::sink).with_filter(logs::filter("info").unwrap());
         let is_made = |dispatch: &Dispatch| {
             let make = || info_span!(target: trace::TARGET, "admission");

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_level_that_is_none_is_named() {
+    fn invalid_level_is_named() {
         let error = filter("info,pillion=loud").unwrap_err().to_string();
         assert!(error.contains("pillion=loud") && error.contains("expected error, warn"), "{error}");
     }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_signal_brings_detail_for_a_while_and_the_next_one_ends_it() {
+    async fn signal_toggles_detailed_level() {
         let (layer, level) = LogLevel::new("warn").unwrap();
         let _guard = tracing::subscriber::set_default(Registry::default().with(fmt::layer().with_filter(layer)));
         let (stop, signal) = (CancellationToken::new(), LogLevel::signal().unwrap());

@@ -19,7 +19,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 
-use super::queue::{Queue, SpanMetrics};
+use super::export::{CountedProcessor, SpanMetrics};
 
 /// Where traces go.
 #[derive(Clone, Debug, Args)]
@@ -150,7 +150,7 @@ impl ShouldSample for Sampling {
     }
 }
 
-/// Creates the tracer provider, which sends to the collector.
+/// Creates the tracer provider, which sends to the collector. Call it inside the runtime that drives the connection.
 ///
 /// # Errors
 /// The endpoint or its CA cannot be used.
@@ -160,8 +160,8 @@ pub(super) fn provider(
     metrics: SpanMetrics,
 ) -> anyhow::Result<SdkTracerProvider> {
     let resource = resource();
-    let queue = Queue::start(metrics, || collector.exporter(&resource))?;
-    let provider = SdkTracerProvider::builder().with_span_processor(queue).with_sampler(sampling.clone());
+    let processor = CountedProcessor::start(collector.exporter(&resource)?, metrics);
+    let provider = SdkTracerProvider::builder().with_span_processor(processor).with_sampler(sampling.clone());
     Ok(provider.with_resource(resource).build())
 }
 
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sent_the_request_decides_and_else_the_share_which_changes_while_it_is_asked() {
+    fn caller_decides_sampling_else_the_current_ratio() {
         let none = sampling(0.0, 0);
         assert_eq!([Some(true), Some(false), None].map(|parent| samples(&none, parent, &[])), [true, false, false]);
         let all = none.clone();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_badly_is_sampled_so_often_in_a_second() {
+    fn failed_requests_are_sampled_up_to_rate() {
         let sampling = sampling(0.0, 3);
         let error = [KeyValue::new(SAMPLED_FOR, "error")];
         assert!(samples(&sampling, Some(false), &error), "although its sender had said no");
