@@ -1,4 +1,4 @@
-//! Clients that are known by their certificates: who is answered, who is told that they are not, and whose handshake ends.
+//! Authentication of clients by certificate: accepted clients, rejected clients, and failed handshakes.
 
 #![allow(
     clippy::unwrap_used,
@@ -75,7 +75,7 @@ impl Guarded {
 const VERSIONS: [&rustls::SupportedProtocolVersion; 2] = [&rustls::version::TLS12, &rustls::version::TLS13];
 
 #[tokio::test]
-async fn a_client_of_the_authority_is_answered_over_either_version() {
+async fn accepted_client_is_answered_over_both_versions() {
     let guarded = Guarded::start(&[]).await;
     let identity = guarded.authority.client("kube-apiserver");
     for version in VERSIONS {
@@ -90,7 +90,7 @@ async fn a_client_of_the_authority_is_answered_over_either_version() {
 }
 
 #[tokio::test]
-async fn without_a_certificate_it_is_401_before_the_body_is_read() {
+async fn missing_certificate_is_401_before_body_is_read() {
     let guarded = Guarded::start(&[]).await;
     for version in VERSIONS {
         let mut stream = guarded.connect(None, version).await.unwrap();
@@ -106,7 +106,7 @@ async fn without_a_certificate_it_is_401_before_the_body_is_read() {
         assert_eq!(read_to_end(&mut stream).await, "");
     }
 
-    // A body that is small costs nobody the connection; what is behind it is answered too.
+    // After a small body the connection stays open, and the next request is answered.
     let mut stream = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
     for _ in 0..3 {
         let token = "Content-Type: application/json\r\nAuthorization: Bearer x";
@@ -122,7 +122,7 @@ async fn without_a_certificate_it_is_401_before_the_body_is_read() {
 }
 
 #[tokio::test]
-async fn a_large_body_does_not_hide_the_401() {
+async fn large_body_does_not_hide_401() {
     let guarded = Guarded::start(&[]).await;
     let body = " ".repeat(6 * 1024 * 1024);
     let text = post("/mutate", &body);
@@ -165,7 +165,7 @@ async fn is_let_in(
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_not_good_ends_the_handshake_and_is_counted_apart() {
+async fn invalid_certificate_ends_handshake_and_is_counted() {
     let guarded = Guarded::start(&[]).await;
     let stranger = Authority::new("another authority");
     let bad = [
@@ -187,7 +187,7 @@ async fn a_certificate_that_is_not_good_ends_the_handshake_and_is_counted_apart(
 }
 
 #[tokio::test]
-async fn names_say_which_clients_of_the_authority_may_call() {
+async fn only_named_clients_may_call() {
     let guarded = Guarded::start(&["kube-apiserver", "apiserver.example", "spiffe://example/apiserver"]).await;
     let leaf = |common: &str, names: Vec<SanType>| guarded.authority.leaf(Purpose::Client, common, names);
     let dns = |name: &str| SanType::DnsName(name.try_into().unwrap());
@@ -211,7 +211,7 @@ async fn names_say_which_clients_of_the_authority_may_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_authority_counts_from_the_next_handshake_and_a_broken_one_not_at_all() {
+async fn new_ca_is_used_from_next_handshake() {
     let guarded = Guarded::start(&[]).await;
     let old = guarded.authority.client("kube-apiserver");
     let mut open = guarded.connect(Some(&old), &rustls::version::TLS13).await.unwrap();
@@ -244,13 +244,13 @@ async fn a_new_authority_counts_from_the_next_handshake_and_a_broken_one_not_at_
     assert!(guarded.clients.swap(authority_text(&next.pem())).unwrap());
     assert!(!is_let_in(&guarded, &old, &rustls::version::TLS13).await);
     assert!(is_let_in(&guarded, &new, &rustls::version::TLS13).await);
-    // Who was let in stays, until the connection is retired for its age.
+    // An accepted client stays connected until the connection reaches its maximum age.
     open.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
     assert_eq!(Answer::read(&mut open).await.status, 200);
 }
 
 #[tokio::test]
-async fn who_is_not_answered_keeps_no_place() {
+async fn rejected_client_keeps_no_connection() {
     let mut settings = ServerSettings::default();
     settings.handshake_timeout = Duration::from_secs(2);
     let guarded = Guarded::start_with(&[], settings).await;

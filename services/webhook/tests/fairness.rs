@@ -74,7 +74,7 @@ struct Server {
     answered: Arc<AtomicU64>,
     /// Its worker thread, as a path below /proc.
     worker: Arc<OnceLock<PathBuf>>,
-    /// Ended without waiting: nobody needs what it still does.
+    /// Ended without waiting: its remaining work is not needed.
     runtime: Option<Runtime>,
 }
 
@@ -381,7 +381,7 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Seen {
             seen.sent += sent.load(Ordering::Relaxed) - before;
             seen.quiet_sent += ones.len() / QUIET;
             seen.rounds.push(Round { alone, together: P99::of(&ones), held_up });
-            // What a task of it panicked with is told here.
+            // Reports the panic of a task.
             tenant.abort_all();
             while let Some(ended) = tenant.join_next().await {
                 assert!(ended.unwrap_err().is_cancelled());
@@ -397,7 +397,7 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Seen {
     seen
 }
 
-/// That what is measured is once as it has to be.
+/// Asserts that the measurement meets the condition at least once.
 #[track_caller]
 fn assert_seen(measured: impl Fn() -> Seen, is_right: impl Fn(&Seen) -> bool) {
     let mut all = Vec::new();
@@ -417,7 +417,7 @@ fn many() -> Noise {
 }
 
 #[test]
-fn a_tenant_at_fifty_times_its_share_leaves_the_others_within_twice_their_p99() {
+fn flooding_tenant_at_most_doubles_p99_of_others() {
     let measured = || measure(OverloadSettings::default(), ROUNDS, many());
     assert_seen(measured, |seen| {
         // A machine that gives the server but a part of a core is at its limit before that.
@@ -427,7 +427,7 @@ fn a_tenant_at_fifty_times_its_share_leaves_the_others_within_twice_their_p99() 
 }
 
 #[test]
-fn a_tenant_of_which_more_come_than_may_wait_is_turned_away_and_the_others_are_not() {
+fn only_flooding_tenant_is_shed() {
     let mut overload = OverloadSettings::default();
     overload.max_queued_per_tenant = 32;
     let measured = || measure(overload.clone(), 3, many());
@@ -437,7 +437,7 @@ fn a_tenant_of_which_more_come_than_may_wait_is_turned_away_and_the_others_are_n
 /// Twice is the aim here too. But on two cores what makes these megabytes, the thread that reads them and the one that
 /// decides share what the quiet ones' client and worker need.
 #[test]
-fn a_tenant_with_3_mib_pods_leaves_the_others_within_four_times_their_p99() {
+fn large_pods_at_most_quadruple_p99_of_others() {
     let measured = || {
         let noisy = Noise { connections: 4, text: large_request(NOISY), nicer: 10 };
         measure(OverloadSettings::default(), ROUNDS, noisy)
@@ -447,7 +447,7 @@ fn a_tenant_with_3_mib_pods_leaves_the_others_within_four_times_their_p99() {
 
 /// The same load shows what turns are for: decided as it comes, it is felt by all.
 #[test]
-fn without_turns_the_others_would_wait_behind_all_of_it() {
+fn without_fair_queue_others_wait_behind_flood() {
     let mut overload = OverloadSettings::default();
     overload.unqueued_per_worker = usize::MAX;
     let measured = || measure(overload.clone(), 1, many());

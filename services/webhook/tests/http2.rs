@@ -152,7 +152,7 @@ async fn others_are_served(server: &Running) {
 }
 
 #[tokio::test]
-async fn frames_by_hand_are_answered() {
+async fn handwritten_frames_are_answered() {
     let server = Running::start(app(), settings()).await;
     let mut raw = Raw::connect(&server, &[]).await;
     assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &get_block("/fast"))).await);
@@ -160,7 +160,7 @@ async fn frames_by_hand_are_answered() {
 }
 
 #[tokio::test]
-async fn a_rapid_reset_ends_the_connection() {
+async fn rapid_reset_ends_connection() {
     let server = Running::start(app(), settings()).await;
     let mut raw = Raw::connect(&server, &[]).await;
     let mut burst = Vec::new();
@@ -176,7 +176,7 @@ async fn a_rapid_reset_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_head_without_an_end_ends_the_connection() {
+async fn endless_head_ends_connection() {
     let server = Running::start(app(), settings()).await;
     let mut raw = Raw::connect(&server, &[]).await;
     assert!(raw.send(&frame(HEADERS, END_STREAM, 1, &get_block("/fast"))).await);
@@ -192,7 +192,7 @@ async fn a_head_without_an_end_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_head_that_stalls_is_given_up_with_its_connection() {
+async fn stalled_head_ends_connection() {
     let mut settings = settings();
     settings.idle_timeout = 4 * SHORT;
     let server = Running::start(app(), settings).await;
@@ -213,7 +213,7 @@ async fn a_head_that_stalls_is_given_up_with_its_connection() {
 }
 
 #[tokio::test]
-async fn settings_and_pings_whose_answers_nobody_reads_end_the_connection() {
+async fn unread_settings_and_pings_end_connection() {
     for (name, text) in [("settings", frame(SETTINGS, 0, 0, &[])), ("pings", frame(PING, 0, 0, &[7; 8]))] {
         let mut settings = settings();
         settings.answer_timeout = SHORT;
@@ -234,7 +234,7 @@ async fn settings_and_pings_whose_answers_nobody_reads_end_the_connection() {
 }
 
 #[tokio::test]
-async fn answers_behind_a_closed_window_are_not_kept_for_ever() {
+async fn responses_behind_closed_window_end_connection() {
     // No window at all, and one that lets a single byte through: then the answer is in the library's hands.
     for window in [0, 1] {
         let mut settings = settings();
@@ -258,7 +258,7 @@ async fn answers_behind_a_closed_window_are_not_kept_for_ever() {
 }
 
 #[tokio::test]
-async fn answers_that_nobody_takes_do_not_pile_up() {
+async fn unread_responses_do_not_pile_up() {
     let mut settings = settings();
     settings.answer_timeout = Duration::from_mins(5);
     let server = Running::start(app(), settings).await;
@@ -277,7 +277,7 @@ async fn answers_that_nobody_takes_do_not_pile_up() {
 }
 
 #[tokio::test]
-async fn no_more_streams_at_one_time_than_are_allowed() {
+async fn concurrent_streams_are_bounded() {
     let mut settings = settings();
     settings.max_streams = 4;
     let server = Running::start(app(), settings).await;

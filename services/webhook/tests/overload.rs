@@ -1,4 +1,4 @@
-//! More than can be answered, too late, and gone again: whoever asks hears it in time, and nothing is left behind.
+//! Overload, passed deadlines and cancelled requests: each is answered in time, and nothing is left behind.
 
 #![expect(
     clippy::unwrap_used,
@@ -68,7 +68,7 @@ fn hanging() -> App {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_callers_timeout_is_the_deadline_and_nonsense_is_the_default() {
+async fn timeout_of_caller_is_deadline() {
     for (query, milliseconds) in [
         ("", 9_800),
         ("?timeout=0s", 9_800),
@@ -96,7 +96,7 @@ async fn the_callers_timeout_is_the_deadline_and_nonsense_is_the_default() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_is_waited_for_no_longer_than_the_caller_waits() {
+async fn body_is_awaited_until_deadline_of_caller() {
     let app = App::new();
     for (query, milliseconds) in [("?timeout=1s", 800), ("?timeout=30s", 5_000)] {
         let began = Instant::now();
@@ -108,7 +108,7 @@ async fn a_body_is_waited_for_no_longer_than_the_caller_waits() {
 }
 
 #[tokio::test]
-async fn a_deadline_that_has_passed_costs_no_work() {
+async fn passed_deadline_costs_no_work() {
     let app = App::new();
     let answer = ask(&app.router, "/mutate?timeout=1ns", review_text()).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -118,7 +118,7 @@ async fn a_deadline_that_has_passed_costs_no_work() {
 }
 
 #[tokio::test]
-async fn one_too_many_is_told_so_and_may_come_again() {
+async fn request_above_limit_is_shed_with_retry_after() {
     let mut settings = RequestSettings::default();
     settings.overload.max_in_flight = 2;
     settings.live_timeout = Duration::from_mins(10);
@@ -165,7 +165,7 @@ async fn one_too_many_is_told_so_and_may_come_again() {
 
 /// HTTP/2 has no such header as `Connection`.
 #[tokio::test]
-async fn over_http2_only_the_request_ends() {
+async fn shedding_keeps_http2_connection() {
     let mut settings = RequestSettings::default();
     settings.overload.max_in_flight = 0;
     let app = App::with(settings, None);
@@ -181,7 +181,7 @@ async fn over_http2_only_the_request_ends() {
 
 /// There is but one thread that reads, and while it is the turn of a large one it answers small ones.
 #[tokio::test]
-async fn a_large_body_is_decided_on_a_thread_of_its_own() {
+async fn large_body_is_decided_on_own_thread() {
     const HAD_ITS_TURN: &str = "pillion_queue_wait_seconds_count{size=\"large\"}";
     let body = large(KNOWN, 6 * 1024 * 1024);
     // Once is enough; a machine that is busy may have no time for both at once.
@@ -210,7 +210,7 @@ async fn a_large_body_is_decided_on_a_thread_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_bodies_wait_in_a_short_queue_of_their_own() {
+async fn large_bodies_wait_in_own_queue() {
     let mut settings = RequestSettings::default();
     settings.overload.max_queued_large = 2;
     settings.overload.max_queued_large_per_tenant = 1;
@@ -248,7 +248,7 @@ fn moody() -> LiveNamespace {
 
 /// In whatever state it is when its client goes away.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_thousands_that_go_away_nothing_is_left() {
+async fn cancelled_requests_leave_nothing_behind() {
     const TIMES: usize = 5000;
     let mut settings = RequestSettings::default();
     settings.overload.unqueued_per_worker = 1;
@@ -288,7 +288,7 @@ async fn of_thousands_that_go_away_nothing_is_left() {
 
 /// The same over sockets, which are closed at any moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_connections_that_break_nothing_is_left() {
+async fn broken_connections_leave_nothing_behind() {
     let mut settings = RequestSettings::default();
     settings.overload.unqueued_per_worker = 0;
     let app = App::with(settings, Some(moody()));
@@ -308,7 +308,7 @@ async fn of_connections_that_break_nothing_is_left() {
 }
 
 #[tokio::test]
-async fn a_panic_gives_everything_back() {
+async fn panic_returns_all_permits() {
     let app = App::with(RequestSettings::default(), Some(moody()));
     for (panics, body) in [(1.0, review("nnn").to_string()), (2.0, large("nnn", 300 * 1024))] {
         assert_eq!(ask(&app.router, "/mutate", body).await.status(), StatusCode::INTERNAL_SERVER_ERROR);

@@ -27,7 +27,7 @@ fn settings() -> ServerSettings {
     settings
 }
 
-/// A route that answers when it is told to, and tells when it was asked.
+/// A route that signals each request, and answers when it is notified.
 fn slow(asked: &Arc<Notify>, answer: &Arc<Notify>) -> Router {
     let (asked, answer) = (Arc::clone(asked), Arc::clone(answer));
     let handler = move || {
@@ -49,7 +49,7 @@ fn fast() -> Router {
 }
 
 #[tokio::test]
-async fn both_versions_of_http_are_served() {
+async fn serves_http1_and_http2() {
     let server = Running::start(App::new().router, settings()).await;
     let request = |uri: &str| {
         Request::post(uri)
@@ -88,7 +88,7 @@ async fn both_versions_of_http_are_served() {
 }
 
 #[tokio::test]
-async fn a_slow_head_is_cut_and_an_idle_connection_is_not() {
+async fn slow_head_is_cut_and_idle_connection_kept() {
     let mut settings = settings();
     settings.header_timeout = SHORT;
     let server = Running::start(fast(), settings).await;
@@ -129,7 +129,7 @@ async fn a_slow_head_is_cut_and_an_idle_connection_is_not() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_is_closed_in_the_end() {
+async fn idle_connection_is_closed_at_timeout() {
     let mut settings = settings();
     // Longer than a busy machine takes from one line of this test to the next.
     settings.idle_timeout = 5 * SHORT;
@@ -143,7 +143,7 @@ async fn an_idle_connection_is_closed_in_the_end() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_shake_hands_is_cut() {
+async fn slow_handshake_is_cut() {
     let mut settings = settings();
     // Those that go right have no longer either.
     settings.handshake_timeout = 5 * SHORT;
@@ -152,7 +152,7 @@ async fn a_client_that_does_not_shake_hands_is_cut() {
 
     let began = Instant::now();
     let mut silent = server.tcp().await;
-    // The only place for a handshake is not taken by one who says nothing.
+    // A silent client does not take the only permit for a handshake.
     let mut stream = server.http1().await;
     stream.write_all(GET_FAST).await.unwrap();
     assert_eq!(Answer::read(&mut stream).await.status, 200);
@@ -173,7 +173,7 @@ async fn a_client_that_does_not_shake_hands_is_cut() {
 }
 
 #[tokio::test]
-async fn no_more_handshakes_at_one_time_than_are_allowed() {
+async fn concurrent_handshakes_are_bounded() {
     let mut settings = settings();
     settings.handshake_timeout = 10 * SHORT;
     settings.max_handshakes = 1;
@@ -193,7 +193,7 @@ async fn no_more_handshakes_at_one_time_than_are_allowed() {
 }
 
 #[tokio::test]
-async fn a_client_that_trusts_another_authority_is_counted() {
+async fn handshake_with_untrusting_client_is_counted() {
     let server = Running::start(fast(), settings()).await;
     let (other, _) = crate::support::certificate();
     crate::support::connect(server.tcp().await, &other, &[]).await.unwrap_err();
@@ -201,7 +201,7 @@ async fn a_client_that_trusts_another_authority_is_counted() {
 }
 
 #[tokio::test]
-async fn a_body_that_stalls_is_answered_with_408() {
+async fn stalled_body_is_408() {
     let mut requests = RequestSettings::default();
     requests.body_timeout = SHORT;
     let app = App::with(requests, None);
@@ -217,14 +217,14 @@ async fn a_body_that_stalls_is_answered_with_408() {
 }
 
 #[tokio::test]
-async fn a_body_of_7_mib_and_a_byte_is_answered_with_413_and_the_end() {
+async fn body_above_7_mib_is_413_and_closes() {
     const LIMIT: usize = 7 * 1024 * 1024;
     let server = Running::start(App::new().router, settings()).await;
     let head = "POST /mutate/enabled HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
     let announced = format!("{head}Content-Length: {}\r\n\r\n{}", LIMIT + 1, " ".repeat(LIMIT + 1));
     let chunk = format!("{:x}\r\n{}\r\n", 1024 * 1024, " ".repeat(1024 * 1024));
     let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n{}1\r\n \r\n0\r\n\r\n", chunk.repeat(7));
-    // A client that asks first is told no before it sends anything.
+    // A client that waits for 100 Continue is rejected before it sends its body.
     let asks = format!("{head}Expect: 100-continue\r\nContent-Length: {}\r\n\r\n", LIMIT + 1);
     for (name, text) in [("announced", announced), ("chunked", chunked), ("asks first", asks)] {
         let mut stream = server.http1().await;
@@ -235,7 +235,7 @@ async fn a_body_of_7_mib_and_a_byte_is_answered_with_413_and_the_end() {
 }
 
 #[tokio::test]
-async fn other_shapes_of_http1_are_served_in_order() {
+async fn pipelined_http1_is_served_in_order() {
     let server = Running::start(App::new().router, settings()).await;
     let review = review_text();
 
@@ -267,7 +267,7 @@ async fn other_shapes_of_http1_are_served_in_order() {
 }
 
 #[tokio::test]
-async fn one_connection_too_many_is_refused_and_the_others_are_served() {
+async fn connection_above_limit_is_refused() {
     let mut settings = settings();
     settings.max_connections = 2;
     let server = Running::start(fast(), settings).await;
@@ -287,7 +287,7 @@ async fn one_connection_too_many_is_refused_and_the_others_are_served() {
 }
 
 #[tokio::test]
-async fn a_new_certificate_is_shown_by_the_next_handshake_and_breaks_no_connection() {
+async fn new_certificate_is_served_without_breaking_connections() {
     let server = Running::start(fast(), settings()).await;
     let mut old = server.http1().await;
     let (root, key) = crate::support::certificate();
@@ -301,7 +301,7 @@ async fn a_new_certificate_is_shown_by_the_next_handshake_and_breaks_no_connecti
 }
 
 #[tokio::test]
-async fn an_old_connection_is_closed_with_an_answer() {
+async fn old_connection_is_closed_with_a_response() {
     let mut settings = settings();
     // A fifth less or more.
     settings.max_age = Some(5 * SHORT);
@@ -328,7 +328,7 @@ async fn an_old_connection_is_closed_with_an_answer() {
 }
 
 #[tokio::test]
-async fn a_drain_loses_no_request() {
+async fn drain_loses_no_request() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let server = Running::start(slow(&asked, &answer), settings()).await;
     let mut busy = server.http1().await;
@@ -346,7 +346,7 @@ async fn a_drain_loses_no_request() {
     assert!(last.closes() && last.body == "fast", "{last:?}");
     assert_eq!(read_to_end(&mut idle).await, "");
 
-    // Who comes now is served, and sent away.
+    // A client that connects now is served and asked to reconnect.
     let mut late = server.http1().await;
     late.write_all(GET_FAST).await.unwrap();
     assert!(Answer::read(&mut late).await.closes());
@@ -356,14 +356,14 @@ async fn a_drain_loses_no_request() {
     let done = Answer::read(&mut busy).await;
     assert!(done.closes() && done.body == "done", "{done:?}");
     assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 0 });
-    // Nobody listens there any more; or by now another test does, who has not this one's authority.
+    // The port is closed, or another test with another CA listens there.
     let (address, root) = (server.address, server.root);
     let again = async { crate::support::connect(TcpStream::connect(address).await?, &root, &[]).await };
     assert!(!matches!(timeout(PATIENCE, again).await, Ok(Ok(_))), "it listens still");
 }
 
 #[tokio::test]
-async fn a_drain_ends_http2_with_goaway_and_the_answers_that_are_due() {
+async fn drain_ends_http2_with_goaway() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let server = Running::start(slow(&asked, &answer), settings()).await;
     let stream = server.tls(&["h2"]).await;
@@ -385,7 +385,7 @@ async fn a_drain_ends_http2_with_goaway_and_the_answers_that_are_due() {
 }
 
 #[tokio::test]
-async fn a_drain_keeps_the_port_for_a_while_and_cuts_what_is_left_in_the_end() {
+async fn drain_keeps_port_and_cuts_rest_at_deadline() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let mut settings = settings();
     settings.drain_minimum = 5 * SHORT;
@@ -403,7 +403,7 @@ async fn a_drain_keeps_the_port_for_a_while_and_cuts_what_is_left_in_the_end() {
 }
 
 #[tokio::test]
-async fn the_operations_port_speaks_plain_http() {
+async fn operations_port_serves_plain_http() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = Server::plain(listener, fast(), ServerSettings::ops());
     let address = server.local_addr().unwrap();
@@ -420,7 +420,7 @@ async fn the_operations_port_speaks_plain_http() {
 }
 
 #[tokio::test]
-async fn a_request_whose_answer_never_comes_is_cut() {
+async fn request_without_response_is_cut() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let mut settings = settings();
     settings.request_timeout = SHORT;
@@ -432,7 +432,7 @@ async fn a_request_whose_answer_never_comes_is_cut() {
 }
 
 #[tokio::test]
-async fn a_body_in_pieces_keeps_its_connection() {
+async fn body_in_pieces_keeps_connection() {
     // Bytes of a body are not taken for the head of a request.
     let mut settings = settings();
     settings.header_timeout = Duration::from_millis(50);

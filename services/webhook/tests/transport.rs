@@ -51,7 +51,7 @@ async fn from_elsewhere(server: &Running) -> TcpStream {
     socket.connect(server.address).await.unwrap()
 }
 
-/// A route that is answered once `answer` is notified, and what tells that it was asked.
+/// A route that answers once `answer` is notified, and a signal for each request.
 fn answered_when(answer: &Arc<Notify>) -> (MethodRouter, Arc<Notify>) {
     let asked = Arc::new(Notify::new());
     let (answer, tell) = (Arc::clone(answer), Arc::clone(&asked));
@@ -64,7 +64,7 @@ fn answered_when(answer: &Arc<Notify>) -> (MethodRouter, Arc<Notify>) {
 }
 
 #[tokio::test]
-async fn who_has_all_connections_gives_them_up_to_who_has_fewer_but_none_with_a_request() {
+async fn greedy_address_gives_up_connections_without_requests() {
     let mut settings = settings();
     settings.max_connections = 6;
     let answer = Arc::new(Notify::new());
@@ -100,7 +100,7 @@ async fn who_has_all_connections_gives_them_up_to_who_has_fewer_but_none_with_a_
 }
 
 #[tokio::test]
-async fn both_versions_of_tls_are_served_and_no_older_one() {
+async fn serves_tls_1_2_and_1_3_only() {
     let server = Running::start(app(), settings()).await;
     for (version, expected) in [
         (&rustls::version::TLS12, rustls::ProtocolVersion::TLSv1_2),
@@ -112,7 +112,7 @@ async fn both_versions_of_tls_are_served_and_no_older_one() {
         stream.write_all(GET_FAST).await.unwrap();
         assert_eq!(Answer::read(&mut stream).await.body, "fast");
     }
-    // What is asked of a session is not remembered: a client that comes again shakes hands anew.
+    // There is no session resumption: a client that reconnects makes a full handshake.
     let tls = ClientTls::new(&server.root);
     for _ in 0..2 {
         let stream = tls.connect(server.tcp().await).await.unwrap();
@@ -121,7 +121,7 @@ async fn both_versions_of_tls_are_served_and_no_older_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_change_under_load_and_no_handshake_fails() {
+async fn certificate_changes_fail_no_handshake() {
     const SWAPS: usize = 60;
     let server = Running::start(app(), settings()).await;
     let leaves = [server.authority.server(), server.authority.server()];
@@ -179,11 +179,11 @@ async fn asks_and_does_not_read(server: &Running) -> (TlsStream<TcpStream>, usiz
 }
 
 #[tokio::test]
-async fn who_does_not_read_is_not_answered_for_ever() {
+async fn client_that_does_not_read_is_cut() {
     let mut settings = settings();
     settings.answer_timeout = 2 * SHORT;
     let server = Running::start(app(), settings).await;
-    // One small answer that nobody reads is in the kernel's hands, and is nobody's burden: the connection may be used again.
+    // One small unread response is in the kernel's buffer and costs nothing: the connection can be used again.
     let mut patient = server.http1().await;
     patient.write_all(GET_FAST).await.unwrap();
 
@@ -203,13 +203,13 @@ async fn who_does_not_read_is_not_answered_for_ever() {
 }
 
 #[tokio::test]
-async fn who_reads_slowly_gets_all_of_it() {
+async fn slow_reader_gets_whole_response() {
     const HUGE: usize = 6 * 1024 * 1024;
     let mut settings = settings();
     settings.answer_timeout = 8 * SHORT;
     let huge = Router::new().route("/huge", get(async || "x".repeat(HUGE)));
     let server = Running::start(huge, settings).await;
-    // With a small buffer, so that what is not read soon stands still on the server's side.
+    // With a small buffer, so that unread bytes soon block the server.
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(64 * 1024).unwrap();
     let tcp = socket.connect(server.address).await.unwrap();
@@ -233,7 +233,7 @@ async fn who_reads_slowly_gets_all_of_it() {
 }
 
 #[tokio::test]
-async fn whoever_is_too_slow_is_counted_by_what_was_waited_for() {
+async fn timed_out_connections_are_counted_by_event() {
     let mut settings = settings();
     settings.header_timeout = SHORT / 3;
     settings.request_timeout = SHORT / 3;
@@ -312,10 +312,10 @@ async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_keep_their_connections_lose_nothing_over_many_drains() {
+async fn keep_alive_clients_lose_nothing_over_drains() {
     const DRAINS: usize = 25;
     let mut settings = settings();
-    // Who has connected before a server is told to go is accepted by then, also where the machine is busy.
+    // A connection made before the drain is accepted before it, also on a busy machine.
     settings.drain_minimum = SHORT / 3;
     let start = async || Arc::new(Running::start(app(), settings.clone()).await);
     let servers = Mutex::new(start().await);
@@ -323,7 +323,7 @@ async fn clients_that_keep_their_connections_lose_nothing_over_many_drains() {
     let drains = async {
         for _ in 0..DRAINS {
             sleep(Duration::from_millis(50)).await;
-            // The next one is there before the last one is told to go, as in a rolling restart.
+            // The next server starts before the last one drains, as in a rolling restart.
             let next = start().await;
             let last = std::mem::replace(&mut *servers.lock().unwrap(), next);
             last.drain.cancel();
@@ -345,9 +345,9 @@ async fn clients_that_keep_their_connections_lose_nothing_over_many_drains() {
     }
 }
 
-/// The kernel says yes to who connects, before the server has heard of it.
+/// The kernel completes connections before the server accepts them.
 #[tokio::test]
-async fn who_connects_as_the_last_connection_ends_is_answered() {
+async fn connection_at_end_of_drain_is_answered() {
     for _ in 0..30 {
         let answer = Arc::new(Notify::new());
         let (slow, asked) = answered_when(&answer);
@@ -365,7 +365,7 @@ async fn who_connects_as_the_last_connection_ends_is_answered() {
         let late = TcpStream::from_std(late).unwrap();
         let mut late = ClientTls::new(&server.root).connect(late).await.expect("it was let in");
         assert!(Answer::read(&mut last).await.closes());
-        // That one says nothing yet. Who comes now is not kept waiting for it.
+        // That client sends nothing yet. The next one does not wait for it.
         let mut latest = server.http1().await;
         latest.write_all(GET_FAST).await.unwrap();
         assert!(Answer::read(&mut latest).await.closes());
@@ -377,7 +377,7 @@ async fn who_connects_as_the_last_connection_ends_is_answered() {
 }
 
 #[tokio::test]
-async fn at_the_end_of_a_drain_idle_connections_are_closed_in_order_and_the_last_request_is_answered() {
+async fn end_of_drain_closes_idle_and_answers_last() {
     let mut settings = settings();
     // Idle connections are closed a second before that: as long as there is at most for what comes after.
     settings.drain_deadline = Duration::from_secs(10);
@@ -402,7 +402,7 @@ async fn at_the_end_of_a_drain_idle_connections_are_closed_in_order_and_the_last
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_leaves_nothing_behind() {
+async fn disconnected_client_leaves_nothing_behind() {
     let app = App::new();
     let server = Running::start(app.router.clone(), settings()).await;
     let review = crate::support::post("/mutate", &crate::support::review_text());

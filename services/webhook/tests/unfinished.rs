@@ -168,7 +168,7 @@ async fn stalled_bodies_from_many_addresses_cost_others_nothing() {
 
 /// Each connection is of an address of its own, so that no address has more than its share.
 #[tokio::test]
-async fn unfinished_requests_on_all_connections_keep_nobody_out() {
+async fn unfinished_requests_keep_nobody_out() {
     let app = App::with(patient(100, 4), None);
     let mut settings = ServerSettings::default();
     settings.max_connections = 16;

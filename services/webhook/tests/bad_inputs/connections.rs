@@ -18,7 +18,7 @@ fn text() -> String {
 
 /// B10: a path that does not fit into the buffer of a head.
 #[tokio::test]
-async fn a_path_of_100_kib_is_refused() {
+async fn path_of_100_kib_is_refused() {
     let (app, server) = start().await;
     let request = format!("POST /{} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "x".repeat(100 * 1024));
     let answer = exchange(&mut server.http1().await, request).await;
@@ -28,7 +28,7 @@ async fn a_path_of_100_kib_is_refused() {
 
 /// B19: chunks with an extension, and a chunk that is none.
 #[tokio::test]
-async fn chunks_are_read_as_they_are_or_not_at_all() {
+async fn chunked_bodies_are_read_or_refused() {
     let (_app, server) = start().await;
     let head =
         "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
@@ -48,7 +48,7 @@ async fn chunks_are_read_as_they_are_or_not_at_all() {
 /// A length beside chunks is not refused but passed over, as RFC 9112 lets a server do, and the connection ends with the
 /// answer, as it then has to: nothing behind the chunks is taken for a request.
 #[tokio::test]
-async fn nothing_is_smuggled_behind_a_body() {
+async fn nothing_is_smuggled_behind_body() {
     let (app, server) = start().await;
     let text = text();
     let smuggled = post("/mutate/required", &text);
@@ -84,7 +84,7 @@ async fn nothing_is_smuggled_behind_a_body() {
 
 /// Heads that are no heads.
 #[tokio::test]
-async fn what_is_no_head_is_refused_and_the_connection_ends() {
+async fn invalid_head_is_refused_and_ends_connection() {
     let (app, server) = start().await;
     for head in [
         "POST\r\n\r\n",
@@ -105,7 +105,7 @@ async fn what_is_no_head_is_refused_and_the_connection_ends() {
 
 /// B21: the number itself; what happens beyond it is shown with a smaller one.
 #[test]
-fn as_many_connections_as_the_table_says() {
+fn connection_limit_matches_table() {
     assert_eq!(ServerSettings::default().max_connections, 4096);
 }
 
@@ -124,7 +124,7 @@ fn hello_of_tls_1_1() -> Vec<u8> {
 /// B22: an old TLS ends with an alert; a client that says no name, or another one, is shown the certificate. It compares the
 /// names by itself, and a replica does not know all names that people have for it.
 #[tokio::test]
-async fn names_and_versions_of_tls() {
+async fn tls_names_and_versions_are_checked() {
     let (_app, server) = start().await;
     let mut old = server.tcp().await;
     old.write_all(&hello_of_tls_1_1()).await.unwrap();
@@ -145,9 +145,9 @@ async fn names_and_versions_of_tls() {
     until("it is counted", || server.handshakes("failed") > 1.5).await;
 }
 
-/// B23: what is no TLS.
+/// B23: bytes that are not TLS.
 #[tokio::test]
-async fn what_is_no_tls_is_closed() {
+async fn plain_text_on_tls_port_is_closed() {
     let (app, server) = start().await;
     for garbage in [post("/mutate", &text()).into_bytes(), vec![0xff; 600], vec![0; 600], b"SSH-2.0-x\r\n".to_vec()] {
         let mut stream = server.tcp().await;

@@ -1,14 +1,20 @@
-//! Objects that are strange, and profiles that meet them: B15, B31 to B42, B44, B45, B51, B52, B59, B61, B62, B68 to B70.
+//! Unusual objects and profiles: B15, B31 to B42, B44, B45, B49, B51, B52, B56, B58, B59, B61, B62, B68 to B70.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use http::Request;
+use pillion_api::names::InjectionLevel;
+use pillion_engine::decision::Outcome;
+use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
+use pillion_engine::review::{Endpoint, Facts, Review};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
 use tower::ServiceExt;
 
-use crate::bad_inputs::table::{Expected, Injected, Row, good, run};
-use crate::support::{App, KNOWN, review, sidecar};
+use crate::bad_inputs::table::{ALONE, Expected, Injected, Row, good, run};
+use crate::support::{App, KNOWN, anonymous_memory, review, sidecar};
 
 const SKIP: Expected = Expected::Skip { warned: false };
 const WARNED: Expected = Expected::Skip { warned: true };
@@ -31,7 +37,7 @@ fn row(number: u8, name: &'static str) -> Row {
     good(number, name).is(Expected::Injected(whole))
 }
 
-/// The numbers stand outside of what is changed.
+/// The numbers are outside the changed fields.
 fn numbers_stay(injected: &Injected) {
     assert!(!injected.patch.contains("spec/numbers") && !injected.patch.contains("1e999"), "{}", injected.patch);
 }
@@ -177,7 +183,7 @@ fn rows() -> Vec<Row> {
             .request(|request| request["userInfo"] = json!({"username": "system:node:n1", "groups": ["system:nodes"]}))
             .is(SKIP),
         row(44, "somebody who says that it is one").pod(mirror),
-        // Without a warning: the author of the profile has said for whom it is not, which is nobody's mistake.
+        // Without a warning: the profile excludes the pod on purpose.
         good(45, "the host's network, and a profile that captures ports")
             .pod(|pod| pod["spec"]["hostNetwork"] = json!(true))
             .profile(|profile| {
@@ -241,7 +247,7 @@ async fn answer(app: &App, review: &Json) -> Vec<u8> {
 
 /// B68: what a dry run is answered is what the real one is.
 #[tokio::test]
-async fn a_dry_run_is_answered_as_the_real_one() {
+async fn dry_run_gets_same_response() {
     let app = App::with_profile(&sidecar(), None);
     let real = review(KNOWN);
     let mut dry = real.clone();
@@ -253,7 +259,7 @@ async fn a_dry_run_is_answered_as_the_real_one() {
 
 /// B70: 2 MiB of managed fields are read past, and cost no more than a few times what reading past them must.
 #[tokio::test]
-async fn managed_fields_are_read_past() {
+async fn managed_fields_cost_little() {
     let app = App::with_profile(&sidecar(), None);
     let mut large = review(KNOWN);
     large["request"]["object"]["metadata"]["managedFields"] = managed_fields(2 * MIB);
@@ -274,4 +280,102 @@ async fn managed_fields_are_read_past() {
     println!("{} bytes: {answer:?}, and {scan:?} for the least that a parser does", text.len());
     // 20 ms, or on a machine or in a build that is slow, so many times what any parser takes there.
     assert!(answer < Duration::from_millis(20).max(scan * 6), "{answer:?}, and {scan:?} for a scan");
+}
+
+fn compiled(name: &ProfileName, spec: &Json) -> Arc<CompiledProfile> {
+    Arc::new(compile(name, &serde_json::from_value(spec.clone()).unwrap()).unwrap())
+}
+
+fn outcome(snapshot: &Snapshot, namespace: &str, change: impl FnOnce(&mut Json)) -> (Outcome, Option<String>) {
+    let mut review = review(namespace);
+    change(&mut review);
+    let text = review.to_string();
+    let review = Review::parse(text.as_bytes()).unwrap();
+    let facts = Facts { namespace: snapshot.namespace(namespace), ..Facts::default() };
+    let decided = review.decide(Endpoint::Any, snapshot, &facts).unwrap();
+    (decided.decision.outcome, decided.patch.map(|patch| String::from_utf8(patch).unwrap()))
+}
+
+fn opted_in() -> Namespace {
+    Namespace::opted_in(InjectionLevel::Enabled)
+}
+
+fn literal_is_there(injected: &Injected) {
+    assert_eq!(injected.object["spec"]["containers"][1]["env"][0]["value"], "not-so-secret");
+}
+
+fn profile_rows() -> Vec<Row> {
+    vec![
+        // Not refused: what a variable is called does not tell what is in it (`*_TOKEN` is the path of a file as often), and
+        // who may write a profile may write the same into a pod. That a patch stands in audit logs is told in the
+        // documentation of profiles, which has a form for references to Secrets.
+        good(49, "a variable that looks like a secret")
+            .profile(|profile| {
+                profile["template"]["spec"]["containers"][0]["env"] =
+                    json!([{"name": "AWS_SECRET_ACCESS_KEY", "value": "not-so-secret"}]);
+            })
+            .is(Expected::Injected(literal_is_there)),
+    ]
+}
+
+#[tokio::test]
+async fn profiles() {
+    run(profile_rows()).await;
+}
+
+/// B56: a profile of one namespace never changes a pod of another, whatever it selects and whichever pod requests it.
+#[test]
+fn namespaced_profile_ignores_other_namespaces() {
+    let name = ProfileName::namespaced("team-b", "profile");
+    // A namespaceSelector, by which it could mean others, does not even compile.
+    let mut reaching = sidecar();
+    reaching["namespaceSelector"] = json!({});
+    compile(&name, &serde_json::from_value(reaching).unwrap()).unwrap_err();
+
+    let snapshot = Snapshot::new(ProfileSet::new([compiled(&name, &sidecar())]))
+        .with_namespace(KNOWN, Some(opted_in()))
+        .with_namespace("team-b", Some(opted_in()));
+    let asks = |name: &'static str| {
+        move |review: &mut Json| {
+            review["request"]["object"]["metadata"]["annotations"] = json!({"pillion.dev/profiles": name});
+        }
+    };
+    assert_eq!(outcome(&snapshot, "team-b", |_| {}).0, Outcome::Injected);
+    for name in ["profile", "team-b/profile", "../team-b/profile"] {
+        let (outcome, patch) = outcome(&snapshot, KNOWN, asks(name));
+        assert_eq!((outcome, patch), (Outcome::Skipped, None), "{name}");
+    }
+    // The namespace that counts is the request's, not the one that the object names.
+    let lying = |review: &mut Json| review["request"]["object"]["metadata"]["namespace"] = json!("team-b");
+    assert_eq!(outcome(&snapshot, KNOWN, lying).0, Outcome::Skipped);
+}
+
+/// B58: 10,000 profiles in one namespace. How many a namespace may have is a quota of the cluster's (`count/…` of a
+/// `ResourceQuota`); whoever has none set is served all the same, in memory and time that grow with nothing but their texts.
+#[test]
+fn ten_thousand_profiles_in_namespace_are_served() {
+    const COUNT: usize = 10_000;
+    let _alone = ALONE.blocking_lock();
+    let before = anonymous_memory();
+    let profiles = (0..COUNT).map(|number| {
+        let mut spec = sidecar();
+        spec["activation"] = json!("Requested");
+        spec["request"] = json!({"annotation": format!("profile-{number}.example/inject")});
+        compiled(&ProfileName::namespaced(KNOWN, format!("profile-{number}")), &spec)
+    });
+    let snapshot = Snapshot::new(ProfileSet::new(profiles)).with_namespace(KNOWN, Some(opted_in()));
+    let asks = |review: &mut Json| {
+        review["request"]["object"]["metadata"]["annotations"] = json!({"profile-7777.example/inject": "true"});
+    };
+    assert_eq!(outcome(&snapshot, KNOWN, asks).0, Outcome::Injected);
+    let memory = anonymous_memory().saturating_sub(before);
+    let best = (0..20).map(|_| {
+        let began = Instant::now();
+        outcome(&snapshot, KNOWN, asks);
+        began.elapsed()
+    });
+    let best = best.min().unwrap();
+    println!("{} bytes for each of {COUNT} profiles; {best:?} for a review", memory / COUNT);
+    assert!(memory < COUNT * 16 * 1024, "{memory} bytes");
+    assert!(best < Duration::from_millis(10), "{best:?}");
 }

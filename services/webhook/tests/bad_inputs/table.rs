@@ -129,7 +129,7 @@ impl Row {
         App::with_profile(&self.profile, None)
     }
 
-    /// Whether the row's HTTP could be asked of an API at all: else nobody counts it.
+    /// Whether the row's request reaches an endpoint. Other requests are not counted.
     fn outcomes(&self) -> &'static [&'static str] {
         match self.expected {
             Expected::Status(404 | 405, _) => &[],

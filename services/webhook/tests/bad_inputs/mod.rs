@@ -12,9 +12,7 @@
     reason = "a test says what is wrong by panicking, also in its helpers"
 )]
 
-mod bodies;
 mod connections;
 mod pods;
-mod profiles;
 mod requests;
 mod table;
