@@ -404,14 +404,14 @@ mod tests {
     #[tokio::test]
     async fn rest_of_large_body_is_drained_within_bounds() {
         async fn pulled(waits: bool) -> usize {
-            let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+            let count = Arc::new(AtomicUsize::new(0));
             let counter = Arc::clone(&count);
             let endless = stream::repeat_with(move || {
-                counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                counter.fetch_add(1, Ordering::Relaxed);
                 Ok::<_, Infallible>(Bytes::from_static(b"x"))
             });
             assert!(matches!(read(Body::from_stream(endless), LIMITS, waits).await, Err(BodyError::TooLarge)));
-            count.load(std::sync::atomic::Ordering::Relaxed)
+            count.load(Ordering::Relaxed)
         }
         assert_eq!(pulled(true).await, 11);
         assert_eq!(pulled(false).await, 11 + 21);

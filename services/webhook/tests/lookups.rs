@@ -208,7 +208,7 @@ fn accounts() -> (LookUps, Arc<AtomicUsize>) {
     let counter = Arc::clone(&asked);
     let look_ups: LookUps = Arc::new(move |wanted, _| {
         counter.fetch_add(1, Ordering::SeqCst);
-        assert_eq!((&*wanted.namespace, wanted.service_account.as_deref()), (support::KNOWN, Some("default")));
+        assert_eq!((&*wanted.namespace, wanted.service_account.as_deref()), (KNOWN, Some("default")));
         let object = OwnedTape::parse(r#"{"metadata":{"annotations":{"role":"reader"}}}"#).unwrap();
         async move { wanted.answered(&Answer::Found(Arc::new(object))) }.boxed()
     });

@@ -227,7 +227,7 @@ pub(crate) const fn is_large(body: &Bytes) -> bool {
 fn workers() -> usize {
     match tokio::runtime::Handle::try_current() {
         Ok(runtime) => runtime.metrics().num_workers(),
-        Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
+        Err(_) => thread::available_parallelism().map_or(1, usize::from),
     }
 }
 

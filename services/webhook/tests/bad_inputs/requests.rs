@@ -166,11 +166,11 @@ fn body_rows() -> Vec<Row> {
             .text(UID, &format!("\"uid\":\"{}\"", "u".repeat(10_240)))
             .refused(400, "request.uid"),
         // Not 400 but an answer in kind: API servers of before 1.22 speak v1beta1, and so do tools that people still have.
-        good(18, "v1beta1").text("admission.k8s.io/v1", "admission.k8s.io/v1beta1").is(
-            crate::bad_inputs::table::Expected::Injected(|injected| {
+        good(18, "v1beta1").text("admission.k8s.io/v1", "admission.k8s.io/v1beta1").is(Expected::Injected(
+            |injected| {
                 assert_eq!(injected.answer["apiVersion"], "admission.k8s.io/v1beta1");
-            }),
-        ),
+            },
+        )),
         good(18, "v2").text("admission.k8s.io/v1", "admission.k8s.io/v2").refused(400, "admission.k8s.io/v2"),
         good(18, "another kind").text("\"AdmissionReview\"", "\"TokenReview\"").refused(400, "kind is"),
     ];
