@@ -1,7 +1,7 @@
 //! Compares a running pod with the profiles that select it: which profiles should be on it, and which its record names.
 //!
-//! Selection sees the pod without its record, as in a second pass of injection. Nothing is rendered. A stored pod does
-//! not say who created it, so a profile that reads this is [`Standing::Undecided`].
+//! Selection sees the pod without its record, as in a second pass of injection. No template is evaluated. A stored
+//! pod does not name its creator, so a profile that reads this is [`Standing::Undecided`].
 //!
 //! [`of_metadata`] decides from labels and annotations alone and evaluates no expression. [`of_object`] needs the whole
 //! pod.
@@ -21,7 +21,7 @@ use crate::profile::target::Action;
 use crate::record::{Record, is_genuine};
 use crate::schema;
 use crate::select::revisions::TargetObject;
-use crate::select::{self, expected};
+use crate::select::{self, considered};
 use crate::snapshot::{Namespace, Snapshot};
 
 /// The relation of a profile to a pod.
@@ -35,7 +35,7 @@ pub enum Standing {
     NotWanted,
     /// Metadata is not enough to decide: use [`of_object`].
     Open,
-    /// It reads what a stored pod does not tell.
+    /// It reads what a stored pod does not contain.
     Undecided,
     /// A lookup that it needs failed. A later attempt may succeed.
     NotLookedUp,
@@ -100,7 +100,7 @@ pub fn read(pod: Value<'_>) -> Read {
 }
 
 /// Selects the profiles for a pod by labels and annotations. `pod` is the original, of which only `metadata` is needed.
-/// `known` is asked about open profiles, at the revision that the pod would get. They are [`Standing::Open`] if it
+/// `known` returns whether an open profile matches, at the revision that the pod would get. They are [`Standing::Open`] if it
 /// returns `None`. A profile that is pinned to an unavailable revision is open.
 #[must_use]
 pub fn of_metadata(
@@ -112,14 +112,14 @@ pub fn of_metadata(
 ) -> Vec<Expected> {
     let Some(level) = namespace.level().filter(|_| !SYSTEM_NAMESPACES.contains(&name)) else { return Vec::new() };
     let candidates = snapshot.candidates(name, namespace);
-    let (candidates, pins) = snapshot.standing_in(candidates, subject(name, namespace, pod));
+    let (candidates, pins) = snapshot.choose_available(candidates, subject(name, namespace, pod));
     let pin =
         |profile: &CompiledProfile| pins.iter().find(|(name, _)| name == profile.name()).map(|(_, revision)| revision);
     let known =
         |profile: &CompiledProfile| known(profile, pin(profile).map_or_else(|| profile.revision(), |pin| &**pin));
-    let found = expected::expected(&candidates, level, pod, |profile| pin(profile).is_some(), known).into_iter();
+    let found = considered::expected(&candidates, level, pod, |profile| pin(profile).is_some(), known).into_iter();
     found
-        .map(|expected::Expected { decision, profile }| Expected {
+        .map(|considered::Expected { decision, profile }| Expected {
             pinned: pin(&profile).cloned(),
             profile,
             standing: decision.as_ref().map_or(Standing::Open, standing),
@@ -130,15 +130,15 @@ pub fn of_metadata(
 /// Whether metadata is not enough to decide whether a profile matches a pod.
 #[must_use]
 pub fn is_open(profile: &CompiledProfile) -> bool {
-    expected::is_open(profile)
+    considered::is_open(profile)
 }
 
 /// Returns the lookups that [`of_object`] needs for an original pod.
 #[must_use]
 pub fn needs(snapshot: &Snapshot, name: &str, namespace: &Namespace, pod: Value<'_>) -> Wanted {
     let candidates = snapshot.candidates(name, namespace);
-    let (candidates, revisions) = snapshot.choosing(candidates, subject(name, namespace, pod));
-    match namespace.level().filter(|_| candidates.want_look_ups() || !revisions.is_empty()) {
+    let (candidates, revisions) = snapshot.missing_revisions(candidates, subject(name, namespace, pod));
+    match namespace.level().filter(|_| candidates.wants_lookups() || !revisions.is_empty()) {
         Some(level) => {
             let mut wanted = select::wanted(&candidates, Action::CREATE_POD, level, name, pod);
             wanted.objects.extend(revisions);
@@ -166,7 +166,7 @@ pub fn of_object(
     let Some(level) = namespace.level().filter(|_| !SYSTEM_NAMESPACES.contains(&name)) else { return Vec::new() };
     let Some(request) = request_of(name, pod) else { return Vec::new() };
     let candidates = snapshot.candidates(name, namespace);
-    let candidates = snapshot.chosen(candidates, subject(name, namespace, pod), looked_up);
+    let candidates = snapshot.choose_revisions(candidates, subject(name, namespace, pod), looked_up);
     let arena = Arena::new();
     let allowances = Allowances::until(None);
     let context = EvalContext {

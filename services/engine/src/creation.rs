@@ -64,7 +64,7 @@ mod tests {
     use crate::review::Review;
 
     #[test]
-    fn an_object_is_asked_about_as_what_it_is() {
+    fn creation_review_names_resource_of_object() {
         let object = json!({
             "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "closed"},
         });

@@ -212,7 +212,7 @@ pub struct Decision {
     pub reason: Reason,
     /// Details of this request. For people only.
     pub detail: Option<Box<str>>,
-    /// The requested profiles, in the order in which they are applied. Profiles that nobody requested are not listed,
+    /// The requested profiles, in the order in which they are applied. Profiles that are not requested are not listed,
     /// so a decision costs nothing for them.
     pub profiles: Vec<ProfileDecision>,
     /// The failed validations, in the order of the profiles. Empty on the mutating path.

@@ -47,7 +47,6 @@ pub mod select;
 pub mod limits;
 pub mod inject;
 pub mod snapshot;
-mod validate;
 pub mod review;
 
 // Other users of the pipeline: the audit of running pods, and test cases for profiles.

@@ -35,62 +35,62 @@ macro_rules! reasons {
 reasons! {
     /// At least one profile changed the object.
     Injected => "injected", "the profiles were applied";
-    /// The object holds all that the profiles say, by a record that is genuine.
+    /// A genuine record shows that the object has everything that the profiles add.
     AlreadyInjected => "already_injected", "everything that the profiles say is there already";
     /// The validations of the profiles hold.
     Valid => "valid", "the object passes the validations of its profiles";
-    /// A validation of the profile's is not true.
+    /// A validation of the profile failed.
     ValidationFailed => "validation_failed", "the object does not pass a validation";
-    /// The kill switch is set: nothing is decided.
+    /// The kill switch is set, so nothing is decided.
     SwitchedOff => "switched_off", "injection is switched off for the whole cluster";
     /// Not a creation of a pod: another operation.
     OtherOperation => "other_operation", "only objects that are being created are injected";
     /// Another kind of object, or a sub-resource.
     OtherResource => "other_resource", "no profile is for this resource";
-    /// An object that is being deleted: what is added to it has no use, and finalizers cannot be.
+    /// The object is being deleted. Additions to it have no effect, and finalizers cannot be added.
     BeingDeleted => "being_deleted", "it is being deleted";
-    /// A mirror pod of the kubelet: it shows a static pod, and what is changed in it has no effect.
+    /// A mirror pod of the kubelet. It shows a static pod, so changes have no effect.
     MirrorPod => "mirror_pod", "it is a mirror pod: it shows a static pod of the kubelet and cannot be changed";
-    /// A pod without containers. The API server refuses it, and an injected container would make it valid.
+    /// A pod without containers. The API server rejects it, and an injected container would make it valid.
     NoContainers => "no_containers", "the pod has no containers";
     /// One of the system's namespaces.
     SystemNamespace => "system_namespace", "system namespaces are never injected into";
     /// The namespace has no opt-in label.
     NotOptedIn => "not_opted_in", "the namespace is not opted in by the label pillion.dev/injection";
-    /// The namespace is opted in, and no profile is for it.
+    /// The namespace is opted in, and no profile can act in it.
     NoProfile => "no_profile", "no profile is for this namespace";
-    /// Profiles are for the namespace, and neither it nor the pod asks for one.
+    /// Profiles can act in the namespace, and neither it nor the pod requests one.
     NotRequested => "not_requested", "neither the pod nor its namespace asks for a profile";
     /// The author of the pod opted out.
     OptedOut => "opted_out", "the pod opts out";
     /// The pod's labels do not match the profile's objectSelector.
     ObjectSelector => "object_selector", "the labels of the pod do not match the profile's objectSelector";
-    /// A truthy word, and more than one profile that it could mean.
+    /// A truthy value that could request more than one profile.
     Ambiguous => "ambiguous", "more than one profile is asked for by this key; say which one by its name";
-    /// The request names a profile that is not there.
+    /// A missing profile is requested.
     UnknownProfile => "unknown_profile", "a profile is asked for that is not there";
-    /// A condition of the profile's is not true.
+    /// A condition of the profile is false.
     MatchCondition => "match_condition", "a condition of the profile's does not hold";
     /// A parameter was set to a value that the profile does not allow.
     InvalidParameter => "invalid_parameter", "a parameter was set to a value that the profile does not allow";
-    /// An expression of the profile's could not be evaluated.
+    /// An expression of the profile could not be evaluated.
     ExpressionFailed => "expression_failed", "an expression of the profile's could not be evaluated";
-    /// An expression or a parameter reads what could not be looked up.
+    /// An expression or a parameter reads the result of a failed lookup.
     LookupFailed => "lookup_failed", "something that the profile reads could not be looked up";
-    /// Another profile of the same exclusive group stands before it.
+    /// Another profile of the same exclusive group precedes it.
     ExclusiveGroup => "exclusive_group", "another profile of its exclusive group is applied";
-    /// A profile of the namespace only sets values of this one, and is applied in its stead.
+    /// A profile of the namespace that only sets its values is applied instead.
     Extended => "extended", "a profile of the namespace that extends it is applied in its stead";
-    /// A container or volume of the profile's has a name that is taken.
+    /// The name of a container or volume of the profile is taken.
     NameTaken => "name_taken", "a name that the profile adds is taken";
     /// The object has a field of another type than the template.
     TypeConflict => "type_conflict", "a field of the object is of another type than in the profile's template";
     /// A key stands twice in one of the object's maps.
     DuplicateKey => "duplicate_key", "a key stands twice in one object, and which one counts is not certain";
-    /// A volume is mounted that neither the pod nor the profile has.
+    /// A mounted volume exists neither in the pod nor in the profile.
     MissingVolume => "missing_volume", "a container of the profile's mounts a volume that is not there";
-    /// The API server would reject the pod: a container requests more than its limit, or a probe or hook does
-    /// not have exactly one handler.
+    /// The API server would reject the pod: a container requests more than its limit, or a probe or hook does not
+    /// have exactly one handler.
     InvalidResult => "invalid_result", "the API server would reject the pod as the profile changes it";
     /// The pod runs on another operating system than the profile's containers.
     OperatingSystem => "operating_system", "the pod is for Windows, and the profile's containers are not";

@@ -14,8 +14,8 @@ pub struct Type {
     pub spread: bool,
 }
 
-/// What is known of a field.
-#[derive(Debug)]
+/// The schema of a field that is an object or a keyed list.
+#[derive(Clone, Copy, Debug)]
 pub enum Field {
     /// An object.
     Object(&'static Type),

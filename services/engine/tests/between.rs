@@ -309,7 +309,7 @@ fn strange() -> Vec<String> {
 }
 
 #[test]
-fn a_record_that_its_author_wrote_makes_no_difference() {
+fn authored_record_changes_nothing() {
     let snapshot = realistic();
     for pod in pods() {
         let mut expected = managed(pod.clone());
@@ -336,7 +336,7 @@ fn a_record_that_its_author_wrote_makes_no_difference() {
 
 /// A record that others than the author changed is believed, and does no harm.
 #[test]
-fn a_record_that_names_what_is_not_there_does_no_harm() {
+fn record_of_missing_places_is_harmless() {
     let snapshot = realistic();
     for pod in pods() {
         for record in strange() {

@@ -107,7 +107,7 @@ fn the_whole_pod_decides_what_is_open() {
 }
 
 #[test]
-fn parameters_leave_a_profile_open_only_where_a_value_can_refuse_it() {
+fn refusable_parameter_makes_profile_open() {
     let parameter = |on_invalid: &str| {
         json!({"activation": "Always", "parameters": [{"name": "size", "type": "integer", "default": 1,
             "annotation": "example.com/size", "sources": ["Pod"], "onInvalid": on_invalid}]})
@@ -120,7 +120,7 @@ fn parameters_leave_a_profile_open_only_where_a_value_can_refuse_it() {
 }
 
 #[test]
-fn who_may_have_to_give_way_to_one_that_is_open_is_open_too() {
+fn parent_of_open_stand_in_is_open() {
     let snapshot = snapshot(&[
         (
             "a",
@@ -137,7 +137,7 @@ fn who_may_have_to_give_way_to_one_that_is_open_is_open_too() {
 }
 
 #[test]
-fn metadata_and_the_whole_pod_say_the_same_once_what_is_open_is_known() {
+fn metadata_and_object_agree_on_known_profiles() {
     let condition = |name: &str, expression: &str| json!([{"name": name, "expression": expression}]);
     let snapshot = snapshot(&[
         (
@@ -191,7 +191,7 @@ fn metadata_and_the_whole_pod_say_the_same_once_what_is_open_is_known() {
 }
 
 #[test]
-fn a_pin_to_what_is_not_at_work_is_open_and_is_that_revision() {
+fn pin_to_inactive_revision_is_open() {
     let compiled = |text: &str| {
         let spec = json!({"activation": "Always", "objectSelector": {"matchLabels": {"text": text}},
             "template": {"metadata": {"annotations": {"example.com/text": text}}}});
@@ -224,7 +224,7 @@ fn a_pin_to_what_is_not_at_work_is_open_and_is_that_revision() {
 }
 
 #[test]
-fn what_could_not_be_looked_up_is_told_apart_and_facts_that_are_not_known_decide_nothing() {
+fn failed_lookup_differs_from_undecided() {
     let with = |expression: &str| {
         snapshot(&[(
             "a",
@@ -243,7 +243,7 @@ fn what_could_not_be_looked_up_is_told_apart_and_facts_that_are_not_known_decide
 }
 
 #[test]
-fn a_record_is_read_and_taken_off_also_where_only_metadata_are_there() {
+fn reads_record_from_metadata_alone() {
     let snapshot = snapshot(&[("a", json!({"activation": "Always"}))]);
     let mut stored = injected(&snapshot, &pod(&json!({"app": "web"}), &json!({"mine": "1"})));
     stored.as_object_mut().unwrap().remove("spec");

@@ -1,16 +1,23 @@
 //! Changes and removes existing elements and entries: `$each` and `$prune`.
+//!
+//! Items of lists without keys are compared by their value, to recognize those that an earlier pass of the same profile
+//! left.
 
-use crate::expression::{Expression, TextValue as ComputedText, Value as Computed};
-use crate::json::{self, Content, Document, SlotId, State};
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use crate::expression::{Expression, Meter, TextValue as ComputedText, Value as Computed};
+use crate::json::{Content, Document, Kind as JsonKind, SlotId, State, Value, write_string};
 use crate::limits::{Excess, Limit};
 use crate::profile::template::{Kind, Node};
 use crate::schema::{self, KeyedList};
 
 use super::elements::ITEM_COST;
-use super::index::push_keys;
-use super::pointer::push_token;
-use super::settled::{Items, Settled};
-use super::state::{Conflict, Merge, MergeError, OriginalValue, Part, ProfileOrigin};
+use super::keys::{push_keys, push_token};
+use super::merge::{Merge, MergeError, MergeMode, OriginalValue, Part, ProfileOrigin};
+
+/// The charge for each byte of an item that is searched or stored, in bytes.
+const ITEM_BYTE_COST: usize = 4;
 
 /// A `$each` or `$prune` element of a template's list.
 #[derive(Clone, Copy)]
@@ -33,13 +40,13 @@ impl<'a> Rule<'a> {
     }
 }
 
-/// How the record holds the changes of the elements of a list.
+/// Recording the record holds the changes of the elements of a list.
 #[derive(Clone, Copy)]
-enum How<'s, 'a> {
+enum Recording<'s, 'a> {
     /// By element.
     ByKeys(&'static KeyedList),
     /// As a whole list, with what an earlier pass left of it. The elements may have keys all the same.
-    AsOne(Option<&'s Settled<'a>>, Option<&'static KeyedList>),
+    WholeList(Option<&'s Settled<'a>>, Option<&'static KeyedList>),
 }
 
 impl<'a> Merge<'_, 'a> {
@@ -55,35 +62,35 @@ impl<'a> Merge<'_, 'a> {
         for (place, node) in nodes.iter().enumerate() {
             let Some(rule) = Rule::of(node) else { continue };
             if rule.prunes || !gives_keys(node, keyed) {
-                self.change_each(list, rule, element, How::ByKeys(keyed))?;
+                self.change_matching(list, rule, element, Recording::ByKeys(keyed))?;
                 continue;
             }
             // If the keys change, the record cannot name the element, so it holds the whole list.
             if left.is_none() {
                 let all = nodes.get(place..).unwrap_or_default();
                 let work = |merge: &mut Merge<'_, 'a>| merge.change_elements(Document::ROOT, all, element, keyed);
-                left = Some(self.left_by_us(None, work)?);
+                left = Some(self.earlier_items(None, work)?);
             }
-            let how = How::AsOne(left.as_ref().and_then(Option::as_ref), Some(keyed));
+            let how = Recording::WholeList(left.as_ref().and_then(Option::as_ref), Some(keyed));
             let edits = self.edits;
-            self.as_one(list, |merge| merge.change_each(list, rule, element, how))?;
+            self.change_whole_list(list, |merge| merge.change_matching(list, rule, element, how))?;
             if self.edits > edits && matches!(self.profile_origin, ProfileOrigin::Namespace(_)) {
-                return Err(MergeError::Conflict(Conflict::of(&renamed(&self.pointer))));
+                return Err(MergeError::from(&renamed(&self.pointer)));
             }
         }
         Ok(())
     }
 
-    fn change_each(
+    fn change_matching(
         &mut self,
         list: SlotId,
         rule: Rule<'a>,
         element: &'static schema::Type,
-        how: How<'_, 'a>,
+        how: Recording<'_, 'a>,
     ) -> Result<(), MergeError> {
         let (keyed, settled, keys) = match how {
-            How::ByKeys(keyed) => (Some(keyed), None, Some(keyed)),
-            How::AsOne(settled, keys) => (None, settled, keys),
+            Recording::ByKeys(keyed) => (Some(keyed), None, Some(keyed)),
+            Recording::WholeList(settled, keys) => (None, settled, keys),
         };
         let elements: Vec<_> = self.document.children(list).collect();
         // The preceding element among those that stay: removed elements are restored after it.
@@ -94,10 +101,10 @@ impl<'a> Merge<'_, 'a> {
             let (known, length, around) = (self.bindings.known(), self.pointer.len(), self.mode);
             let item = self.current(slot)?;
             // Elements that an earlier pass left, and the profile's own additions, already are as they should be.
-            let mut is_settled = self.is_own(slot) || self.is_left(settled, item)?;
+            let mut is_settled = self.is_own(slot) || self.is_earlier_item(settled, item)?;
             if let Some(keys) = keys {
                 push_keys(&mut self.pointer, keys, |key| item.get(key));
-                is_settled = is_settled || self.is_below_ours() || self.is_later();
+                is_settled = is_settled || self.is_in_earlier_addition() || self.is_later_addition();
             }
             if is_settled {
                 self.pointer.truncate(length);
@@ -108,7 +115,7 @@ impl<'a> Merge<'_, 'a> {
             }
             let item = if keyed.is_some() { self.element_before(slot, element)? } else { item };
             self.bindings.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
-            self.know_item(item)?;
+            self.bind_item(item)?;
             let result = if rule.prunes {
                 self.prune_element(list, slot, rule, keyed.map(|keyed| (keyed, previous)))
             } else {
@@ -126,11 +133,11 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Whether `$each` or `$prune` matches an element.
-    fn means(&mut self, slot: SlotId, rule: Rule<'a>) -> Result<bool, MergeError> {
+    fn rule_matches(&mut self, slot: SlotId, rule: Rule<'a>) -> Result<bool, MergeError> {
         if !self.truth(rule.condition)? {
             return Ok(false);
         }
-        self.know_existing(rule.node, Some(slot))?;
+        self.bind_existing(rule.node, Some(slot))?;
         self.is_wanted(rule.node)
     }
 
@@ -143,7 +150,7 @@ impl<'a> Merge<'_, 'a> {
         rule: Rule<'a>,
         keyed: Option<(&'static KeyedList, Option<SlotId>)>,
     ) -> Result<(), MergeError> {
-        if self.means(slot, rule)? {
+        if self.rule_matches(slot, rule)? {
             match keyed {
                 Some((keyed, previous)) => self.note_removed(slot, previous, keyed)?,
                 None => self.note_replaced(slot),
@@ -159,11 +166,11 @@ impl<'a> Merge<'_, 'a> {
         rule: Rule<'a>,
         element: &'static schema::Type,
     ) -> Result<(), MergeError> {
-        if !self.means(slot, rule)? {
+        if !self.rule_matches(slot, rule)? {
             return Ok(());
         }
         let directives = self.directives(rule.node)?;
-        self.follow(directives);
+        self.apply_directives(directives);
         self.object(slot, Part::Node(rule.node), element, None)
     }
 
@@ -172,8 +179,8 @@ impl<'a> Merge<'_, 'a> {
     pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), MergeError> {
         let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
         let work = |merge: &mut Merge<'_, 'a>| merge.change_and_add(Document::ROOT, nodes, None);
-        let left = self.left_by_us(Some(part), work)?;
-        self.as_one(list, |merge| {
+        let left = self.earlier_items(Some(part), work)?;
+        self.change_whole_list(list, |merge| {
             merge.document.open(list)?;
             merge.change_and_add(list, nodes, left.as_ref())
         })
@@ -186,12 +193,12 @@ impl<'a> Merge<'_, 'a> {
         left: Option<&Settled<'a>>,
     ) -> Result<(), MergeError> {
         for rule in nodes.iter().filter_map(Rule::of) {
-            self.change_each(list, rule, &schema::ANY, How::AsOne(left, None))?;
+            self.change_matching(list, rule, &schema::ANY, Recording::WholeList(left, None))?;
         }
         let mut items = None;
         self.expand(nodes, None, &schema::ANY, &mut |merge, element| {
-            for node in element.asks() {
-                merge.know_nothing_exists(node);
+            for node in element.pending_conditions() {
+                merge.bind_nothing_existing(node);
                 if !merge.is_wanted(node)? {
                     return Ok(());
                 }
@@ -235,8 +242,8 @@ impl<'a> Merge<'_, 'a> {
             };
             let key = ComputedText::read_key(key, &mut self.meter).map_err(|error| self.failed(&error))?;
             self.bindings.know("key", Computed::String(key));
-            self.know_item(item)?;
-            let is_others = !self.is_below_ours() && !self.is_later();
+            self.bind_item(item)?;
+            let is_others = !self.is_in_earlier_addition() && !self.is_later_addition();
             let result = self.truth(condition).map(|prunes| {
                 if prunes && is_others {
                     self.note_replaced(slot);
@@ -249,13 +256,94 @@ impl<'a> Merge<'_, 'a> {
         }
         Ok(())
     }
-}
 
-impl<'a> Merge<'_, 'a> {
-    fn know_item(&mut self, item: json::Value<'a>) -> Result<(), MergeError> {
+    fn bind_item(&mut self, item: Value<'a>) -> Result<(), MergeError> {
         let item = Computed::read(item, &mut self.meter).map_err(|error| self.failed(&error))?;
         self.bindings.know("item", item);
         Ok(())
+    }
+
+    /// Recomputes a list without keys as an earlier pass of this profile left it: from the original in the record by
+    /// the same work, or from this part if there was none.
+    pub(super) fn earlier_items(
+        &mut self,
+        part: Option<Part<'a>>,
+        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
+    ) -> Result<Option<Settled<'a>>, MergeError> {
+        // It uses a meter of its own. Otherwise a profile that could be applied once might exceed its budget in a
+        // second pass.
+        std::mem::swap(&mut self.meter, &mut self.again);
+        let left = self.find_earlier_items(part, work);
+        std::mem::swap(&mut self.meter, &mut self.again);
+        left
+    }
+
+    fn find_earlier_items(
+        &mut self,
+        part: Option<Part<'a>>,
+        work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
+    ) -> Result<Option<Settled<'a>>, MergeError> {
+        let left = match self.original() {
+            OriginalValue::Was(list)
+                if list.kind() == JsonKind::Array
+                    && (self.is_earlier_replacement() || self.is_in_earlier_addition()) =>
+            {
+                let mode = MergeMode { settled: false, within_added: true, ..self.mode };
+                let left = self.change_copy(list, |merge| {
+                    merge.mode = mode;
+                    merge.document.open(Document::ROOT)?;
+                    work(merge)
+                });
+                Some(left?)
+            }
+            OriginalValue::Nothing if self.is_earlier_addition() => match part {
+                Some(part) => self.value_of(part)?,
+                None => None,
+            },
+            OriginalValue::Nothing if self.is_in_earlier_addition() => return Ok(Some(Settled::All)),
+            OriginalValue::Was(_) | OriginalValue::Nothing | OriginalValue::Unchanged => None,
+        };
+        let Some(left) = left else { return Ok(None) };
+        let mut items = Items::default();
+        for item in left.items() {
+            self.charge_item(item)?;
+            items.add(item);
+        }
+        Ok(Some(Settled::These(items)))
+    }
+
+    /// Whether an earlier pass left an item.
+    pub(super) fn is_earlier_item(
+        &mut self,
+        settled: Option<&Settled<'a>>,
+        item: Value<'a>,
+    ) -> Result<bool, MergeError> {
+        match settled {
+            None => Ok(false),
+            Some(Settled::All) => Ok(true),
+            Some(Settled::These(items)) => {
+                self.charge_item(item)?;
+                Ok(items.has(item))
+            }
+        }
+    }
+
+    /// The current items of a list.
+    pub(super) fn items_of(&mut self, list: SlotId) -> Result<Items<'a>, MergeError> {
+        let slots: Vec<_> = self.document.children(list).collect();
+        self.charge_looks(slots.len())?;
+        let mut items = Items::default();
+        for slot in slots {
+            let item = self.current(slot)?;
+            self.charge_item(item)?;
+            items.add(item);
+        }
+        Ok(items)
+    }
+
+    /// Charges searching or storing an item.
+    pub(super) fn charge_item(&mut self, item: Value<'a>) -> Result<(), MergeError> {
+        self.charge(Meter::BYTES + item.raw().len().saturating_mul(ITEM_BYTE_COST))
     }
 }
 
@@ -271,4 +359,99 @@ fn renamed(list: &str) -> Excess {
 fn gives_keys(node: &Node, keyed: &KeyedList) -> bool {
     let Kind::Map(fields) = &node.kind else { return false };
     fields.iter().any(|(field, _)| keyed.keys.contains(&&**field))
+}
+
+/// A set of items by value.
+#[derive(Default)]
+pub(super) struct Items<'a>(HashSet<Cow<'a, str>>);
+
+/// The part of a list that an earlier pass left.
+pub(super) enum Settled<'a> {
+    /// All items: the list is part of an addition of this profile.
+    All,
+    /// These items.
+    These(Items<'a>),
+}
+
+impl<'a> Items<'a> {
+    pub(super) fn has(&self, item: Value<'a>) -> bool {
+        self.0.contains(&normal(item))
+    }
+
+    /// Adds an item. Returns false if the set has it already.
+    pub(super) fn add(&mut self, item: Value<'a>) -> bool {
+        self.0.insert(normal(item))
+    }
+}
+
+/// The canonical form of a value: equal values have the same form.
+fn normal(value: Value<'_>) -> Cow<'_, str> {
+    match value.kind() {
+        JsonKind::EscapedString | JsonKind::Object | JsonKind::Array => {
+            let mut out = String::with_capacity(value.raw().len());
+            write_normal(value, &mut out);
+            Cow::Owned(out)
+        }
+        _ => Cow::Borrowed(value.raw()),
+    }
+}
+
+fn write_normal(value: Value<'_>, out: &mut String) {
+    match value.kind() {
+        JsonKind::EscapedString => write_string(out, &value.as_str().unwrap_or_default()),
+        JsonKind::Object => {
+            let mut members: Vec<_> = value.members().map(|(key, value)| (key.text(), value)).collect();
+            members.sort_by(|(key, _), (other, _)| key.cmp(other));
+            out.push('{');
+            for (key, value) in members {
+                write_string(out, &key);
+                out.push(':');
+                write_normal(value, out);
+                out.push(',');
+            }
+            out.push('}');
+        }
+        JsonKind::Array => {
+            out.push('[');
+            for item in value.items() {
+                write_normal(item, out);
+                out.push(',');
+            }
+            out.push(']');
+        }
+        _ => out.push_str(value.raw()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::json::OwnedTape;
+
+    use super::*;
+
+    #[test]
+    fn equal_values_have_one_form() {
+        let texts = [
+            r#"{"a":1,"b":[{"x":"y","z":null}]}"#,
+            r#"{ "b" : [ {"z":null,"\u0078":"\u0079"} ], "a" : 1 }"#,
+            r#"{"a":1,"b":[{"x":"y"}]}"#,
+            r#"{"a":1.0,"b":[{"x":"y","z":null}]}"#,
+            r#""a\u007f/\"""#,
+            "\"a\u{7f}\\/\\u0022\"",
+            "\"a\u{7f}\"",
+            r#""a\u007f""#,
+            r#""1""#,
+            "1",
+            "[1]",
+            "[[1]]",
+            r#"["1"]"#,
+        ];
+        let tapes = texts.map(|text| OwnedTape::parse(text).unwrap());
+        for left in &tapes {
+            for right in &tapes {
+                let (left, right) = (left.root(), right.root());
+                assert_eq!(normal(left) == normal(right), left.means(right), "{} {}", left.raw(), right.raw());
+            }
+        }
+    }
 }

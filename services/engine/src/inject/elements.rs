@@ -1,15 +1,28 @@
-//! Merges elements of lists: finds them in the object, or creates and inserts them.
+//! Merges elements of lists: finds them in the object, creates, inserts and moves them.
+//!
+//! `$sidecar` selects the list of a container, and an author's container with the same name moves along. Within a list,
+//! `$position` selects the place. Environment variables stand after those that they refer to.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
 
 use crate::decision::Reason;
 use crate::expression::{EvaluationError, Meter, Value as Computed};
-use crate::json::{Content, Kind as JsonKind, SlotId, Value};
+use crate::json::{Content, Document, Key, Kind as JsonKind, SlotId, State, Value, has_byte};
 use crate::profile::template::{ConflictRule, Kind, Node};
 use crate::schema::{self, KeyedList};
 
-use super::index::{Keys, is_key, key_of};
+use super::keys::{Keys, is_key, key_of, push_token, same_key, text_of};
+use super::merge::{Directives, Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError, Part};
 use super::notes::move_of;
-use super::order::order_env_by_refs;
-use super::state::{Directives, Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError, Part};
+
+/// The charge for one item, in bytes.
+pub(super) const ITEM_COST: usize = 256;
+
+const CONTAINERS: &str = "containers";
+
+/// The initial capacity for variables.
+const ENTRIES: usize = 32;
 
 impl<'a> Merge<'_, 'a> {
     /// Finds the element of a list with the same keys: the last one, because that one counts if an author writes a
@@ -92,22 +105,22 @@ impl<'a> Merge<'_, 'a> {
         if !node.uses_existing && !self.is_wanted(node)? {
             return Ok(());
         }
-        let asked = node.uses_existing.then_some(node);
+        let pending = node.uses_existing.then_some(node);
         match &node.kind {
             // A list in a list is spliced.
             Kind::List(nodes) => return self.expand(nodes, rules.map(|_| node).or(group), type_, sink),
-            Kind::Map(_) => return sink(self, Element { part: Part::Node(node), rules, group, node: asked }),
+            Kind::Map(_) => return sink(self, Element { part: Part::Node(node), rules, group, node: pending }),
             Kind::Plain(_) | Kind::Text(..) | Kind::Changed(_) => {}
         }
         let known = self.bindings.known();
-        self.know_nothing_exists(node);
+        self.bind_nothing_existing(node);
         let part = self.resolve(node, type_)?;
         self.bindings.forget(known);
         match part {
             Some(Part::Plain(value)) if value.kind() == JsonKind::Array => value
                 .items()
-                .try_for_each(|item| sink(self, Element { part: Part::Plain(item), rules, group, node: asked })),
-            Some(part) => sink(self, Element { part, rules, group, node: asked }),
+                .try_for_each(|item| sink(self, Element { part: Part::Plain(item), rules, group, node: pending })),
+            Some(part) => sink(self, Element { part, rules, group, node: pending }),
             None => Ok(()),
         }
     }
@@ -154,16 +167,16 @@ impl<'a> Merge<'_, 'a> {
         let children = self.document.children(list);
         let earlier: Vec<_> = children.filter(|child| *child < end && self.is_own(*child)).collect();
         if !earlier.is_empty() {
-            let mut known = self.env.get(from..).unwrap_or_default().to_vec();
-            known.sort_unstable();
-            self.env.extend(earlier.into_iter().filter(|child| known.binary_search(child).is_err()));
+            let mut remembered = self.env.get(from..).unwrap_or_default().to_vec();
+            remembered.sort_unstable();
+            self.env.extend(earlier.into_iter().filter(|child| remembered.binary_search(child).is_err()));
         }
         // Each rule may read what all earlier rules added to this list.
         let entries = self.env.get(from..).unwrap_or_default().iter();
         let texts = entries.filter_map(|entry| self.document.raw_of(*entry, "value"));
         let read = texts.map(str::len).sum();
         self.charge(read)?;
-        let is_noted = !self.mode.within_added && !self.is_below_ours();
+        let is_noted = !self.mode.within_added && !self.is_in_earlier_addition();
         let (record, pointer, earlier) = (&mut *self.record, self.pointer.as_str(), self.earlier.added.as_slice());
         let note = |document: &_, own: &[SlotId], item| {
             if is_noted && record.has_room_for_moves() {
@@ -216,8 +229,8 @@ impl<'a> Merge<'_, 'a> {
         keys.push(&mut self.pointer);
         let (list, list_pointer) = self.list_of(parent, list, element, list_pointer)?;
         let existing = self.find(list, &keys, keyed)?;
-        for node in element.asks() {
-            self.know_existing(node, existing)?;
+        for node in element.pending_conditions() {
+            self.bind_existing(node, existing)?;
             if !self.is_wanted(node)? {
                 return Ok(());
             }
@@ -239,7 +252,7 @@ impl<'a> Merge<'_, 'a> {
         let edits = self.edits;
         self.note_in_front(list, element, keyed);
         match rule {
-            _ if self.is_ours() && rule != ConflictRule::Replace && join.is_none() => {
+            _ if self.is_earlier_addition() && rule != ConflictRule::Replace && join.is_none() => {
                 if element.part.acts_again() {
                     self.settle();
                     self.object(existing, element.part, keyed.element, Some(&keys))?;
@@ -274,7 +287,7 @@ impl<'a> Merge<'_, 'a> {
                     Part::Node(_) => false,
                 };
                 if !is_equal {
-                    return Err(self.conflict_at_hand(Reason::NameTaken));
+                    return Err(self.conflict_here(Reason::NameTaken));
                 }
                 self.confirm();
             }
@@ -429,10 +442,145 @@ impl<'a> Merge<'_, 'a> {
         self.charge_looks(looks)?;
         Ok(index)
     }
-}
 
-/// The charge for one item, in bytes.
-pub(super) const ITEM_COST: usize = 256;
+    /// The list of an element: `$sidecar` changes it for containers.
+    pub(super) fn list_of(
+        &mut self,
+        parent: SlotId,
+        list: SlotId,
+        element: Element<'a>,
+        list_pointer: usize,
+    ) -> Result<(SlotId, usize), MergeError> {
+        if self.sidecar(element)? != Some(false) {
+            return Ok((list, list_pointer));
+        }
+        let other = match self.document.member(parent, CONTAINERS)? {
+            Some(other) => other,
+            None => self.document.add_member(parent, Key::new(CONTAINERS), Content::List),
+        };
+        self.document.open(other)?;
+        let pointer = self.pointer.replacen(INIT_CONTAINERS, CONTAINERS, 1);
+        let length = list_pointer + CONTAINERS.len() - INIT_CONTAINERS.len();
+        self.pointer = pointer;
+        Ok((other, length))
+    }
+
+    /// Whether the current place is the list of init containers. `field` is the offset of its name in the pointer.
+    pub(super) fn is_at_init_containers(&self, field: usize) -> bool {
+        self.pointer.get(field..) == Some(INIT_CONTAINERS)
+    }
+
+    pub(super) fn sidecar(&mut self, element: Element<'a>) -> Result<Option<bool>, MergeError> {
+        match element.rules.and_then(|rules| rules.sidecar.as_ref()) {
+            Some(expression) => self.truth(expression).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    pub(super) fn make_sidecar(&mut self, container: SlotId) -> Result<(), MergeError> {
+        let existing = self.document.member(container, "restartPolicy")?;
+        let length = self.pointer.len();
+        push_token(&mut self.pointer, "restartPolicy");
+        if existing.is_none() {
+            self.document.add_member(container, Key::new("restartPolicy"), Content::Scalar("\"Always\""));
+            self.note_added();
+        } else {
+            self.confirm();
+        }
+        self.pointer.truncate(length);
+        Ok(())
+    }
+
+    /// Moves an author's overlay to the position of the injected container. A later pass leaves it there, because
+    /// others may have inserted elements beside it since. It also stays if another container has its name, which no API
+    /// server accepts: the last one counts, and a move would change which one that is.
+    pub(super) fn put_in_place(
+        &mut self,
+        list: SlotId,
+        container: SlotId,
+        element: Element<'a>,
+        keyed: &'static KeyedList,
+        list_pointer: usize,
+    ) -> Result<(), MergeError> {
+        let Some(position) = element.position().filter(|_| !keyed.siblings.is_empty() && !self.earlier.is_there) else {
+            return Ok(());
+        };
+        let position = self.insert_position(Some(position))?;
+        let all: Vec<_> = self.document.children(list).collect();
+        self.charge_looks(all.len())?;
+        let Some(own) = all.iter().position(|slot| *slot == container) else { return Ok(()) };
+        let name = self.document.value_of(container, "name");
+        if all.iter().any(|slot| *slot != container && same_key(self.document.value_of(*slot, "name"), name)) {
+            return Ok(());
+        }
+        // Positions are counted without the container itself.
+        let without = |index: usize| index - usize::from(index > own);
+        let index = match &position {
+            InsertPosition::Last => None,
+            InsertPosition::First => Some(0),
+            InsertPosition::Before(name) => self.index_of(list, name, keyed)?.map(without),
+            InsertPosition::After(name) => self.index_of(list, name, keyed)?.map(|index| without(index + 1)),
+        };
+        let index = match (index, &position) {
+            (Some(index), InsertPosition::First | InsertPosition::After(_)) => {
+                let already = self.insert_counts.next(self.pointer.get(..list_pointer).unwrap_or_default(), &position);
+                Some((index + already).min(all.len() - 1))
+            }
+            (index, _) => index,
+        };
+        let index = index.unwrap_or(all.len() - 1);
+        if index != own {
+            self.note_move(list, container, list_pointer, keyed);
+            let before = all.iter().filter(|slot| **slot != container).nth(index).copied();
+            self.document.move_item(list, container, before);
+            self.edits += 1;
+            self.changes += 1;
+        }
+        Ok(())
+    }
+
+    /// Containers of all kinds share their names. A container that `$sidecar` moves is moved; all others are conflicts.
+    pub(super) fn find_elsewhere(
+        &mut self,
+        parent: SlotId,
+        list: SlotId,
+        keys: &Keys<'a>,
+        keyed: &'static KeyedList,
+        rule: ConflictRule,
+        element: Element<'a>,
+    ) -> Result<Option<SlotId>, MergeError> {
+        for name in keyed.siblings {
+            let Some(sibling) = self.document.member(parent, name)?.filter(|sibling| *sibling != list) else {
+                continue;
+            };
+            self.document.open(sibling)?;
+            let Some(found) = self.find(sibling, keys, keyed)? else { continue };
+            let moves = element.rules.is_some_and(|rules| rules.sidecar.is_some())
+                && matches!(*name, INIT_CONTAINERS | CONTAINERS)
+                && matches!(rule, ConflictRule::Merge | ConflictRule::Replace);
+            if !moves {
+                return Err(self.conflict_here(Reason::NameTaken));
+            }
+            let (target, source) =
+                if *name == CONTAINERS { (INIT_CONTAINERS, CONTAINERS) } else { (CONTAINERS, INIT_CONTAINERS) };
+            let current = self.current(found)?;
+            let there = self.pointer.replacen(target, source, 1);
+            let here = std::mem::replace(&mut self.pointer, there);
+            // It is appended first, and then moved to its position.
+            let list_pointer = self.pointer.rfind('/').unwrap_or(0);
+            self.note_move(sibling, found, list_pointer, keyed);
+            self.note_replaced(found);
+            self.pointer = here;
+            self.document.remove(found, sibling);
+            let length = self.pointer.rfind('/').unwrap_or(0);
+            let put = self.insert(list, element, Content::Value(current), keyed, length)?;
+            self.put.push(put);
+            self.note_added();
+            return Ok(Some(put));
+        }
+        Ok(None)
+    }
+}
 
 /// The items of a list, or the entries of a map by their keys.
 fn pairs<'v>(
@@ -445,5 +593,115 @@ fn pairs<'v>(
     match list.items(meter)? {
         Some(items) => Ok(Some(items.iter().map(|item| (Computed::Null, item.clone())).collect())),
         None => list.sorted_entries(meter),
+    }
+}
+
+/// Moves variables after those that they refer to. An existing variable moves only if it was joined and refers to
+/// another existing one; new ones move before it. `own` are the slots added in this pass, and is updated if they get
+/// other slots. `before_move` is called before anything else is moved.
+pub(super) fn order_env_by_refs<'a>(
+    document: &mut Document<'a>,
+    list: SlotId,
+    entries: &[SlotId],
+    own: &mut Vec<SlotId>,
+    mut before_move: impl FnMut(&Document<'a>, &[SlotId], SlotId),
+) {
+    let mut order: Vec<(SlotId, Option<Cow<'_, str>>)> = Vec::new();
+    // Each variable moves at most once, so circular references end.
+    for entry in entries {
+        let needed = references(document, *entry);
+        if needed.is_empty() {
+            continue;
+        }
+        if order.is_empty() {
+            let name = |slot| document.value_of(slot, "name").and_then(Value::as_str);
+            order.reserve(ENTRIES);
+            order.extend(document.children(list).map(|slot| (slot, name(slot))));
+        }
+        let Some(at) = order.iter().position(|(slot, _)| slot == entry) else { continue };
+        let is_needed = |name: &Option<Cow<'_, str>>| name.as_ref().is_some_and(|name| needed.contains(&**name));
+        let behind = order.iter().enumerate().skip(at + 1).filter(|(_, (_, name))| is_needed(name));
+        let behind: Vec<_> = behind.map(|(place, (slot, _))| (place, *slot)).collect();
+        let Some((end, _)) = behind.last().copied() else { continue };
+        let is_new = |slot: SlotId| document.state(slot) == State::Added;
+        // New variables without references can stand anywhere, so no variable of the author has to move.
+        let movable = behind.iter().all(|(_, slot)| is_new(*slot) && references(document, *slot).is_empty());
+        if !is_new(*entry) && movable {
+            for (index, (place, slot)) in behind.into_iter().enumerate() {
+                let moved = document.move_item(list, slot, Some(*entry));
+                moved_to(own, slot, moved);
+                let (_, name) = order.remove(place);
+                order.insert(at + index, (moved, name));
+            }
+        } else {
+            if own.binary_search(entry).is_err() {
+                before_move(document, own, *entry);
+            }
+            let moved = document.move_item(list, *entry, order.get(end + 1).map(|(slot, _)| *slot));
+            moved_to(own, *entry, moved);
+            let (_, name) = order.remove(at);
+            order.insert(end, (moved, name));
+        }
+    }
+}
+
+/// Slot numbers rise, so a new slot is the last one.
+fn moved_to(own: &mut Vec<SlotId>, before: SlotId, moved: SlotId) {
+    if own.binary_search(&before).is_ok() {
+        own.push(moved);
+    }
+}
+
+/// The names that a variable's value refers to.
+fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
+    // Most values have no reference, and searching one byte is faster than finding a member or two bytes.
+    let may_refer = |raw: &str| has_byte(raw, b'$');
+    if matches!(document.content(entry), Content::Value(whole) if !may_refer(whole.raw())) {
+        return HashSet::new();
+    }
+    let Some(raw) = document.raw_of(entry, "value") else { return HashSet::new() };
+    if !may_refer(raw) || !raw.contains("$(") {
+        return HashSet::new();
+    }
+    text_of(raw).map(|text| names_in(&text).map(str::to_owned).collect()).unwrap_or_default()
+}
+
+/// The names in a text that stand as `$(NAME)`; `$$(NAME)` is a literal.
+fn names_in(text: &str) -> impl Iterator<Item = &str> {
+    // Nothing closes after the last bracket.
+    let mut rest = text.rfind(')').and_then(|end| text.get(..=end)).unwrap_or_default();
+    std::iter::from_fn(move || {
+        while let Some((_, behind)) = rest.split_once('$') {
+            if let Some(escaped) = behind.strip_prefix('$') {
+                rest = escaped;
+            } else if let Some((name, behind)) = behind.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
+                rest = behind;
+                return Some(name);
+            } else {
+                rest = behind;
+            }
+        }
+        None
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names_in;
+
+    #[test]
+    fn finds_references_as_kubernetes() {
+        for (text, names) in [
+            ("", &[][..]),
+            ("$(A)", &["A"]),
+            ("x$(A)y$(B)", &["A", "B"]),
+            ("$$(A)", &[]),
+            ("$$$(A)", &["A"]),
+            ("$(A", &[]),
+            ("$A", &[]),
+            ("a=$(A),b=${B}", &["A"]),
+        ] {
+            assert_eq!(names_in(text).collect::<Vec<_>>(), names, "{text}");
+        }
     }
 }

@@ -1,19 +1,23 @@
-//! Applies `$join`: the object's text stays, and missing pieces are added.
+//! Applies `$join`: the object's text stays, and missing pieces are added. A variable with `valueFrom`, which has no text,
+//! is renamed, and a new one refers to it.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 
 use serde_json::Value as Json;
 
-use crate::json::{Content, Key, Kind, OwnedTape, SlotId, Value, has_byte, write_string};
-use crate::profile::template::{Join, JoinFormat};
+use crate::json::{Content, Key, Kind, OwnedTape, SlotId, Value, write_string};
+use crate::profile::template::{Join, JoinFormat, JoinReference};
 use crate::schema::{Field, KeyedList};
 
-use super::pointer::push_token;
-use super::state::{Merge, MergeError, Part};
+use super::keys::{push_token, text_of};
+use super::merge::{Merge, MergeError, Part};
 
 /// The charge for each byte of a text that is split into pieces and compared, in bytes.
 const PIECES_COST: usize = 5;
+
+/// The prefix of the name of a renamed variable.
+const PREFIX: &str = "PILLION_";
 
 impl<'a> Merge<'_, 'a> {
     /// Adds missing pieces to an existing value. A value of another type stays as it is.
@@ -144,23 +148,73 @@ impl<'a> Merge<'_, 'a> {
         self.remember_env(existing, keyed);
         result
     }
-}
 
-/// The text of a JSON string; `None` if it is not a string.
-pub(super) fn text_of(raw: &str) -> Option<Cow<'_, str>> {
-    if !raw.starts_with('"') {
-        return None;
+    /// Joins a value to a variable with `valueFrom`.
+    pub(super) fn join_reference(
+        &mut self,
+        list: SlotId,
+        entry: SlotId,
+        value: Value<'a>,
+        join: &'a Join,
+    ) -> Result<(), MergeError> {
+        let name = self.document.value_of(entry, "name").and_then(Value::as_str).map(Cow::into_owned);
+        let (Some(name), JoinReference::Compose) = (name, join.value_from) else {
+            self.notes.push(format!("{}: is a reference, so nothing was joined to it", self.pointer).into());
+            return Ok(());
+        };
+        let moved_name = format!("{PREFIX}{name}");
+        let is_taken = |entry: SlotId| self.document.value_of(entry, "name").is_some_and(|name| name.is(&moved_name));
+        if self.document.children(list).any(is_taken) {
+            self.notes.push(format!("{}: {moved_name} is taken, so nothing was joined to it", self.pointer).into());
+            return Ok(());
+        }
+        let original = self.current(entry)?;
+        let mut moved = String::with_capacity(original.raw().len() + PREFIX.len());
+        moved.push('{');
+        for (index, (key, value)) in original.members().enumerate() {
+            if index > 0 {
+                moved.push(',');
+            }
+            write_string(&mut moved, &key.text());
+            moved.push(':');
+            if key.is("name") {
+                write_string(&mut moved, &moved_name);
+            } else {
+                moved.push_str(value.raw());
+            }
+        }
+        moved.push('}');
+        let prepend = match &join.prepend {
+            Some(text) => self.choice(text)?,
+            None => None,
+        };
+        let value = value.as_str().unwrap_or_default();
+        let there = format!("$({moved_name})");
+        let Some(joined) = text(&there, &value, prepend.as_deref(), join) else { return Ok(()) };
+        let place = self.document.children(list).position(|child| child == entry).unwrap_or(0);
+        let moved = self.keep(&moved)?;
+        self.document.insert_item(list, place, Content::Value(moved));
+        let here = self.pointer.clone();
+        let around = self.pointer.rfind('/').unwrap_or(0);
+        self.pointer.truncate(around);
+        push_token(&mut self.pointer, &moved_name);
+        self.note_added();
+        self.pointer = here;
+        // The original is the whole variable.
+        self.note_replaced(entry);
+        self.document.replace(entry, Content::Map);
+        let name = original.get("name").map_or(Content::Scalar("\"\""), Content::Value);
+        self.document.add_member(entry, Key::new("name"), name);
+        let joined = self.document.keep(joined);
+        self.document.add_member(entry, Key::new("value"), joined);
+        self.env.push(entry);
+        Ok(())
     }
-    if has_byte(raw, b'\\') {
-        let tape = OwnedTape::parse(raw).ok()?;
-        return tape.root().as_str().map(|text| Cow::Owned(text.into_owned()));
-    }
-    raw.get(1..raw.len() - 1).map(Cow::Borrowed)
 }
 
 /// Joins the missing pieces of a text to another, as a JSON string; `None` if nothing is missing. `prepend` goes in
 /// front.
-pub(super) fn text(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
+fn text(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
     let as_json = match join.format {
         JoinFormat::Text => None,
         JoinFormat::Json => Some(united(there, value)),
@@ -211,33 +265,33 @@ fn joined(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Optio
 /// Unites two JSON texts: existing keys of objects win, and lists get missing items. `None` if nothing is missing, or
 /// if their types differ, and then the existing text stays.
 fn united(there: &str, value: &str) -> Option<String> {
-    let ours = OwnedTape::parse(value).ok()?;
+    let added = OwnedTape::parse(value).ok()?;
     if there.trim().is_empty() {
         return Some(value.to_owned());
     }
-    let theirs = OwnedTape::parse(there).ok()?;
-    let (theirs, ours) = (theirs.root(), ours.root());
+    let existing = OwnedTape::parse(there).ok()?;
+    let (existing, added) = (existing.root(), added.root());
     // Existing text stays byte for byte: numbers may be longer than any Rust type.
-    let (is_empty, missing): (bool, Vec<String>) = match (theirs.kind(), ours.kind()) {
+    let (is_empty, missing): (bool, Vec<String>) = match (existing.kind(), added.kind()) {
         (Kind::Object, Kind::Object) => {
-            let there: HashSet<_> = theirs.members().map(|(key, _)| key.text()).collect();
-            let missing = ours.members().filter(|(key, _)| !there.contains(&key.text()));
+            let there: HashSet<_> = existing.members().map(|(key, _)| key.text()).collect();
+            let missing = added.members().filter(|(key, _)| !there.contains(&key.text()));
             let written = missing.map(|(key, value)| format!("\"{}\":{}", key.escaped(), value.raw()));
-            (theirs.members().next().is_none(), written.collect())
+            (existing.members().next().is_none(), written.collect())
         }
         (Kind::Array, Kind::Array) => {
             // A number that is too long to parse is compared by its text.
             let read = |item: Value<'_>| serde_json::from_str(item.raw()).unwrap_or_else(|_| Json::from(item.raw()));
-            let there: HashSet<_> = theirs.items().map(read).collect();
-            let missing = ours.items().filter(|item| !there.contains(&read(*item)));
-            (theirs.items().next().is_none(), missing.map(|item| item.raw().to_owned()).collect())
+            let there: HashSet<_> = existing.items().map(read).collect();
+            let missing = added.items().filter(|item| !there.contains(&read(*item)));
+            (existing.items().next().is_none(), missing.map(|item| item.raw().to_owned()).collect())
         }
         _ => return None,
     };
     if missing.is_empty() {
         return None;
     }
-    let raw = theirs.raw();
+    let raw = existing.raw();
     let (open, end) = raw.split_at_checked(raw.len().checked_sub(1)?)?;
     let comma = if is_empty { "" } else { "," };
     Some(format!("{open}{comma}{}{end}", missing.join(",")))
@@ -267,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_missing_is_added() {
+    fn join_adds_only_missing_pieces() {
         for (there, value, separator, key, expected) in [
             ("a,b", "b,c", ",", None, Some("a,b,c")),
             ("a,b", "b,a", ",", None, None),
@@ -282,14 +336,14 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_may_go_in_front() {
+    fn join_prepends_missing_piece() {
         assert_eq!(joined("b", "", ":", None, Some("a")).as_deref(), Some("a:b"));
         assert_eq!(joined("b", "c", ":", None, Some("a")).as_deref(), Some("a:b:c"));
         assert_eq!(joined("a:b", "b", ":", None, Some("a")), None);
     }
 
     #[test]
-    fn objects_and_lists_are_united() {
+    fn join_unites_json_objects_and_lists() {
         let united = |there: &str, value: &str, format| {
             let join = Join { separator: ",".into(), format, ..Join::default() };
             text(there, value, None, &join).map(|quoted| serde_json::from_str::<String>(&quoted).unwrap())
@@ -310,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn joining_twice_is_joining_once() {
+    fn join_is_idempotent() {
         let once = joined("a=1", "b=2,a=3", ",", Some("="), Some("z=0")).unwrap();
         assert_eq!(joined(&once, "b=2,a=3", ",", Some("="), Some("z=0")), None);
     }

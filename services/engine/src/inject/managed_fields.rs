@@ -1,7 +1,7 @@
 //! The fields that the author of the request wrote, by `metadata.managedFields`.
 //!
 //! In a CREATE review, managedFields name what the author wrote and nothing that admission added; the API server
-//! computes them. So defaults that a `LimitRange` put into an overlay container are told apart from the author's
+//! computes them. So defaults that a `LimitRange` put into an overlay container are distinguished from the author's
 //! values.
 
 use crate::json::Value;
@@ -79,7 +79,7 @@ mod tests {
     use crate::json::OwnedTape;
 
     #[test]
-    fn what_admission_added_is_not_the_authors() {
+    fn managed_fields_exclude_admission_defaults() {
         let object = json!({"metadata": {"managedFields": [{"fieldsV1": {"f:spec": {"f:nodeSelector": {}, "f:containers": {
             "k:{\"name\":\"proxy\"}": {
                 ".": {}, "f:image": {}, "f:args": {}, "f:resources": {},

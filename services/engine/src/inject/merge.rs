@@ -1,20 +1,394 @@
-//! Merges one template into one object.
+//! Merges one template into one object: the state of a merge, objects and their members.
 //!
 //! Objects merge by key, keyed lists by their keys, and everything else is one value. The author's value wins unless
 //! the template says otherwise. Expressions are evaluated at the place where their value goes, because they may read
 //! the existing value.
 //!
-//! What an earlier pass added is settled: it is left as it is, whatever changed it since, except for `$join` and an
-//! explicit `Replace`.
+//! A value that an earlier pass added is settled: it is left as it is, whatever changed it since, except for `$join` and
+//! an explicit `Replace`.
+//!
+//! The other files of this folder have further methods of [`Merge`]: `render` evaluates, `notes` writes the record,
+//! `elements` merges lists, `join` texts, `changes` changes existing elements, `containers` applies container rules.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use crate::context::{Arena, ProfileBindings};
 use crate::decision::Reason;
-use crate::json::{Content, Document, Key, Kind as JsonKind, OwnedTape, SlotId, Value};
-use crate::profile::template::{ConflictRule, Join, Kind, Node};
-use crate::schema::{self, Field, Type};
+use crate::expression::{Meter, Purpose};
+use crate::json::{Content, Document, Key, Kind as JsonKind, Malformed, OwnedTape, SlotId, State, Value};
+use crate::limits::{Excess, Protected};
+use crate::profile::template::{ConflictRule, Join, Kind, Node, Position, Rules};
+use crate::record::{ChangeKind, EarlierPass, RecordWriter};
+use crate::schema::{self, Field, OneOf, Type};
 
-use super::index::Keys;
-use super::pointer::push_token;
-use super::state::{Directives, Member, Merge, MergeError, MergeMode, Part};
+use super::keys::{Index, Keys, is_one_value, push_token};
+use super::managed_fields::ManagedFields;
+
+/// The list of init containers in the spec of a pod.
+pub(super) const INIT_CONTAINERS: &str = "initContainers";
+
+/// Why a template cannot be merged into an object.
+#[derive(Debug)]
+pub(crate) struct Conflict {
+    pub(crate) reason: Reason,
+    /// The pointer of the conflict: `/spec/containers/logger`.
+    pub(crate) place: Box<str>,
+}
+
+impl Conflict {
+    pub(super) fn new(reason: Reason, place: &str) -> Self {
+        Self { reason, place: place.into() }
+    }
+}
+
+/// An error that ends a merge.
+pub(super) enum MergeError {
+    Conflict(Conflict),
+    /// A conflict rule of the profile denies the object.
+    Denied(Conflict),
+    Malformed(Malformed),
+}
+
+impl MergeError {
+    pub(super) fn conflict(reason: Reason, place: &str) -> Self {
+        Self::Conflict(Conflict::new(reason, place))
+    }
+}
+
+impl From<&Excess> for MergeError {
+    fn from(excess: &Excess) -> Self {
+        Self::conflict(Reason::LimitExceeded, &excess.to_string())
+    }
+}
+
+impl From<Malformed> for MergeError {
+    fn from(malformed: Malformed) -> Self {
+        Self::Malformed(malformed)
+    }
+}
+
+/// A part of a template: a node with directives or expressions below it, or plain JSON.
+#[derive(Clone, Copy)]
+pub(super) enum Part<'a> {
+    Node(&'a Node),
+    Plain(Value<'a>),
+}
+
+/// The directives of a part that matter where it is merged.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Directives<'a> {
+    pub(super) conflict: Option<ConflictRule>,
+    pub(super) join: Option<&'a Join>,
+}
+
+/// Recording parts are merged at the current place. A directive changes the mode for everything below it.
+#[derive(Clone, Copy)]
+pub(super) struct MergeMode {
+    /// The rule for values that differ from the object.
+    pub(super) conflict: ConflictRule,
+    /// Whether an earlier pass added the current value.
+    pub(super) settled: bool,
+    /// Whether the current value is part of an addition of this pass, so that the record already covers it.
+    pub(super) within_added: bool,
+    /// Whether the current container is an author's overlay of an injected one.
+    pub(super) overlay: bool,
+}
+
+/// The inputs of a merge.
+pub(super) struct MergeInputs<'d, 'a> {
+    pub(super) document: &'d mut Document<'a>,
+    pub(super) insert_counts: &'d mut InsertCounts,
+    pub(super) merge_scratch: &'d mut MergeScratch<'a>,
+    pub(super) record: &'d mut RecordWriter,
+    pub(super) bindings: &'d ProfileBindings<'a>,
+    pub(super) arena: &'a Arena,
+    pub(super) managed_fields: ManagedFields<'a>,
+    /// The schema of the whole object.
+    pub(super) type_: &'static Type,
+    /// Whether the added containers are returned.
+    pub(super) collects_containers: bool,
+    /// Whether the profile changes containers that it adds itself.
+    pub(super) changes_own: bool,
+    pub(super) profile_origin: ProfileOrigin<'d>,
+}
+
+/// Whose profile is merged.
+#[derive(Default)]
+pub(super) enum ProfileOrigin<'d> {
+    /// The platform's, without a namespaced profile after it.
+    #[default]
+    Platform,
+    /// The platform's. The places that it confirms are protected from the namespaced profiles after it.
+    Watched(&'d mut Confirmed),
+    /// A namespace's, with the places that it must not change.
+    Namespace(&'d Protected),
+}
+
+/// Buffers that successive merges reuse.
+#[derive(Default)]
+pub(super) struct MergeScratch<'a> {
+    pointer: String,
+    scratch: String,
+    own: Vec<SlotId>,
+    env: Vec<SlotId>,
+    index: Index<'a>,
+}
+
+/// What a merge did.
+#[derive(Default)]
+pub(super) struct ApplyOutput {
+    /// The number of changes in the record.
+    pub(super) changes: usize,
+    /// Messages for the author of the object.
+    pub(super) notes: Vec<Box<str>>,
+    /// Pointers of the added containers, if they are collected.
+    pub(super) containers: Vec<Box<str>>,
+}
+
+/// The merge of one profile into one object.
+pub(super) struct Merge<'d, 'a> {
+    pub(super) document: &'d mut Document<'a>,
+    pub(super) bindings: &'d ProfileBindings<'a>,
+    pub(super) arena: &'a Arena,
+    pub(super) meter: Meter,
+    /// The meter for recognizing what an earlier pass did.
+    pub(super) again: Meter,
+    pub(super) managed_fields: ManagedFields<'a>,
+    /// The schema of the whole object.
+    pub(super) type_: &'static Type,
+    /// The changes of the same profile in an earlier pass.
+    pub(super) earlier: &'d EarlierPass<'a>,
+    pub(super) insert_counts: &'d mut InsertCounts,
+    pub(super) record: &'d mut RecordWriter,
+    pub(super) mode: MergeMode,
+    /// The number of changes in the record.
+    pub(super) changes: usize,
+    /// The number of edits, including those that one change in the record covers.
+    pub(super) edits: usize,
+    /// The pointer of the current place, with elements of keyed lists by their keys.
+    pub(super) pointer: String,
+    /// A buffer for values before they are stored.
+    pub(super) scratch: String,
+    /// The elements of the current list.
+    pub(super) index: Index<'a>,
+    /// New or joined environment variables: those of the current list after those of the lists around it.
+    pub(super) env: Vec<SlotId>,
+    /// The buffers to return at the end.
+    buffers: &'d mut MergeScratch<'a>,
+    /// Slots of the elements added in this pass. Slot numbers rise, so the list is sorted.
+    pub(super) own: Vec<SlotId>,
+    /// Containers that moved from the other list in this pass. The record has them as added.
+    pub(super) put: Vec<SlotId>,
+    pub(super) collects_containers: bool,
+    pub(super) changes_own: bool,
+    pub(super) profile_origin: ProfileOrigin<'d>,
+    /// The number of places that already were as the profile wants them.
+    pub(super) confirmations: usize,
+    /// Pointers of the containers added in this pass, if they are collected.
+    pub(super) containers: Vec<Box<str>>,
+    /// Messages for the author.
+    pub(super) notes: Vec<Box<str>>,
+}
+
+impl<'d, 'a> Merge<'d, 'a> {
+    pub(super) fn new(inputs: MergeInputs<'d, 'a>, earlier: &'d EarlierPass<'a>) -> Self {
+        let MergeInputs {
+            document,
+            insert_counts,
+            merge_scratch,
+            record,
+            bindings,
+            arena,
+            managed_fields,
+            type_,
+            collects_containers,
+            changes_own,
+            profile_origin,
+        } = inputs;
+        let MergeScratch { mut pointer, scratch, mut own, mut env, mut index } = std::mem::take(merge_scratch);
+        pointer.clear();
+        pointer.reserve(128);
+        own.clear();
+        own.reserve(32);
+        env.clear();
+        index.forget();
+        Self {
+            document,
+            bindings,
+            arena,
+            meter: bindings.meter(Purpose::Decide, Meter::PROFILE),
+            again: bindings.meter(Purpose::Recognize, Meter::PROFILE),
+            managed_fields,
+            type_,
+            earlier,
+            insert_counts,
+            record,
+            mode: MergeMode { conflict: ConflictRule::Merge, settled: false, within_added: false, overlay: false },
+            changes: 0,
+            edits: 0,
+            collects_containers,
+            changes_own,
+            profile_origin,
+            confirmations: 0,
+            pointer,
+            scratch,
+            index,
+            env,
+            own,
+            put: Vec::new(),
+            buffers: merge_scratch,
+            containers: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Returns the output of the merge, and its buffers to the next one.
+    pub(super) fn finish(self) -> ApplyOutput {
+        let Self { pointer, scratch, own, env, index, .. } = self;
+        *self.buffers = MergeScratch { pointer, scratch, own, env, index };
+        ApplyOutput { changes: self.changes, notes: self.notes, containers: self.containers }
+    }
+
+    pub(super) fn conflict_here(&self, reason: Reason) -> MergeError {
+        MergeError::conflict(reason, &self.pointer)
+    }
+}
+
+impl Part<'_> {
+    /// The kind of its value. Strings with expressions and changed values are resolved before this is called.
+    pub(super) fn kind(self) -> JsonKind {
+        match self {
+            Self::Plain(value) => value.kind(),
+            Self::Node(node) => match &node.kind {
+                Kind::Plain(tape) => tape.root().kind(),
+                Kind::Map(_) => JsonKind::Object,
+                Kind::List(_) => JsonKind::Array,
+                Kind::Text(..) | Kind::Changed(_) => JsonKind::Null,
+            },
+        }
+    }
+
+    /// Whether it is a list that changes or removes existing elements.
+    pub(super) fn changes_elements(self) -> bool {
+        let Self::Node(Node { kind: Kind::List(nodes), .. }) = self else { return false };
+        let mut rules = nodes.iter().filter_map(|node| node.rules.as_ref());
+        rules.any(|rules| rules.each.is_some() || rules.prune.is_some())
+    }
+
+    /// Whether it acts again on what an earlier pass added.
+    pub(super) fn acts_again(self) -> bool {
+        matches!(self, Self::Node(node) if node.acts_again)
+    }
+}
+
+/// An element of a template's list.
+#[derive(Clone, Copy)]
+pub(super) struct Element<'a> {
+    pub(super) part: Part<'a>,
+    /// The directives beside its fields.
+    pub(super) rules: Option<&'a Rules>,
+    /// The group that holds it.
+    pub(super) group: Option<&'a Node>,
+    /// The node with a `$when` that is not evaluated yet, because it reads the existing element.
+    pub(super) node: Option<&'a Node>,
+}
+
+impl<'a> Element<'a> {
+    /// The nodes with a `$when` that is not evaluated yet.
+    pub(super) fn pending_conditions(&self) -> impl Iterator<Item = &'a Node> + use<'a> {
+        self.group.filter(|group| group.uses_existing).into_iter().chain(self.node)
+    }
+
+    /// The position that it or its group sets.
+    pub(super) fn position(&self) -> Option<&'a Position> {
+        let own = self.rules.and_then(|rules| rules.position.as_ref());
+        own.or_else(|| self.of_group().and_then(|rules| rules.position.as_ref()))
+    }
+
+    /// The directives of its group.
+    pub(super) fn of_group(&self) -> Option<&'a Rules> {
+        self.group.and_then(|group| group.rules.as_deref())
+    }
+}
+
+/// A member of an object, existing or not.
+pub(super) struct Member<'a> {
+    /// The slot of the object.
+    pub(super) at: SlotId,
+    pub(super) key: Key<'a>,
+    /// The unescaped key.
+    pub(super) name: Cow<'a, str>,
+    /// The schema of the field.
+    pub(super) field: Option<&'static Field>,
+    /// The fields of the object that exclude each other.
+    pub(super) one_of: &'static OneOf,
+}
+
+impl<'a> Member<'a> {
+    pub(super) fn new(at: SlotId, key: Key<'a>, type_: &'static Type) -> Self {
+        let name = key.text();
+        let field = type_.field(&name);
+        Self { at, key, name, field, one_of: &type_.one_of }
+    }
+}
+
+/// The position of a new element.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum InsertPosition {
+    First,
+    Last,
+    /// Before the element with this name; last if there is none.
+    Before(Box<str>),
+    /// After the element with this name; last if there is none.
+    After(Box<str>),
+}
+
+/// Counts the elements that all profiles inserted at each position of a list, so that they keep their order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct InsertCounts(HashMap<Box<str>, Vec<(InsertPosition, usize)>>);
+
+impl InsertCounts {
+    /// The number of lists with insertions.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Resets the counts of the first position: namespaced profiles insert after what the platform inserted there.
+    pub(super) fn forget_first(&mut self) {
+        for positions in self.0.values_mut() {
+            positions.retain(|(position, _)| *position != InsertPosition::First);
+        }
+    }
+
+    /// Returns the count at a position and increments it.
+    pub(super) fn next(&mut self, list: &str, position: &InsertPosition) -> usize {
+        let positions = match self.0.get_mut(list) {
+            Some(positions) => positions,
+            None => self.0.entry(list.into()).or_default(),
+        };
+        if let Some((_, count)) = positions.iter_mut().find(|(at, _)| at == position) {
+            *count += 1;
+            return *count - 1;
+        }
+        positions.push((position.clone(), 1));
+        0
+    }
+}
+
+/// The value at a place before an earlier pass of the same profile.
+#[derive(Clone, Copy)]
+pub(super) enum OriginalValue<'a> {
+    /// The pass did not change it.
+    Unchanged,
+    /// There was no value.
+    Nothing,
+    /// This value.
+    Was(Value<'a>),
+}
+
+/// Places that the platform's profiles confirmed in this pass, by pointers as in the record.
+pub(super) type Confirmed = Vec<(Box<str>, ChangeKind)>;
 
 impl<'a> Merge<'_, 'a> {
     /// Merges a template into the object.
@@ -23,7 +397,7 @@ impl<'a> Merge<'_, 'a> {
         self.object(Document::ROOT, part, type_, None)
     }
 
-    /// Merges the members of an object. Fields that are keys of its list are known already.
+    /// Merges the members of an object. `keys` has the values of its key fields, if it is an element.
     pub(super) fn object(
         &mut self,
         at: SlotId,
@@ -60,13 +434,13 @@ impl<'a> Merge<'_, 'a> {
                     self.pointer.truncate(length);
                 }
             }
-            Part::Node(_) => return Err(self.conflict_at_hand(Reason::TypeConflict)),
+            Part::Node(_) => return Err(self.conflict_here(Reason::TypeConflict)),
         }
         Ok(())
     }
 
     /// Applies a part's directives to everything below it.
-    pub(super) fn follow(&mut self, directives: Directives<'a>) {
+    pub(super) fn apply_directives(&mut self, directives: Directives<'a>) {
         if let Some(rule) = directives.conflict {
             self.mode.conflict = rule;
             self.mode.settled &= rule != ConflictRule::Replace;
@@ -100,7 +474,7 @@ impl<'a> Merge<'_, 'a> {
             (JsonKind::Object, JsonKind::Object, None) => self.object(present, part, &schema::ANY, None),
             (JsonKind::Array, JsonKind::Array, Some(Field::Keyed(keyed))) => self.list(parent, present, part, keyed),
             (JsonKind::Array, JsonKind::Array, None) if part.changes_elements() => self.change_items(present, part),
-            (_, _, Some(_)) => Err(self.conflict_at_hand(Reason::TypeConflict)),
+            (_, _, Some(_)) => Err(self.conflict_here(Reason::TypeConflict)),
             // A scalar, or a list that is one value.
             _ => match self.value_of(part)? {
                 Some(value) => self.leaf(present, value),
@@ -121,12 +495,12 @@ impl<'a> Merge<'_, 'a> {
             // Values that admission added to an overlay are not the author's.
             ConflictRule::Merge if self.mode.overlay => {
                 self.charge(self.managed_fields.size())?;
-                if self.is_author_written() || self.is_known() {
+                if self.is_author_written() || self.is_earlier_replacement() {
                     return Ok(());
                 }
             }
             ConflictRule::Merge | ConflictRule::Keep => return Ok(()),
-            ConflictRule::Fail => return Err(self.conflict_at_hand(Reason::NameTaken)),
+            ConflictRule::Fail => return Err(self.conflict_here(Reason::NameTaken)),
             ConflictRule::Replace => {}
         }
         self.charge_content(Content::Value(value))?;
@@ -157,5 +531,212 @@ impl<'a> Merge<'_, 'a> {
         self.document.write(existing, &mut text);
         self.charge(text.len())?;
         Ok(OwnedTape::parse(text).is_ok_and(|tape| tape.root().means(value)))
+    }
+
+    /// Whether an object was just created for an addition, so that its parts cannot conflict.
+    pub(super) fn is_new(&self, at: SlotId, type_: &Type) -> bool {
+        self.mode.within_added
+            && !self.mode.settled
+            && matches!(type_.one_of, OneOf::Nothing)
+            && self.document.first(at).is_none()
+    }
+
+    /// Adds a member to a new object. Most of a sidecar is added so, without reading the object.
+    pub(super) fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), MergeError> {
+        let content = Content::Value(value);
+        self.charge_content(content)?;
+        self.document.add_member(at, key, content);
+        self.note_added();
+        Ok(())
+    }
+
+    /// Finds a member of an open object.
+    pub(super) fn find_member(&mut self, at: SlotId, name: &str) -> Result<Option<SlotId>, MergeError> {
+        let (looks, found) = self.document.look_for(at, name);
+        self.charge_looks(looks)?;
+        Ok(found)
+    }
+
+    /// Merges a member with its directives.
+    pub(super) fn node(
+        &mut self,
+        member: &Member<'a>,
+        existing: Option<SlotId>,
+        node: &'a Node,
+    ) -> Result<(), MergeError> {
+        let known = self.bindings.known();
+        self.bind_existing(node, existing)?;
+        let below = member.field.map_or(&schema::ANY, |field| match field {
+            Field::Object(type_) => type_,
+            Field::Keyed(keyed) => keyed.element,
+        });
+        if self.is_wanted(node)? {
+            let directives = self.directives(node)?;
+            if let Some(prune) = node.rules.as_ref().and_then(|rules| rules.prune.as_ref())
+                && let Some(existing) = existing
+            {
+                self.prune_map(existing, prune)?;
+            }
+            if let Some(part) = self.resolve(node, below)? {
+                self.bindings.forget(known);
+                return self.member(member, existing, part, directives);
+            }
+        }
+        self.bindings.forget(known);
+        Ok(())
+    }
+
+    pub(super) fn member(
+        &mut self,
+        member: &Member<'a>,
+        existing: Option<SlotId>,
+        part: Part<'a>,
+        directives: Directives<'a>,
+    ) -> Result<(), MergeError> {
+        let around = self.mode;
+        self.apply_directives(directives);
+        let present = existing.filter(|slot| self.document.kind(*slot) != JsonKind::Null);
+        if present.is_some() && self.mode.conflict != ConflictRule::Replace && self.is_earlier_addition() {
+            self.settle();
+        }
+        let result = match present {
+            Some(present) => self.merge_part(member.at, present, part, directives.join, member.field),
+            None if self.mode.settled && directives.join.is_none() && !part.acts_again() => Ok(()),
+            None => match self.clear_choice(member) {
+                Ok(true) => self.add_member(member, existing, part, directives.join),
+                Ok(false) => Ok(()),
+                Err(error) => Err(error),
+            },
+        };
+        self.mode = around;
+        result
+    }
+
+    /// Adds a member that is absent or null.
+    fn add_member(
+        &mut self,
+        member: &Member<'a>,
+        null: Option<SlotId>,
+        part: Part<'a>,
+        join: Option<&'a Join>,
+    ) -> Result<(), MergeError> {
+        let Member { at, key, field, .. } = *member;
+        let content = match (field, part) {
+            (Some(Field::Object(type_)), _) if type_.spread && part.kind() == JsonKind::Object => Content::Map,
+            (Some(Field::Keyed(_)), _) if part.kind() == JsonKind::Array => Content::List,
+            (_, Part::Node(Node { kind: Kind::Map(_), .. })) => Content::Map,
+            _ if self.mode.settled && join.is_none() => return Ok(()),
+            _ => match self.value_of(part)? {
+                Some(value) => Content::Value(value),
+                None => return Ok(()),
+            },
+        };
+        self.charge_content(content)?;
+        let original = null.map(|null| (self.document.content(null), self.document.state(null)));
+        let slot = match null {
+            Some(null) => {
+                self.document.replace(null, content);
+                null
+            }
+            None => self.document.add_member(at, key, content),
+        };
+        match (content, field) {
+            (Content::Map, Some(Field::Object(type_))) if type_.spread => self.object(slot, part, type_, None)?,
+            (Content::Map, _) => {
+                let type_ = match field {
+                    Some(Field::Object(type_)) => type_,
+                    _ => &schema::ANY,
+                };
+                let around = self.mode;
+                if !self.mode.settled {
+                    self.enter_added();
+                }
+                let result = self.object(slot, part, type_, None);
+                self.mode = around;
+                result?;
+                if !self.mode.settled && self.document.children(slot).next().is_some() {
+                    self.note_added();
+                }
+            }
+            (Content::List, Some(Field::Keyed(keyed))) => self.list(at, slot, part, keyed)?,
+            _ => {
+                self.join_front(slot, join)?;
+                self.note_added();
+            }
+        }
+        // A map or list is left out if all its parts are left out.
+        let is_made = matches!(self.document.content(slot), Content::Map | Content::List);
+        if is_made && self.document.children(slot).next().is_none() {
+            match original {
+                Some((original, State::Original)) => self.document.restore(slot, original),
+                Some((original, _)) => self.document.replace(slot, original),
+                None => self.document.remove(slot, at),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a member may be added to a choice: the object has no other member of the choice, or it was removed.
+    fn clear_choice(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
+        let others = self.alternatives(member);
+        if others.is_empty() {
+            return Ok(true);
+        }
+        match self.mode.conflict {
+            ConflictRule::Merge | ConflictRule::Keep => Ok(false),
+            ConflictRule::Fail => Err(self.conflict_here(Reason::NameTaken)),
+            ConflictRule::Replace => {
+                for other in others {
+                    self.remove_alternative(member.at, other);
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// The object's other members of the same choice: the author has chosen one of them.
+    fn alternatives(&self, member: &Member<'a>) -> Vec<SlotId> {
+        let Member { at, one_of, name, .. } = member;
+        if !one_of.holds(name) {
+            return Vec::new();
+        }
+        let is_other = |child: &SlotId| {
+            self.document.kind(*child) != JsonKind::Null
+                && self.document.key(*child).is_some_and(|key| !key.is(name) && one_of.holds(&key.text()))
+        };
+        self.document.children(*at).filter(is_other).collect()
+    }
+
+    /// Removes a member that excludes one of the profile's at the current place.
+    fn remove_alternative(&mut self, parent: SlotId, member: SlotId) {
+        let around = self.pointer.rfind('/').unwrap_or(0);
+        if let Some(key) = self.document.key(member) {
+            let mut pointer = self.pointer.get(..around).unwrap_or_default().to_owned();
+            push_token(&mut pointer, &key.text());
+            let own = std::mem::replace(&mut self.pointer, pointer);
+            self.note_replaced(member);
+            self.pointer = own;
+        }
+        self.document.remove(member, parent);
+    }
+}
+
+impl Node {
+    /// The value of a field that can be added as it stands in the template. Elements of lists are excluded, because
+    /// later steps search for them.
+    pub(super) fn as_one_value(&self, field: Option<&Field>, is_changed: bool) -> Option<Value<'_>> {
+        let Kind::Plain(tape) = &self.kind else { return None };
+        let value = tape.root();
+        let is_one = match field {
+            Some(Field::Keyed(keyed)) => {
+                value.kind() == JsonKind::Array
+                    && !is_changed
+                    && keyed.siblings.is_empty()
+                    && is_one_value(value, keyed)
+            }
+            Some(Field::Object(type_)) => !type_.spread,
+            None => true,
+        };
+        (is_one && self.rules.is_none()).then_some(value)
     }
 }

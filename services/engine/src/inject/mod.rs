@@ -2,28 +2,19 @@
 //!
 //! Profiles are applied one after the other. Each is applied as a whole or not at all.
 
+mod keys;
 pub(crate) mod managed_fields;
-mod pointer;
-mod index;
-mod state;
-mod confirmed;
-mod join;
-mod members;
-mod merge;
-mod container_check;
-mod moves;
-mod order;
 mod pod_resources;
-mod locate;
+mod undo;
+mod merge;
+mod render;
 mod notes;
 mod elements;
-mod references;
-mod render;
-mod rules;
-mod settled;
+mod join;
 mod changes;
-mod undo;
+mod containers;
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use pillion_api::names::INJECTED_ANNOTATION;
@@ -32,21 +23,21 @@ use pillion_api::profile::{ContainerType, OnError};
 use crate::context::{Arena, EvalContext};
 use crate::decision::{ProfileOutcome, Reason};
 use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, Value};
-use crate::limits::{Bounds, Excess, Limit, Protected};
+use crate::limits::{Excess, Limit, Protected, TenantLimits};
 use crate::patch::{self, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::{CompiledProfile, Limits};
 use crate::record::{Change, Record, RecordWriter};
 use crate::schema::Type;
 use crate::select::Selected;
 
-use join::text_of;
-pub(crate) use locate::{NamespaceChanges, without_record};
+use containers::ContainerOrigin;
+use keys::text_of;
 use managed_fields::ManagedFields;
-use pod_resources::PodResources;
-use rules::ContainerOrigin;
-use state::{
+use merge::{
     ApplyOutput, Confirmed, Conflict, InsertCounts, Merge, MergeError, MergeInputs, MergeScratch, ProfileOrigin,
 };
+use pod_resources::PodResources;
+pub(crate) use undo::{NamespaceChanges, without_record};
 pub use undo::{UndoError, Undone, undo};
 
 /// The node label for the operating system.
@@ -75,15 +66,17 @@ pub(crate) struct InjectTarget<'a> {
     pub(crate) arena: &'a Arena,
     /// The record of an earlier pass.
     pub(crate) earlier: Option<&'a Record>,
+    /// The limits of the namespaced profiles.
+    pub(crate) limits: TenantLimits<'a>,
 }
 
-/// Which selected profiles are left out, and why.
+/// Which profiles of the namespace are left out, and why.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Exclusions<'p, 'a> {
     /// Why profiles that stand in for cluster profiles are left out. The cluster profiles are applied instead.
     pub(crate) stand_ins: Option<&'p str>,
-    /// Why all namespaced profiles are left out, and what they did in an earlier pass, which is undone.
-    pub(crate) namespaces: Option<(&'p str, &'a NamespaceChanges<'a>)>,
+    /// Why all other profiles are left out, and the changes of an earlier pass that are undone first.
+    pub(crate) others: Option<(&'p str, &'a NamespaceChanges<'a>)>,
 }
 
 /// The result of applying all profiles.
@@ -97,13 +90,24 @@ pub(crate) struct Applied<'a> {
     pub(crate) protected: Option<Protected>,
 }
 
+impl Verdict {
+    /// The result of a profile that is not applied.
+    fn left_out(on_error: OnError, reason: Reason, detail: Box<str>) -> Self {
+        let outcome = match on_error {
+            OnError::Skip => ProfileOutcome::Skipped,
+            OnError::Deny => ProfileOutcome::Denied,
+        };
+        Self { outcome, reason, detail: Some(detail), notes: Vec::new() }
+    }
+}
+
 impl Exclusions<'_, '_> {
     /// Why a profile is left out; `None` if it is applied.
     fn reason(&self, selected: &Selected<'_>) -> Option<&str> {
         if selected.stands_in {
             self.stand_ins
         } else {
-            self.namespaces.map(|(why, _)| why).filter(|_| !selected.is_of_platform())
+            self.others.map(|(why, _)| why).filter(|_| !selected.is_of_platform())
         }
     }
 }
@@ -111,27 +115,25 @@ impl Exclusions<'_, '_> {
 /// Applies the profiles that selection left to be applied.
 pub(crate) fn apply<'a>(
     profiles: &[Selected<'a>],
-    subject: InjectTarget<'a>,
-    without: Exclusions<'_, 'a>,
-    bounds: Bounds<'_>,
+    target: InjectTarget<'a>,
+    exclusions: Exclusions<'_, 'a>,
 ) -> Result<Applied<'a>, Malformed> {
-    let (mut document, earlier) = match without.namespaces {
-        Some((_, work)) => (work.undone(subject.object, subject.type_)?, Some(&work.others)),
-        None => (Document::new(subject.object), subject.earlier),
+    let (mut document, earlier) = match exclusions.others {
+        Some((_, changes)) => (changes.undone(target.object, target.type_)?, Some(&changes.others)),
+        None => (Document::new(target.object), target.earlier),
     };
-    let is_alone = without.namespaces.is_some();
-    let resources = if subject.type_.is_pod() { PodResources::of(&mut document)? } else { None };
+    let is_alone = exclusions.others.is_some();
+    let resources = if target.type_.is_pod() { PodResources::of(&mut document)? } else { None };
     let mut record = RecordWriter::new();
     if let Some(earlier) = earlier {
         record.keep_others(earlier, |name| {
             let mut selected = profiles.iter().filter(|selected| selected.profile.display_name() == name);
-            selected.any(|selected| comes_into_question(selected))
+            selected.any(|selected| is_applicable(selected))
         });
     }
     let mut pass = Pass {
-        subject,
+        target,
         earlier,
-        bounds,
         record,
         insert_counts: InsertCounts::default(),
         merge_scratch: MergeScratch::default(),
@@ -143,17 +145,17 @@ pub(crate) fn apply<'a>(
     let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(profiles.len());
     for selected in profiles {
         let name = selected.profile.display_name();
-        let verdict = if !comes_into_question(selected) {
+        let verdict = if !is_applicable(selected) {
             None
         } else if gives_way(selected, verdicts.last(), earlier) {
             pass.record.keep_of(earlier, name);
             None
-        } else if selected.stands_in && comes_late(selected.profile, earlier) {
-            let detail = Some("the cluster profile that it extends was applied to the object before it".into());
-            Some(Verdict { outcome: ProfileOutcome::Skipped, reason: Reason::LimitExceeded, detail, notes: Vec::new() })
-        } else if let Some(why) = without.reason(selected) {
+        } else if selected.stands_in && is_too_late(selected.profile, earlier) {
+            let detail = "the cluster profile that it extends was applied to the object before it";
+            Some(Verdict::left_out(OnError::Skip, Reason::LimitExceeded, detail.into()))
+        } else if let Some(why) = exclusions.reason(selected) {
             pass.record.keep_of(earlier, name);
-            Some(left_out(selected.profile, Reason::LimitExceeded, why.into(), false))
+            Some(Verdict::left_out(selected.profile.on_error, Reason::LimitExceeded, why.into()))
         } else {
             Some(pass.apply_or_roll_back(&mut document, selected)?)
         };
@@ -167,7 +169,7 @@ pub(crate) fn apply<'a>(
 }
 
 /// Whether selection left a profile to be applied, if the profile that stands in for it is not applied.
-fn comes_into_question(selected: &Selected<'_>) -> bool {
+fn is_applicable(selected: &Selected<'_>) -> bool {
     let decision = &selected.decision;
     decision.outcome == ProfileOutcome::Unchanged || decision.reason == Reason::Extended
 }
@@ -184,26 +186,16 @@ fn gives_way(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlie
 }
 
 /// Whether a profile would replace one that was applied in an earlier pass.
-fn comes_late(profile: &CompiledProfile, earlier: Option<&Record>) -> bool {
+fn is_too_late(profile: &CompiledProfile, earlier: Option<&Record>) -> bool {
     let has = |name: &str| earlier.is_some_and(|earlier| earlier.has(name));
     !has(profile.display_name()) && profile.ancestors().next().is_some_and(has)
 }
 
-/// The result of a profile that is not applied.
-fn left_out(profile: &CompiledProfile, reason: Reason, detail: Box<str>, denies: bool) -> Verdict {
-    let outcome = match profile.on_error {
-        OnError::Skip if !denies => ProfileOutcome::Skipped,
-        OnError::Skip | OnError::Deny => ProfileOutcome::Denied,
-    };
-    Verdict { outcome, reason, detail: Some(detail), notes: Vec::new() }
-}
-
 /// One pass of all profiles over an object.
-struct Pass<'p, 'a> {
-    subject: InjectTarget<'a>,
+struct Pass<'a> {
+    target: InjectTarget<'a>,
     /// The record of an earlier pass, as far as it counts in this one.
     earlier: Option<&'a Record>,
-    bounds: Bounds<'p>,
     record: RecordWriter,
     insert_counts: InsertCounts,
     merge_scratch: MergeScratch<'a>,
@@ -214,7 +206,7 @@ struct Pass<'p, 'a> {
     is_touched: bool,
 }
 
-impl<'a> Pass<'_, 'a> {
+impl<'a> Pass<'a> {
     /// Applies a profile as a whole, or leaves the document as it was.
     fn apply_or_roll_back(
         &mut self,
@@ -233,27 +225,14 @@ impl<'a> Pass<'_, 'a> {
             self.record.extends(name, parent, self.earlier);
         }
         let output = match &bound {
-            Ok(bound) => self.apply_profile(document, selected, bound.as_ref().map(|bound| &bound.protected)),
-            Err(excess) => Err(MergeError::Conflict(Conflict::of(excess))),
-        };
-        let output = match output {
-            Ok(_) if !self.record.end() => Err((Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION), false)),
-            Ok(output) => {
-                let checked = match &bound {
-                    Ok(Some(bound)) => self.check(profile, bound, document),
-                    Ok(None) | Err(_) => Ok(()),
-                };
-                checked.map(|()| output).map_err(|excess| (Conflict::of(&excess), false))
-            }
-            Err(MergeError::Conflict(conflict)) => Err((conflict, false)),
-            Err(MergeError::Denied(conflict)) => Err((conflict, true)),
-            Err(MergeError::Malformed(malformed)) => return Err(malformed),
+            Ok(bound) => self.apply_and_check(document, selected, bound.as_ref()),
+            Err(excess) => Err(MergeError::from(excess)),
         };
         if !matches!(output, Ok(ApplyOutput { changes: 1.., .. })) {
             // The changes of an earlier pass are still there, at the revision of that pass.
             self.record.keep(mark, self.earlier, name);
         }
-        Ok(match output {
+        let (Conflict { reason, place }, on_error) = match output {
             Ok(ApplyOutput { changes, notes, containers }) => {
                 self.is_touched = true;
                 if self.injected.is_wanted {
@@ -263,15 +242,33 @@ impl<'a> Pass<'_, 'a> {
                     0 => (ProfileOutcome::Unchanged, Reason::AlreadyInjected),
                     _ => (ProfileOutcome::Applied, Reason::Injected),
                 };
-                Verdict { outcome, reason, detail: None, notes }
+                return Ok(Verdict { outcome, reason, detail: None, notes });
             }
-            Err((Conflict { reason, place }, denies)) => {
-                document.go_back();
-                self.insert_counts = insert_counts;
-                self.confirmed.truncate(confirmed);
-                left_out(profile, reason, place, denies)
-            }
-        })
+            Err(MergeError::Conflict(conflict)) => (conflict, profile.on_error),
+            Err(MergeError::Denied(conflict)) => (conflict, OnError::Deny),
+            Err(MergeError::Malformed(malformed)) => return Err(malformed),
+        };
+        document.go_back();
+        self.insert_counts = insert_counts;
+        self.confirmed.truncate(confirmed);
+        Ok(Verdict::left_out(on_error, reason, place))
+    }
+
+    /// Applies a profile, and checks its result if it is a namespaced one.
+    fn apply_and_check(
+        &mut self,
+        document: &mut Document<'a>,
+        selected: &Selected<'a>,
+        bound: Option<&Bound<'a>>,
+    ) -> Result<ApplyOutput, MergeError> {
+        let output = self.apply_profile(document, selected, bound.map(|bound| &bound.protected))?;
+        if !self.record.end() {
+            return Err(MergeError::conflict(Reason::RecordTooLarge, INJECTED_ANNOTATION));
+        }
+        if let Some(bound) = bound {
+            self.check(selected.profile, bound, document).map_err(|excess| MergeError::from(&excess))?;
+        }
+        Ok(output)
     }
 
     /// The state with which the result of a namespaced profile is compared.
@@ -285,7 +282,7 @@ impl<'a> Pass<'_, 'a> {
     /// The places that the platform's profiles changed so far; `None` if the record cannot be read.
     fn protected(&self) -> Option<Protected> {
         let record = self.record.so_far()?;
-        let places = self.confirmed.places().map(|(pointer, done)| (pointer.into(), done));
+        let places = self.confirmed.iter().map(|(pointer, done)| (Cow::Borrowed(&**pointer), *done));
         Some(Protected::new(record.of_the_platform().chain(places)))
     }
 
@@ -295,9 +292,9 @@ impl<'a> Pass<'_, 'a> {
         // A value that it removed and restored would belong to it from then on.
         let record = self.record.so_far().ok_or_else(Excess::unreadable)?;
         protected.check_replaced(record.replaced_by(profile.display_name()))?;
-        self.bounds.check(profile.limits(), self.subject.object, before.as_ref(), document, protected)?;
+        self.target.limits.check(profile.limits(), self.target.object, before.as_ref(), document, protected)?;
         let (patch, object) =
-            (patch::length(document) + self.record.len() + RECORD_AROUND, self.subject.object.raw().len());
+            (patch::length(document) + self.record.len() + RECORD_AROUND, self.target.object.raw().len());
         if patch::fits(patch, object) {
             return Ok(());
         }
@@ -315,7 +312,7 @@ impl<'a> Pass<'_, 'a> {
         selected: &Selected<'a>,
         protected: Option<&Protected>,
     ) -> Result<ApplyOutput, MergeError> {
-        let Self { subject, earlier, record, insert_counts, merge_scratch, injected, is_watched, confirmed, .. } = self;
+        let Self { target, earlier, record, insert_counts, merge_scratch, injected, is_watched, confirmed, .. } = self;
         let profile: &'a CompiledProfile = selected.profile;
         let Some(bindings) = &selected.bindings else { return Ok(ApplyOutput::default()) };
         let refuses_containers = profile.adds_linux_containers && is_for_windows(document)?;
@@ -333,8 +330,8 @@ impl<'a> Pass<'_, 'a> {
             merge_scratch,
             record,
             bindings,
-            arena: subject.arena,
-            managed_fields: ManagedFields::of(subject.object),
+            arena: target.arena,
+            managed_fields: ManagedFields::of(target.object),
             type_: profile.object_type(),
             collects_containers: injected.is_wanted || refuses_containers,
             changes_own: profile.rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected)),
@@ -348,9 +345,9 @@ impl<'a> Pass<'_, 'a> {
         if let Some(template) = &profile.template {
             merge.merge_template(template, profile.object_type())?;
         }
-        // Only now it is known whether conditional containers were added.
+        // Conditional containers are decided only now.
         if refuses_containers && !merge.containers.is_empty() {
-            return Err(MergeError::Conflict(Conflict::new(Reason::OperatingSystem, "/spec/os/name")));
+            return Err(MergeError::conflict(Reason::OperatingSystem, "/spec/os/name"));
         }
         if !profile.rules.is_empty() {
             let own = std::mem::take(&mut merge.containers);
@@ -363,15 +360,15 @@ impl<'a> Pass<'_, 'a> {
                 }
                 origin => origin,
             };
-            merge.rules(&profile.rules, subject.context.object, &origin)?;
+            merge.rules(&profile.rules, target.context.object, &origin)?;
             merge.containers = own;
         }
-        if merge.changes > 0 && subject.type_.is_pod() {
-            merge.check_containers(subject.object)?;
+        if merge.changes > 0 && target.type_.is_pod() {
+            merge.check_containers(target.object)?;
         }
         let output = merge.finish();
         if let Some(volume) = missing_volume(document, &profile.foreign_volumes)? {
-            return Err(MergeError::Conflict(Conflict::new(Reason::MissingVolume, volume)));
+            return Err(MergeError::conflict(Reason::MissingVolume, volume));
         }
         Ok(output)
     }
@@ -408,7 +405,7 @@ impl Injected {
 
     /// Whether a profile was already applied.
     fn knows(&self, profile: &str) -> bool {
-        self.profiles.iter().any(|known| **known == *profile)
+        self.profiles.iter().any(|applied| **applied == *profile)
     }
 
     /// The origin of a container, as a profile sees it. A tenant's profile never sees containers that the platform

@@ -1,23 +1,25 @@
-//! Notes changes in the record: what was added where, and the originals of replaced values.
+//! Writes changes into the record: the added places, and the originals of replaced values. Recognizes the changes of an
+//! earlier pass, and notes the places that the platform's profiles found as they want them.
 
 use std::borrow::Cow;
 
+use crate::expression::Meter;
 use crate::json::{Document, SlotId, Value};
-use crate::record::{Change, Move};
+use crate::record::{Change, ChangeKind, Move};
 use crate::schema::{self, KeyedList};
 
-use super::index::push_keys;
-use super::locate::{before, part_before, value_at};
-use super::state::{Merge, MergeError, OriginalValue};
+use super::keys::push_keys;
+use super::merge::{Element, InsertPosition, Merge, MergeError, OriginalValue, ProfileOrigin};
+use super::undo::{before, part_before, value_at};
 
 impl<'a> Merge<'_, 'a> {
     /// Whether an earlier pass of the same profile added the current value.
-    pub(super) fn is_ours(&self) -> bool {
+    pub(super) fn is_earlier_addition(&self) -> bool {
         self.earlier.added.iter().any(|pointer| *pointer == self.pointer)
     }
 
     /// Whether an earlier pass of the same profile replaced the current value, or one around it.
-    pub(super) fn is_known(&self) -> bool {
+    pub(super) fn is_earlier_replacement(&self) -> bool {
         self.earlier.replaced.iter().any(|(pointer, _)| is_at_or_below(&self.pointer, pointer))
     }
 
@@ -28,7 +30,7 @@ impl<'a> Merge<'_, 'a> {
             return;
         }
         self.changes += 1;
-        if !self.is_ours() {
+        if !self.is_earlier_addition() {
             self.record.add(&self.pointer);
         }
     }
@@ -62,7 +64,7 @@ impl<'a> Merge<'_, 'a> {
             return;
         }
         self.changes += 1;
-        if self.is_known() || self.is_below_ours() {
+        if self.is_earlier_replacement() || self.is_in_earlier_addition() {
             return;
         }
         if let Some(original) = self.document.raw(present) {
@@ -88,13 +90,13 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Changes a list without keys, which the record can only hold as a whole.
-    pub(super) fn as_one(
+    pub(super) fn change_whole_list(
         &mut self,
         list: SlotId,
         work: impl FnOnce(&mut Self) -> Result<(), MergeError>,
     ) -> Result<(), MergeError> {
         let mut original = String::new();
-        if !self.mode.within_added && !self.is_known() && !self.is_below_ours() {
+        if !self.mode.within_added && !self.is_earlier_replacement() && !self.is_in_earlier_addition() {
             self.document.write(list, &mut original);
         }
         let (around, edits, confirmations) = (self.mode, self.edits, self.confirmations);
@@ -107,7 +109,7 @@ impl<'a> Merge<'_, 'a> {
         }
         if self.edits > edits && !self.mode.within_added {
             self.changes += 1;
-            // A known list is in the record already.
+            // The record of an earlier pass has the list already.
             if !original.is_empty() {
                 self.record.replace(&self.pointer, &original, None);
             }
@@ -127,7 +129,7 @@ impl<'a> Merge<'_, 'a> {
         if let Some((pointer, original)) = all.find(|(pointer, _)| is_at_or_below(&self.pointer, pointer)) {
             return self.part_of(original, pointer.len());
         }
-        if self.is_below_ours() {
+        if self.is_in_earlier_addition() {
             // A container that moved along was in the other list.
             let there = self.moved_from();
             let moved = self.earlier.replaced.iter().find(|(pointer, _)| there.as_deref() == Some(&**pointer));
@@ -136,7 +138,10 @@ impl<'a> Merge<'_, 'a> {
             }
         }
         // In an element that was added as a whole, its parts had no originals.
-        if self.is_ours() || self.is_later() || (self.mode.settled && self.is_below_ours()) {
+        if self.is_earlier_addition()
+            || self.is_later_addition()
+            || (self.mode.settled && self.is_in_earlier_addition())
+        {
             return OriginalValue::Nothing;
         }
         OriginalValue::Unchanged
@@ -192,22 +197,76 @@ impl<'a> Merge<'_, 'a> {
     /// The pointer of the current container in the other list.
     fn moved_from(&self) -> Option<String> {
         let container = self.pointer.get(..container_length(&self.pointer)?)?;
-        let [ours, other] = if container.starts_with("/spec/initContainers/") {
+        let [current, other] = if container.starts_with("/spec/initContainers/") {
             ["/spec/initContainers/", "/spec/containers/"]
         } else {
             ["/spec/containers/", "/spec/initContainers/"]
         };
-        container.strip_prefix(ours).map(|name| format!("{other}{name}"))
+        container.strip_prefix(current).map(|name| format!("{other}{name}"))
     }
 
     /// Whether a later profile added the current value.
-    pub(super) fn is_later(&self) -> bool {
+    pub(super) fn is_later_addition(&self) -> bool {
         let mut later = self.earlier.later.iter();
         later.any(|change| matches!(change, Change::Added(pointer) if is_at_or_below(&self.pointer, pointer)))
     }
 
-    pub(super) fn is_below_ours(&self) -> bool {
+    pub(super) fn is_in_earlier_addition(&self) -> bool {
         self.earlier.added.iter().any(|pointer| is_at_or_below(&self.pointer, pointer))
+    }
+
+    /// Notes that the current place already is as the profile wants it.
+    pub(super) fn confirm(&mut self) {
+        self.confirmations += 1;
+        self.confirm_as(ChangeKind::Set);
+    }
+
+    /// Notes an element that the profile puts first, or before another one.
+    pub(super) fn note_in_front(&mut self, list: SlotId, element: Element<'a>, keyed: &'static KeyedList) {
+        let Some(position) = element.position().filter(|_| matches!(self.profile_origin, ProfileOrigin::Watched(_)))
+        else {
+            return;
+        };
+        // A profile must not fail because other profiles follow it, so this uses a meter of its own.
+        let meter = std::mem::replace(&mut self.meter, Meter::of(Meter::PROFILE));
+        let is_in_front = match self.insert_position(Some(position)) {
+            Ok(InsertPosition::First) => true,
+            Ok(InsertPosition::Before(name)) => matches!(self.index_of(list, &name, keyed), Ok(Some(_))),
+            Ok(InsertPosition::Last | InsertPosition::After(_)) | Err(_) => false,
+        };
+        self.meter = meter;
+        if is_in_front {
+            self.confirm_as(ChangeKind::PutInFront);
+        }
+    }
+
+    fn confirm_as(&mut self, done: ChangeKind) {
+        if let ProfileOrigin::Watched(confirmed) = &mut self.profile_origin
+            && !self.mode.within_added
+        {
+            confirmed.push((self.pointer.as_str().into(), done));
+        }
+    }
+
+    /// The number of elements at the start of a list that the platform put in front, and that the profile must leave
+    /// there. The first `list_pointer` bytes of the pointer name the list.
+    pub(super) fn front(
+        &mut self,
+        list: SlotId,
+        list_pointer: usize,
+        keyed: &'static KeyedList,
+    ) -> Result<usize, MergeError> {
+        let ProfileOrigin::Namespace(protected) = self.profile_origin else { return Ok(0) };
+        let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
+        let elements = self.document.children(list).map(|element| {
+            let mut pointer = list_pointer.to_owned();
+            push_keys(&mut pointer, keyed, |key| -> Option<Value<'a>> { self.document.value_of(element, key) });
+            pointer
+        });
+        let front = protected.front(elements);
+        let looks = self.document.children(list).count();
+        self.charge_looks(looks)?;
+        Ok(front)
     }
 }
 

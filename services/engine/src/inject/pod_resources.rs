@@ -4,7 +4,7 @@
 use crate::expression::Quantity;
 use crate::json::{Document, Malformed, OwnedTape, Value};
 
-use super::join::text_of;
+use super::keys::text_of;
 
 /// The spec of a pod with pod-level resources, before profiles are applied.
 pub(super) struct PodResources(OwnedTape);

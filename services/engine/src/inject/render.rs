@@ -14,9 +14,9 @@ use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, P
 use crate::record::{EarlierPass, RecordWriter};
 use crate::schema::Type;
 
-use super::state::{
-    Conflict, Directives, InsertCounts, InsertPosition, Merge, MergeError, MergeInputs, MergeScratch, OriginalValue,
-    Part, ProfileOrigin,
+use super::merge::{
+    Directives, InsertCounts, InsertPosition, Merge, MergeError, MergeInputs, MergeScratch, OriginalValue, Part,
+    ProfileOrigin,
 };
 
 /// The charge for reading one member or element, in bytes.
@@ -55,7 +55,7 @@ impl<'a> Merge<'_, 'a> {
         if let Some(value) = value
             && (expected.has_rule() || matches!(text, Text::Whole(_)))
         {
-            expected.check(value).map_err(|fault| self.failed(&EvaluationError::new(fault)))?;
+            expected.check(value).map_err(|message| self.failed(&EvaluationError::new(message)))?;
         }
         Ok(value)
     }
@@ -139,7 +139,7 @@ impl<'a> Merge<'_, 'a> {
         };
         let Some((_, node)) = fields.iter().find(|(key, _)| **key == *name) else { return Ok(None) };
         let known = self.bindings.known();
-        self.know_nothing_exists(node);
+        self.bind_nothing_existing(node);
         let part = if self.is_wanted(node)? { self.resolve(node, &crate::schema::ANY)? } else { None };
         self.bindings.forget(known);
         match part {
@@ -152,7 +152,7 @@ impl<'a> Merge<'_, 'a> {
     fn changed(&mut self, changed: &'a Changed, type_: &'static Type) -> Result<Option<Value<'a>>, MergeError> {
         let Some(part) = self.resolve(&changed.value, type_)? else { return Ok(None) };
         let Some(value) = self.value_of(part)? else { return Ok(None) };
-        self.on_copy(value, |merge| {
+        self.change_copy(value, |merge| {
             merge.mode.conflict = ConflictRule::Replace;
             merge.merge_template(&changed.changes, type_)
         })
@@ -160,7 +160,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Changes a copy of a value, without the record.
-    pub(super) fn on_copy(
+    pub(super) fn change_copy(
         &mut self,
         value: Value<'a>,
         work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
@@ -216,7 +216,7 @@ impl<'a> Merge<'_, 'a> {
                     out.push_str(key);
                     out.push_str("\":");
                     let known = self.bindings.known();
-                    self.know_nothing_exists(node);
+                    self.bind_nothing_existing(node);
                     let written = self.is_wanted(node)? && self.write_kind(node, out)?;
                     self.bindings.forget(known);
                     if !written {
@@ -234,8 +234,8 @@ impl<'a> Merge<'_, 'a> {
                 let start = out.len();
                 out.push('[');
                 self.expand(nodes, None, &crate::schema::ANY, &mut |merge, element| {
-                    for node in element.asks() {
-                        merge.know_nothing_exists(node);
+                    for node in element.pending_conditions() {
+                        merge.bind_nothing_existing(node);
                         if !merge.is_wanted(node)? {
                             return Ok(());
                         }
@@ -287,7 +287,7 @@ impl<'a> Merge<'_, 'a> {
         let conflict = match &rules.conflict {
             None => None,
             Some(Choice::Known(rule)) => Some(*rule),
-            Some(Choice::Found(text)) => Some(self.word(text, ConflictRule::from_word, ConflictRule::WORDS)?),
+            Some(Choice::Found(text)) => Some(self.keyword(text, ConflictRule::from_word, ConflictRule::WORDS)?),
         };
         Ok(Directives { conflict, join: rules.join.as_ref() })
     }
@@ -301,7 +301,7 @@ impl<'a> Merge<'_, 'a> {
         match position {
             None => Ok(InsertPosition::Last),
             Some(Position::End(Choice::Known(known))) => Ok(end(*known)),
-            Some(Position::End(Choice::Found(text))) => Ok(end(self.word(text, End::from_word, End::WORDS)?)),
+            Some(Position::End(Choice::Found(text))) => Ok(end(self.keyword(text, End::from_word, End::WORDS)?)),
             Some(Position::Before(name)) => Ok(self.choice(name)?.map_or(InsertPosition::Last, InsertPosition::Before)),
             Some(Position::After(name)) => Ok(self.choice(name)?.map_or(InsertPosition::Last, InsertPosition::After)),
         }
@@ -317,7 +317,12 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    fn word<T>(&mut self, text: &'a Text, read: impl Fn(&str) -> Option<T>, expected: &str) -> Result<T, MergeError> {
+    fn keyword<T>(
+        &mut self,
+        text: &'a Text,
+        read: impl Fn(&str) -> Option<T>,
+        expected: &str,
+    ) -> Result<T, MergeError> {
         let word = self.plain_text(text)?;
         read(&word).ok_or_else(|| self.failed(&EvaluationError::new(format!("expected {expected}, found {word:?}"))))
     }
@@ -346,7 +351,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Binds `existing` to the value of the object, if a part reads it.
-    pub(super) fn know_existing(&mut self, node: &Node, existing: Option<SlotId>) -> Result<(), MergeError> {
+    pub(super) fn bind_existing(&mut self, node: &Node, existing: Option<SlotId>) -> Result<(), MergeError> {
         if !node.uses_existing {
             return Ok(());
         }
@@ -364,7 +369,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Within a value that is written as a whole, nothing exists yet.
-    pub(super) fn know_nothing_exists(&self, node: &Node) {
+    pub(super) fn bind_nothing_existing(&self, node: &Node) {
         if node.uses_existing {
             self.bindings.know(EXISTING, Computed::none());
         }
@@ -409,7 +414,7 @@ impl<'a> Merge<'_, 'a> {
     /// long lists do not take quadratic time.
     pub(super) fn charge_looks(&mut self, looks: usize) -> Result<(), MergeError> {
         if self.record.is_full() {
-            return Err(MergeError::Conflict(Conflict::new(Reason::RecordTooLarge, INJECTED_ANNOTATION)));
+            return Err(MergeError::conflict(Reason::RecordTooLarge, INJECTED_ANNOTATION));
         }
         self.charge(looks.saturating_mul(LOOK_COST))
     }
@@ -426,6 +431,6 @@ impl<'a> Merge<'_, 'a> {
     /// The error of an expression that failed at the current place.
     pub(super) fn failed(&self, error: &EvaluationError) -> MergeError {
         let place = format!("{}: {}", self.pointer, error.message());
-        MergeError::Conflict(Conflict { reason: lookup::reason_of(error), place: place.into() })
+        MergeError::conflict(lookup::reason_of(error), &place)
     }
 }

@@ -1,14 +1,466 @@
-//! Undoes an injection: returns an object as its author wrote it, by its injection record.
+//! Undoes an injection: resolves the pointers of a record, and reverts the changes that it lists.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use pillion_api::names::INJECTED_ANNOTATION;
 use thiserror::Error;
 
-use super::locate;
-use crate::json::OwnedTape;
-use crate::record::Record;
-use crate::schema;
+use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, State, Value, write_escaped};
+use crate::record::{Change, Move, Record};
+use crate::schema::{self, Field, KeyedList, Type};
+
+use super::keys::push_keys;
+use super::pod_resources::PodResources;
+
+/// Up to this length, a list is searched without an index.
+const FEW: usize = 16;
+
+/// A place below the root of the object.
+struct Place {
+    parent: SlotId,
+    slot: Option<SlotId>,
+    field: Option<Field>,
+}
+
+/// Returns the original object: without the additions in the record, and with the originals restored. Lists and maps
+/// that become empty are removed too, because they were created for the additions.
+pub(crate) fn without_record(
+    object: Value<'_>,
+    record: &Record,
+    type_: &'static Type,
+) -> Result<Option<OwnedTape>, Malformed> {
+    undo_record(object, record, type_, &mut |_| {})
+}
+
+/// Like [`without_record`]. Calls `missing` with each place where there was nothing to undo.
+pub(super) fn undo_record(
+    object: Value<'_>,
+    record: &Record,
+    type_: &'static Type,
+    missing: &mut dyn FnMut(&str),
+) -> Result<Option<OwnedTape>, Malformed> {
+    let changes = undoable(record.changes());
+    let mut undoing = Undoing::of(object, type_);
+    undoing.undo_whole(&changes, missing)?;
+    undoing.remove_addition("/metadata/annotations/pillion.dev~1injected")?;
+    let mut text = String::with_capacity(object.raw().len());
+    undoing.document.write(Document::ROOT, &mut text);
+    Ok(OwnedTape::parse(text).ok())
+}
+
+/// The value at a place before changes of the whole object, as JSON; `None` if there was none.
+pub(super) fn before<'v>(
+    object: Value<'v>,
+    changes: Vec<Change<'v>>,
+    pointer: &str,
+    type_: &'static Type,
+) -> Result<Option<String>, Malformed> {
+    let changes = undoable(changes);
+    let mut undoing = Undoing::of(object, type_);
+    undoing.undo(&changes, &mut |_| {})?;
+    let Some(Place { slot: Some(slot), .. }) = undoing.locate(pointer)? else { return Ok(None) };
+    let mut text = String::new();
+    undoing.document.write(slot, &mut text);
+    Ok(Some(text))
+}
+
+/// A part of an object before changes below it, as JSON.
+pub(super) fn part_before<'v>(
+    part: Value<'v>,
+    changes: Vec<Change<'v>>,
+    type_: &'static Type,
+) -> Result<String, Malformed> {
+    let changes = undoable(changes);
+    let mut undoing = Undoing { depth: 1, ..Undoing::of(part, type_) };
+    undoing.undo(&changes, &mut |_| {})?;
+    let mut text = String::new();
+    undoing.document.write(Document::ROOT, &mut text);
+    Ok(text)
+}
+
+/// The changes that namespaced profiles made in an earlier pass, except those that stand in for cluster profiles.
+pub(crate) struct NamespaceChanges<'r> {
+    changes: Vec<Undoable<'r>>,
+    /// The record without these changes.
+    pub(super) others: Record,
+}
+
+impl<'r> NamespaceChanges<'r> {
+    /// Reads them from the record; `None` if there are none. `stands_in` returns whether a profile stands in now.
+    pub(crate) fn of(record: &'r Record, stands_in: impl Fn(&str) -> bool) -> Option<Self> {
+        let (changes, others) = record.split(stands_in)?;
+        Some(Self { changes: undoable(changes), others })
+    }
+
+    /// Returns the object without these changes.
+    pub(super) fn undone(&'r self, object: Value<'r>, type_: &'static Type) -> Result<Document<'r>, Malformed> {
+        let mut undoing = Undoing::of(object, type_);
+        undoing.undo_whole(&self.changes, &mut |_| {})?;
+        Ok(undoing.document)
+    }
+}
+
+/// A change with everything that is needed to undo it.
+enum Undoable<'v> {
+    Added(Cow<'v, str>),
+    Replaced(Replaced<'v>),
+    Moved(Move<'v>),
+}
+
+/// A replaced place, with the last token as the key of a member, and the original.
+struct Replaced<'v> {
+    pointer: Cow<'v, str>,
+    key: String,
+    original: Value<'v>,
+    /// For a removed element, the token of the element before it; empty if it was the first.
+    behind: Option<String>,
+}
+
+fn undoable<'v>(changes: impl IntoIterator<Item = Change<'v>>) -> Vec<Undoable<'v>> {
+    let read = |change: Change<'v>| {
+        let (pointer, original, behind) = match change {
+            Change::Added(pointer) => return Undoable::Added(pointer),
+            Change::Moved(moved) => return Undoable::Moved(moved),
+            Change::Replaced(replaced) => replaced,
+        };
+        let around = pointer.rsplit_once('/').map_or("", |(around, _)| around);
+        let behind = behind.map(|key| if key.is_empty() { String::new() } else { format!("{around}{key}") });
+        let mut key = String::new();
+        write_escaped(&mut key, &unescape(last_token(&pointer)));
+        Undoable::Replaced(Replaced { pointer, key, original, behind })
+    };
+    changes.into_iter().map(read).collect()
+}
+
+/// An object whose changes are undone.
+struct Undoing<'v> {
+    document: Document<'v>,
+    type_: &'static Type,
+    elements: Elements,
+    /// The minimum depth of lists and maps that may have been created for additions: `metadata` and `spec` are the
+    /// author's.
+    depth: usize,
+}
+
+/// An index of the elements of long lists by token, those with the same token in order. Each list is read once, not
+/// once for each place in the record. Removed elements stay in the index.
+#[derive(Default)]
+struct Elements(HashMap<SlotId, HashMap<String, Vec<SlotId>>>);
+
+impl<'v> Undoing<'v> {
+    fn of(object: Value<'v>, type_: &'static Type) -> Self {
+        Self { document: Document::new(object), type_, elements: Elements::default(), depth: 2 }
+    }
+
+    /// Undoes changes of a whole object, including the growth of pod-level resources.
+    fn undo_whole(&mut self, changes: &'v [Undoable<'v>], missing: &mut dyn FnMut(&str)) -> Result<(), Malformed> {
+        let resources = if self.type_.is_pod() { PodResources::of(&mut self.document)? } else { None };
+        self.undo(changes, missing)?;
+        resources.map_or(Ok(()), |resources| resources.shrink(&mut self.document))
+    }
+
+    /// Restores what was replaced or moved and removes what was added, from the last change to the first.
+    fn undo(&mut self, changes: &'v [Undoable<'v>], missing: &mut dyn FnMut(&str)) -> Result<(), Malformed> {
+        for change in changes.iter().rev() {
+            match change {
+                Undoable::Added(pointer) => {
+                    if !self.remove_addition(pointer)? {
+                        missing(pointer);
+                    }
+                }
+                Undoable::Replaced(replaced) => {
+                    if !self.restore(replaced)? {
+                        missing(&replaced.pointer);
+                    }
+                }
+                Undoable::Moved(moved) => self.move_back(moved)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes an addition. Returns false if it was not there.
+    fn remove_addition(&mut self, pointer: &str) -> Result<bool, Malformed> {
+        let Some(Place { parent, slot: Some(slot), .. }) = self.locate(pointer)? else { return Ok(false) };
+        // The index of the list does not hold a restored element, so it is dropped.
+        if self.document.state(slot) == State::Added {
+            self.elements.forget(parent);
+        }
+        self.document.remove(slot, parent);
+        self.remove_empty_parent(pointer)?;
+        Ok(true)
+    }
+
+    /// Restores an original. Returns false if there is no place for it.
+    fn restore(&mut self, replaced: &'v Replaced<'v>) -> Result<bool, Malformed> {
+        let Replaced { pointer, key, original, behind } = replaced;
+        let original = Content::Value(*original);
+        self.create_parent(pointer)?;
+        let Some(Place { parent, slot, .. }) = self.locate(pointer)? else { return Ok(false) };
+        match (self.document.kind(parent), slot, behind.as_deref()) {
+            // A removed element. An element with the same keys is another one, which the author wrote.
+            (Kind::Array, _, Some(behind)) => {
+                let index = if behind.is_empty() { Some(0) } else { self.index_behind(parent, behind)? };
+                let added = self.document.insert_item(parent, index.unwrap_or(usize::MAX), original);
+                self.elements.put(&self.document, parent, last_token(pointer), added);
+            }
+            (kind, Some(slot), _) => {
+                if kind == Kind::Array {
+                    self.elements.forget(parent);
+                }
+                self.document.replace(slot, original);
+            }
+            (Kind::Array, None, None) => {
+                let added = self.document.insert_item(parent, usize::MAX, original);
+                self.elements.put(&self.document, parent, last_token(pointer), added);
+            }
+            (Kind::Object, None, _) => {
+                self.document.add_member(parent, Key::new(key), original);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Moves an element of a list after the element that it followed, if both exist.
+    fn move_back(&mut self, Move { pointer, behind, same }: &Move<'_>) -> Result<(), Malformed> {
+        let Some((list, token)) = pointer.rsplit_once('/') else { return Ok(()) };
+        let Some(Place { slot: Some(list), field: Some(Field::Keyed(keyed)), .. }) = self.locate(list)? else {
+            return Ok(());
+        };
+        let Some(item) = self.element(list, token, keyed, 0)? else { return Ok(()) };
+        let place = match behind.strip_prefix('/') {
+            None => 0,
+            Some(behind) => {
+                let Some(behind) = self.element(list, behind, keyed, *same)? else { return Ok(()) };
+                let others = self.document.children(list).filter(|child| *child != item);
+                others.take_while(|child| *child != behind).count() + 1
+            }
+        };
+        let before = self.document.children(list).filter(|child| *child != item).nth(place);
+        let moved = self.document.move_item(list, item, before);
+        self.elements.moved(&self.document, list, token, item, moved);
+        Ok(())
+    }
+
+    /// The index after an element of a list; `None` if the element is gone.
+    fn index_behind(&mut self, list: SlotId, behind: &str) -> Result<Option<usize>, Malformed> {
+        let Some(Place { parent, slot: Some(slot), .. }) = self.locate(behind)? else { return Ok(None) };
+        let index = || self.document.children(list).position(|child| child == slot);
+        Ok((parent == list).then(index).flatten().map(|index| index + 1))
+    }
+
+    /// Creates the list or map around a place: the API server drops empty ones.
+    fn create_parent(&mut self, pointer: &str) -> Result<(), Malformed> {
+        let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
+        if let Some(Place { parent, slot: None, field: Some(field) }) = self.locate(around)?
+            && self.document.kind(parent) == Kind::Object
+        {
+            let content = match field {
+                Field::Keyed(_) => Content::List,
+                Field::Object(type_) if type_.spread => Content::Map,
+                Field::Object(_) => return Ok(()),
+            };
+            // These field names need no escapes.
+            let Some(field) = field_of(around, self.type_) else { return Ok(()) };
+            self.document.add_member(parent, Key::new(field), content);
+        }
+        Ok(())
+    }
+
+    /// Removes the list or map around a place if it is empty and was created for an addition. An empty map that would
+    /// be one addition as a whole is the author's: `securityContext: {}`.
+    fn remove_empty_parent(&mut self, pointer: &str) -> Result<(), Malformed> {
+        let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
+        if around.matches('/').count() < self.depth {
+            return Ok(());
+        }
+        let is_made = |field: Option<Field>| match field {
+            Some(Field::Keyed(_)) => true,
+            Some(Field::Object(type_)) => type_.spread,
+            None => false,
+        };
+        if let Some(Place { parent, slot: Some(slot), field }) = self.locate(around)?
+            && is_made(field)
+            && self.document.children(slot).next().is_none()
+        {
+            self.document.remove(slot, parent);
+        }
+        Ok(())
+    }
+
+    /// Resolves a pointer; `None` if its parent does not exist.
+    fn locate(&mut self, pointer: &str) -> Result<Option<Place>, Malformed> {
+        let mut tokens = pointer.split('/').skip(1).peekable();
+        let mut parent = Document::ROOT;
+        let mut field = Some(Field::Object(self.type_));
+        while let Some(token) = tokens.next() {
+            let (slot, below) = match (self.document.kind(parent), field) {
+                (Kind::Object, _) => {
+                    let name = unescape(token);
+                    let below = match field {
+                        Some(Field::Object(type_)) => type_.field(&name).copied(),
+                        _ => None,
+                    };
+                    (self.document.member(parent, &name)?, below)
+                }
+                (Kind::Array, Some(Field::Keyed(keyed))) => {
+                    (self.element(parent, token, keyed, 0)?, Some(Field::Object(keyed.element)))
+                }
+                _ => return Ok(None),
+            };
+            match (slot, tokens.peek()) {
+                (slot, None) => return Ok(Some(Place { parent, slot, field: below })),
+                (Some(slot), Some(_)) => (parent, field) = (slot, below),
+                (None, Some(_)) => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Finds the element of a list with this number of later elements with the same key. As in the merge, 0 is the last
+    /// one.
+    fn element(
+        &mut self,
+        list: SlotId,
+        token: &str,
+        keyed: &KeyedList,
+        same: usize,
+    ) -> Result<Option<SlotId>, Malformed> {
+        self.document.open(list)?;
+        if same == 0 && self.document.children(list).nth(FEW).is_none() {
+            let mut name = String::new();
+            let is_named = |child: &SlotId| token_of(&self.document, *child, keyed, &mut name) == Some(token);
+            return Ok(self.document.children(list).filter(is_named).last());
+        }
+        let mut named = self.elements.of(&self.document, list, keyed, token).rev();
+        Ok(named.nth(same))
+    }
+}
+
+impl Elements {
+    /// The existing elements with a token, in their order.
+    fn of(
+        &mut self,
+        document: &Document<'_>,
+        list: SlotId,
+        keyed: &KeyedList,
+        token: &str,
+    ) -> impl DoubleEndedIterator<Item = SlotId> {
+        let by_token = self.0.entry(list).or_insert_with(|| {
+            let mut by_token: HashMap<String, Vec<SlotId>> = HashMap::new();
+            let mut name = String::new();
+            for child in document.children(list) {
+                let token = token_of(document, child, keyed, &mut name).unwrap_or_default();
+                match by_token.get_mut(token) {
+                    Some(named) => named.push(child),
+                    None => {
+                        by_token.insert(token.to_owned(), vec![child]);
+                    }
+                }
+            }
+            by_token
+        });
+        let named = by_token.get(token).map(Vec::as_slice).unwrap_or_default();
+        named.iter().copied().filter(|slot| document.state(*slot) != State::Removed)
+    }
+
+    /// Adds an inserted element to the index. Its order among elements with the same token is unknown.
+    fn put(&mut self, document: &Document<'_>, list: SlotId, token: &str, added: SlotId) {
+        let Some(by_token) = self.0.get_mut(&list) else { return };
+        let named = by_token.entry(token.to_owned()).or_default();
+        named.retain(|slot| document.state(*slot) != State::Removed);
+        if named.is_empty() {
+            named.push(added);
+        } else {
+            self.forget(list);
+        }
+    }
+
+    /// Updates an element that has a new slot or position.
+    fn moved(&mut self, document: &Document<'_>, list: SlotId, token: &str, before: SlotId, after: SlotId) {
+        if let Some(named) = self.0.get_mut(&list).and_then(|by_token| by_token.get_mut(token)) {
+            named.retain(|slot| *slot != before);
+        }
+        self.put(document, list, token, after);
+    }
+
+    /// Drops the index of a list, so that the list is read again.
+    fn forget(&mut self, list: SlotId) {
+        self.0.remove(&list);
+    }
+}
+
+/// The name of the field at the end of a pointer.
+fn field_of(pointer: &str, type_: &'static Type) -> Option<&'static str> {
+    let mut tokens = pointer.split('/').skip(1);
+    let mut around = type_;
+    let mut name = None;
+    while let Some(token) = tokens.next() {
+        let (field, below) = around.fields.iter().find(|(field, _)| *field == token)?;
+        name = Some(*field);
+        match below {
+            Field::Object(type_) => around = type_,
+            Field::Keyed(keyed) => {
+                if tokens.next().is_some() {
+                    name = None;
+                }
+                around = keyed.element;
+            }
+        }
+    }
+    name
+}
+
+/// The part of a value that a pointer names. The first `length` bytes of the pointer lead to the value.
+pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_: &'static Type) -> Option<Value<'v>> {
+    let mut field = Some(Field::Object(type_));
+    let mut found = value;
+    let mut end = 0;
+    for token in pointer.split('/').skip(1) {
+        end += token.len() + 1;
+        let is_below = end > length;
+        if let Some(Field::Keyed(keyed)) = field {
+            if is_below {
+                let mut keys = String::new();
+                let has_keys = |item: &Value<'v>| {
+                    keys.clear();
+                    push_keys(&mut keys, keyed, |key| item.get(key));
+                    keys.strip_prefix('/') == Some(token)
+                };
+                found = found.items().filter(has_keys).last()?;
+            }
+            field = Some(Field::Object(keyed.element));
+            continue;
+        }
+        let name = unescape(token);
+        if is_below {
+            found = found.get(&name)?;
+        }
+        field = match field {
+            Some(Field::Object(type_)) => type_.field(&name).copied(),
+            _ => None,
+        };
+    }
+    Some(found)
+}
+
+/// The token of an element, written to a buffer.
+fn token_of<'n>(document: &Document<'_>, element: SlotId, keyed: &KeyedList, name: &'n mut String) -> Option<&'n str> {
+    name.clear();
+    push_keys(name, keyed, |key| document.value_of(element, key));
+    name.strip_prefix('/')
+}
+
+fn last_token(pointer: &str) -> &str {
+    pointer.rsplit('/').next().unwrap_or_default()
+}
+
+fn unescape(token: &str) -> Cow<'_, str> {
+    if token.contains('~') { Cow::Owned(token.replace("~1", "/").replace("~0", "~")) } else { Cow::Borrowed(token) }
+}
 
 /// The result of undoing an injection.
 #[derive(Clone, Debug)]
@@ -40,8 +492,8 @@ pub enum UndoError {
 /// Undoes everything in the record of a pod or of a pod template. The record is trusted as it is: for manifests it does
 /// not matter who wrote it.
 ///
-/// The result is the original except for empty lists and maps. Those that injection created are removed, and the record
-/// does not tell about those that were empty before.
+/// The result is the original except for empty lists and maps: those that injection created are removed, and the record
+/// does not list those that were empty before.
 ///
 /// # Errors
 /// There is no record, or the record or the object cannot be parsed.
@@ -52,7 +504,7 @@ pub fn undo(pod: &str) -> Result<Undone, UndoError> {
     let annotation = object.at(&["metadata", "annotations", INJECTED_ANNOTATION]).ok_or(UndoError::NoRecord)?;
     let record = annotation.as_str().and_then(|text| Record::read(&text)).ok_or(UndoError::UnknownRecord)?;
     let mut gone = Vec::new();
-    let undone = locate::without_record_telling(object, &record, schema::of("", "pods"), &mut |place| {
+    let undone = undo_record(object, &record, schema::of("", "pods"), &mut |place| {
         gone.push(Box::from(place));
     });
     let object = undone.map_err(|error| malformed(&format!("the key {:?} stands twice", error.key)))?;
@@ -95,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_goes_and_what_was_replaced_comes_back() {
+    fn undo_removes_additions_and_restores_originals() {
         let record = record(
             &json!(["/spec/containers/proxy", "/spec/volumes/v"]),
             &json!([["/spec/containers/app/image", "old"], ["/spec/hostNetwork", true]]),
@@ -111,18 +563,18 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_somebody_changed_since_is_undone_as_any_other() {
+    fn undo_reverts_values_changed_since_injection() {
         let record = record(&json!(["/spec/containers/proxy"]), &json!([["/spec/containers/app/image", "old"]]));
         let mut pod = pod(&record);
-        pod["spec"]["containers"][0]["image"] = json!("somebody's");
-        pod["spec"]["containers"][1]["image"] = json!("somebody's");
+        pod["spec"]["containers"][0]["image"] = json!("changed");
+        pod["spec"]["containers"][1]["image"] = json!("changed");
         let undone = undo(&pod.to_string()).unwrap();
         assert_eq!(read(&undone)["spec"]["containers"], json!([{"name": "app", "image": "old"}]));
         assert_eq!(undone.gone, Vec::<Box<str>>::new());
     }
 
     #[test]
-    fn places_that_somebody_else_took_away_are_named() {
+    fn undo_lists_places_that_are_gone() {
         let record = record(
             &json!(["/spec/containers/other", "/spec/containers/proxy"]),
             &json!([["/spec/containers/gone/image", "old"]]),
@@ -133,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_record_nothing_is_undone() {
+    fn undo_needs_a_readable_record() {
         assert_eq!(undo("{}").unwrap_err(), UndoError::NoRecord);
         let unknown = pod(&json!({"version": 2, "profiles": []}));
         assert_eq!(undo(&unknown.to_string()).unwrap_err(), UndoError::UnknownRecord);

@@ -11,36 +11,100 @@
 //! violation is returned as an `Excess`, and the profile is not applied. Cluster profiles belong to the platform and
 //! have no limits.
 
-mod control;
-mod difference;
-mod excess;
-mod image;
 mod guardrails;
 mod pod_security;
 mod protected;
 mod scope;
 
-use std::collections::HashSet;
+use std::fmt;
 
-pub use control::{Control, PodSecurityLevel};
-pub(crate) use excess::{Excess, Limit};
-pub use guardrails::{Domain, Guardrails, VolumeKind};
-pub use image::ImagePrefix;
+pub use guardrails::{Domain, Guardrails, ImagePrefix, VolumeKind};
+pub use pod_security::{Control, PodSecurityLevel};
 pub(crate) use protected::Protected;
 
 use crate::json::{Document, OwnedTape, Value};
 use crate::namespace::NamespaceMetadata;
 use crate::profile::Limits;
-use pod_security::{CONTAINER_LISTS, Subject, Violation, name_of, violations};
 
-/// The inputs of the limits for one request.
+/// A limit of namespaced profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Limit {
+    /// A control of the Pod Security Standards.
+    PodSecurity(Control),
+    /// The registries of images.
+    Registry,
+    /// The kinds of volumes.
+    VolumeKind,
+    /// Tokens of the pod's service account.
+    ServiceAccountToken,
+    /// Volumes to mount, and their mount paths.
+    Mount,
+    /// Volumes as raw devices.
+    RawDevice,
+    /// Labels and annotations that other components rely on.
+    ReservedKey,
+    /// Fields of the pod that namespaced profiles must not change.
+    Field,
+    /// Removal of existing containers and volumes.
+    Removal,
+    /// Changes of fields that the platform's profiles added or set.
+    Protected,
+    /// The position in lists of elements that the platform's profiles added or moved.
+    Order,
+    /// The number of added containers.
+    Containers,
+    /// The number of added volumes.
+    Volumes,
+    /// The number of added environment variables.
+    Env,
+    /// The number of added mounts.
+    Mounts,
+    /// The number of added labels and annotations.
+    Keys,
+    /// The growth of the pod in bytes.
+    Bytes,
+    /// The size of the joint patch of all profiles, or of the patched pod.
+    Patch,
+    /// A pod or record that cannot be read, and so cannot be checked.
+    Unreadable,
+}
+
+/// A violation of a limit by a namespaced profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Excess {
+    /// The limit.
+    pub(crate) limit: Limit,
+    /// The path in the pod, with elements of lists by their keys: `/spec/containers/app/image`.
+    pub(crate) place: String,
+    /// The found value, the expected value, and the remedy.
+    pub(crate) message: String,
+}
+
+impl Excess {
+    pub(crate) fn new(limit: Limit, place: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { limit, place: place.into(), message: message.into() }
+    }
+
+    /// Creates the violation for an unreadable pod or record, for which no limit can be checked.
+    pub(crate) fn unreadable() -> Self {
+        Self::new(Limit::Unreadable, "/", "the pod or its record cannot be read, so no limit can be checked")
+    }
+}
+
+impl fmt::Display for Excess {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: {}", self.place, self.message)
+    }
+}
+
+/// The limits of the namespaced profiles of one request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds<'b> {
+pub(crate) struct TenantLimits<'b> {
     pub(crate) namespace: &'b NamespaceMetadata,
     pub(crate) guardrails: &'b Guardrails,
 }
 
-impl Bounds<'_> {
+impl TenantLimits<'_> {
     /// Checks the result of a namespaced profile with these limits. `before` is the object after preceding profiles, if
     /// they changed it.
     ///
@@ -95,59 +159,7 @@ pub(crate) fn check(
     protected.check(before, after)?;
     scope::check(before, after, protected, guardrails)?;
     let label = PodSecurityLevel::from_label(namespace.label(PodSecurityLevel::LABEL));
-    check_pod_security(before, after, label.max(guardrails.minimum_pod_security))
-}
-
-/// Checks that the pod has no new violation of a control. The controls of the level apply to all elements. Existing
-/// elements must also keep fulfilling controls of higher levels that they fulfilled before.
-fn check_pod_security(before: Value<'_>, after: Value<'_>, level: PodSecurityLevel) -> Result<(), Excess> {
-    let known = violations(before);
-    let names: HashSet<_> = elements(before).map(|(_, name)| name).collect();
-    let weak: HashSet<_> = known.iter().map(|violation| (violation.control, &violation.subject)).collect();
-    let counts = |violation: &&Violation<'_>| {
-        let was_there = match &violation.subject {
-            Subject::Pod => true,
-            Subject::Container(name) | Subject::Volume(name) => names.contains(name),
-        };
-        let was_fulfilled = was_there && !weak.contains(&(violation.control, &violation.subject));
-        violation.control.level() <= level || was_fulfilled
-    };
-    let after_all = violations(after);
-    match after_all.iter().filter(|violation| !known.contains(*violation)).find(counts) {
-        Some(violation) => Err(excess(violation, after, level)),
-        None => Ok(()),
-    }
-}
-
-/// Returns the containers and volumes of a pod, as list and name.
-fn elements(pod: Value<'_>) -> impl Iterator<Item = (&'static str, std::borrow::Cow<'_, str>)> {
-    CONTAINER_LISTS.into_iter().chain(["volumes"]).flat_map(move |list| {
-        let items = pod.at(&["spec", list]).into_iter().flat_map(Value::items);
-        items.map(move |item| (list, name_of(item)))
-    })
-}
-
-fn excess(violation: &Violation<'_>, pod: Value<'_>, level: PodSecurityLevel) -> Excess {
-    let Violation { control, subject, field, found } = violation;
-    let path = field.replace('.', "/");
-    let place = match subject {
-        Subject::Pod if field.starts_with("metadata") => format!("/{path}"),
-        Subject::Pod => format!("/spec/{path}"),
-        Subject::Container(name) => {
-            let list = elements(pod).find(|(list, other)| *list != "volumes" && other == name);
-            format!("/spec/{}/{name}/{path}", list.map_or("containers", |(list, _)| list))
-        }
-        Subject::Volume(name) => format!("/spec/volumes/{name}/{path}"),
-    };
-    let what = if found.is_empty() { "what should be there is missing".to_owned() } else { format!("{found:?}") };
-    let whose = if control.level() <= level { "of the namespace's pods" } else { "that was fulfilled before" };
-    let message = format!(
-        "{what} violates the Pod Security control {control} ({}) {whose}; expected {}; change it in the profile, or let a \
-         cluster profile do it",
-        control.level(),
-        control.expected(),
-    );
-    Excess::new(Limit::PodSecurity(*control), place, message)
+    pod_security::check(before, after, label.max(guardrails.minimum_pod_security))
 }
 
 #[cfg(test)]

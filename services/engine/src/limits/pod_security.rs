@@ -1,4 +1,4 @@
-//! Evaluates the Pod Security Standards for a pod: violated controls, with their paths and values.
+//! The Pod Security Standards: their levels and controls, and the violations of a pod with their paths and values.
 //!
 //! The controls are those of Kubernetes 1.36, with two exceptions that follow the oldest versions, because the enforced
 //! version is not known here. Pods with their own user namespace (`hostUsers: false`) may not run as root or unmask
@@ -8,14 +8,18 @@
 //! A boolean field with a value of another type counts as `true`: the API server rejects it anyway.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
 
 use indexmap::IndexSet;
+use serde::{Deserialize, Serialize};
 
-use super::control::Control;
 use crate::json::{Kind, Value};
 
+use super::{Excess, Limit};
+
 /// The lists of a pod's containers.
-pub(super) const CONTAINER_LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
+const CONTAINER_LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
 /// Capabilities that containers have by default, or that are harmless.
 const BASELINE_CAPABILITIES: [&str; 13] = [
@@ -60,9 +64,142 @@ const RESTRICTED_VOLUMES: [&str; 8] =
 /// The prefix of the annotations that `appArmorProfile` replaced, one for each container.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
+/// The fields of a container that define calls of the kubelet.
+const HANDLERS: [(&[&str], &str); 5] = [
+    (&["livenessProbe"], "livenessProbe.host"),
+    (&["readinessProbe"], "readinessProbe.host"),
+    (&["startupProbe"], "startupProbe.host"),
+    (&["lifecycle", "postStart"], "lifecycle.postStart.host"),
+    (&["lifecycle", "preStop"], "lifecycle.preStop.host"),
+];
+
+/// A level of the Pod Security Standards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PodSecurityLevel {
+    /// Prevents known escalations of privilege.
+    #[default]
+    Baseline,
+    /// Follows current best practices for hardening pods.
+    Restricted,
+}
+
+impl PodSecurityLevel {
+    /// The label that sets the enforced level of a namespace.
+    pub const LABEL: &str = "pod-security.kubernetes.io/enforce";
+
+    /// Returns the level that tenants' additions must meet. Without a label, and for `privileged`, it is `baseline`: a
+    /// tenant who may create privileged pods can do so directly, but must not do it through other authors' pods. An
+    /// unknown value means `restricted`, as in the API server.
+    #[must_use]
+    pub fn from_label(value: Option<&str>) -> Self {
+        match value {
+            None | Some("privileged" | "baseline") => Self::Baseline,
+            Some(_) => Self::Restricted,
+        }
+    }
+
+    /// Returns the level as written in labels and messages.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Baseline => "baseline",
+            Self::Restricted => "restricted",
+        }
+    }
+}
+
+impl fmt::Display for PodSecurityLevel {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+macro_rules! controls {
+    ($($(#[doc = $doc:literal])+ $name:ident => $level:ident, $title:literal, $expected:literal;)+) => {
+        /// A control of the Pod Security Standards.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Control {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Control {
+            /// All controls, in the order of Kubernetes' own list.
+            pub const ALL: &[Self] = &[$(Self::$name,)+];
+
+            /// Returns the lowest level that includes the control.
+            #[must_use]
+            pub const fn level(self) -> PodSecurityLevel {
+                match self { $(Self::$name => PodSecurityLevel::$level,)+ }
+            }
+
+            /// Returns Kubernetes' name of the control.
+            #[must_use]
+            pub const fn title(self) -> &'static str {
+                match self { $(Self::$name => $title,)+ }
+            }
+
+            /// Describes the allowed values, for messages.
+            #[must_use]
+            pub const fn expected(self) -> &'static str {
+                match self { $(Self::$name => $expected,)+ }
+            }
+        }
+    };
+}
+
+controls! {
+    /// Windows containers that run as host processes.
+    HostProcess => Baseline, "HostProcess", "hostProcess absent or false";
+    /// The host's network, process and IPC namespaces.
+    HostNamespaces => Baseline, "Host Namespaces", "hostNetwork, hostPID and hostIPC absent or false";
+    /// Containers with all privileges of the host.
+    PrivilegedContainers => Baseline, "Privileged Containers", "privileged absent or false";
+    /// Capabilities beyond a container's default ones.
+    Capabilities => Baseline, "Capabilities",
+        "none beyond AUDIT_WRITE, CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, MKNOD, NET_BIND_SERVICE, SETFCAP, SETGID, SETPCAP, SETUID and SYS_CHROOT";
+    /// Volumes of host folders.
+    HostPathVolumes => Baseline, "HostPath Volumes", "no hostPath";
+    /// Ports on the host.
+    HostPorts => Baseline, "Host Ports", "hostPort absent or 0";
+    /// Probes and hooks that make the kubelet call another host.
+    HostProbes => Baseline, "Host Probes / Lifecycle Hooks", "no host in probes and hooks";
+    /// An `AppArmor` profile other than the runtime's default or one of the node's.
+    AppArmor => Baseline, "AppArmor", "RuntimeDefault or Localhost, or nothing";
+    /// An `SELinux` user, role or type other than those for containers.
+    SeLinux => Baseline, "SELinux",
+        "no user, no role, and the type absent, container_t, container_init_t, container_kvm_t or container_engine_t";
+    /// An unmasked `/proc`.
+    ProcMount => Baseline, "/proc Mount Type", "procMount absent or Default";
+    /// An explicitly disabled seccomp profile.
+    Seccomp => Baseline, "Seccomp", "RuntimeDefault or Localhost, or nothing";
+    /// Sysctls that are not safe.
+    Sysctls => Baseline, "Sysctls", "only sysctls that Kubernetes calls safe";
+    /// Volume types outside of the allowed list.
+    VolumeTypes => Restricted, "Volume Types",
+        "configMap, csi, downwardAPI, emptyDir, ephemeral, persistentVolumeClaim, projected or secret";
+    /// Processes that may gain more privileges than their parents.
+    PrivilegeEscalation => Restricted, "Privilege Escalation", "allowPrivilegeEscalation: false";
+    /// Containers that may run as root.
+    RunningAsNonRoot => Restricted, "Running as Non-root", "runAsNonRoot: true on the container or the pod";
+    /// Containers that are set to run as root.
+    RunningAsNonRootUser => Restricted, "Running as Non-root user", "runAsUser absent or other than 0";
+    /// A seccomp profile that is not set.
+    SeccompRestricted => Restricted, "Seccomp (restricted)",
+        "seccompProfile.type RuntimeDefault or Localhost on the container or the pod";
+    /// Capabilities that are not dropped, or are added.
+    CapabilitiesRestricted => Restricted, "Capabilities (restricted)", "drop: [ALL], and nothing added but NET_BIND_SERVICE";
+}
+
+impl fmt::Display for Control {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.title())
+    }
+}
+
 /// The part of a pod that violates a control.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Subject<'v> {
+enum Subject<'v> {
     Pod,
     Container(Cow<'v, str>),
     Volume(Cow<'v, str>),
@@ -71,17 +208,69 @@ pub(super) enum Subject<'v> {
 /// A violation of a control. Two pods have the same violation if all fields are equal: another capability on the same
 /// container is another violation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Violation<'v> {
-    pub(super) control: Control,
-    pub(super) subject: Subject<'v>,
+struct Violation<'v> {
+    control: Control,
+    subject: Subject<'v>,
     /// The path of the field below the subject.
-    pub(super) field: &'static str,
+    field: &'static str,
     /// The found value; empty if a required field is absent.
-    pub(super) found: Cow<'v, str>,
+    found: Cow<'v, str>,
+}
+
+/// Checks that the pod has no new violation of a control. The controls of the level apply to all elements. Existing
+/// elements must also keep fulfilling controls of higher levels that they fulfilled before.
+pub(super) fn check(before: Value<'_>, after: Value<'_>, level: PodSecurityLevel) -> Result<(), Excess> {
+    let before_all = violations(before);
+    let names: HashSet<_> = elements(before).map(|(_, name)| name).collect();
+    let weak: HashSet<_> = before_all.iter().map(|violation| (violation.control, &violation.subject)).collect();
+    let counts = |violation: &&Violation<'_>| {
+        let was_there = match &violation.subject {
+            Subject::Pod => true,
+            Subject::Container(name) | Subject::Volume(name) => names.contains(name),
+        };
+        let was_fulfilled = was_there && !weak.contains(&(violation.control, &violation.subject));
+        violation.control.level() <= level || was_fulfilled
+    };
+    let after_all = violations(after);
+    match after_all.iter().filter(|violation| !before_all.contains(*violation)).find(counts) {
+        Some(violation) => Err(excess(violation, after, level)),
+        None => Ok(()),
+    }
+}
+
+/// Returns the containers and volumes of a pod, as list and name.
+fn elements(pod: Value<'_>) -> impl Iterator<Item = (&'static str, Cow<'_, str>)> {
+    CONTAINER_LISTS.into_iter().chain(["volumes"]).flat_map(move |list| {
+        let items = pod.at(&["spec", list]).into_iter().flat_map(Value::items);
+        items.map(move |item| (list, name_of(item)))
+    })
+}
+
+fn excess(violation: &Violation<'_>, pod: Value<'_>, level: PodSecurityLevel) -> Excess {
+    let Violation { control, subject, field, found } = violation;
+    let path = field.replace('.', "/");
+    let place = match subject {
+        Subject::Pod if field.starts_with("metadata") => format!("/{path}"),
+        Subject::Pod => format!("/spec/{path}"),
+        Subject::Container(name) => {
+            let list = elements(pod).find(|(list, other)| *list != "volumes" && other == name);
+            format!("/spec/{}/{name}/{path}", list.map_or("containers", |(list, _)| list))
+        }
+        Subject::Volume(name) => format!("/spec/volumes/{name}/{path}"),
+    };
+    let what = if found.is_empty() { "what should be there is missing".to_owned() } else { format!("{found:?}") };
+    let scope = if control.level() <= level { "of the namespace's pods" } else { "that was fulfilled before" };
+    let message = format!(
+        "{what} violates the Pod Security control {control} ({}) {scope}; expected {}; change it in the profile, or let a \
+         cluster profile do it",
+        control.level(),
+        control.expected(),
+    );
+    Excess::new(Limit::PodSecurity(*control), place, message)
 }
 
 /// Returns all violations of a pod, of both levels, in document order.
-pub(super) fn violations(pod: Value<'_>) -> IndexSet<Violation<'_>> {
+fn violations(pod: Value<'_>) -> IndexSet<Violation<'_>> {
     let spec = pod.get("spec");
     let mut evaluation = Evaluation {
         found: IndexSet::new(),
@@ -268,15 +457,6 @@ impl<'v> Evaluation<'v> {
     }
 }
 
-/// The fields of a container that define calls of the kubelet.
-const HANDLERS: [(&[&str], &str); 5] = [
-    (&["livenessProbe"], "livenessProbe.host"),
-    (&["readinessProbe"], "readinessProbe.host"),
-    (&["startupProbe"], "startupProbe.host"),
-    (&["lifecycle", "postStart"], "lifecycle.postStart.host"),
-    (&["lifecycle", "preStop"], "lifecycle.preStop.host"),
-];
-
 fn present(value: Option<Value<'_>>) -> Option<Value<'_>> {
     value.filter(|value| !value.is_null())
 }
@@ -304,4 +484,23 @@ fn is_confined(profile: Value<'_>) -> bool {
 /// Formats a value for messages: the content of a string, or the JSON of any other value.
 fn shown(value: Value<'_>) -> Cow<'_, str> {
     value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_level_is_restricted_missing_level_baseline() {
+        for (label, expected) in [
+            (None, PodSecurityLevel::Baseline),
+            (Some("privileged"), PodSecurityLevel::Baseline),
+            (Some("baseline"), PodSecurityLevel::Baseline),
+            (Some("restricted"), PodSecurityLevel::Restricted),
+            (Some("restrictedd"), PodSecurityLevel::Restricted),
+            (Some(""), PodSecurityLevel::Restricted),
+        ] {
+            assert_eq!(PodSecurityLevel::from_label(label), expected, "{label:?}");
+        }
+    }
 }

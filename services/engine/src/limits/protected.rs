@@ -1,13 +1,229 @@
 //! Protects the changes of the platform's profiles. Namespaced profiles must not change, remove or move them, or insert
 //! elements in front of them.
+//!
+//! The check lists the differences between two states of a pod, path by path. Elements of keyed lists are matched by their
+//! keys, as in the merge, so paths equal those in the injection record. If only one state has a list or map, its elements
+//! are listed one by one. The work is linear in the size of both states, and parts that are equal byte for byte are
+//! skipped.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::difference::{Difference, Differences, Order, pointer};
-use super::excess::{Excess, Limit};
-use crate::json::Value;
+use indexmap::IndexMap;
+
+use crate::json::{Kind, Value};
 use crate::record::ChangeKind;
+use crate::schema::{self, Field, KeyedList, Type};
+
+use super::{Excess, Limit};
+
+static POD: Field = Field::Object(&schema::POD);
+
+static CONTAINER: Field = Field::Object(&schema::CONTAINER);
+
+/// One path at which two states differ. At least one of them has a value there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change<'c, 'v> {
+    /// The tokens of the path from the root of the pod.
+    pub(super) path: &'c [String],
+    pub(super) before: Option<Value<'v>>,
+    pub(super) after: Option<Value<'v>>,
+    /// The innermost element of a keyed list on the path, in its later state.
+    pub(super) element: Option<Value<'v>>,
+    /// Whether this is a new element with the key of an existing one, so that it is uncertain which of them counts.
+    pub(super) is_duplicate: bool,
+}
+
+/// The key of an element of a list, and the number of earlier elements with the same key.
+pub(super) type ElementKey = (String, usize);
+
+/// A changed order of a keyed list: elements were added, removed or moved.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Order<'c> {
+    /// The tokens of the path of the list.
+    pub(super) path: &'c [String],
+    pub(super) before: &'c [ElementKey],
+    pub(super) after: &'c [ElementKey],
+}
+
+/// One difference.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Difference<'c, 'v> {
+    Change(Change<'c, 'v>),
+    Order(Order<'c>),
+}
+
+/// Walks through all differences.
+pub(super) struct Differences<'v, 's, E> {
+    path: Vec<String>,
+    element: Option<Value<'v>>,
+    see: &'s mut dyn FnMut(Difference<'_, 'v>) -> Result<(), E>,
+}
+
+/// A value before and after.
+type Pair<'v> = (Option<Value<'v>>, Option<Value<'v>>);
+
+impl<'v, 's, E> Differences<'v, 's, E> {
+    /// Walks through the differences of two pods.
+    pub(super) fn of_pods(
+        before: Value<'v>,
+        after: Value<'v>,
+        see: &'s mut dyn FnMut(Difference<'_, 'v>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut walk = Self { path: Vec::new(), element: None, see };
+        walk.value((Some(before), Some(after)), Some(&POD))
+    }
+
+    /// Walks through the differences of two containers. `path` is that of the second one.
+    pub(super) fn of_containers(
+        before: Value<'v>,
+        after: Value<'v>,
+        path: [&str; 3],
+        see: &'s mut dyn FnMut(Difference<'_, 'v>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut walk = Self { path: path.map(str::to_owned).into(), element: Some(after), see };
+        walk.value((Some(before), Some(after)), Some(&CONTAINER))
+    }
+
+    fn value(&mut self, (before, after): Pair<'v>, field: Option<&'static Field>) -> Result<(), E> {
+        // A null field equals an absent one.
+        let (before, after) = (before.filter(|value| !value.is_null()), after.filter(|value| !value.is_null()));
+        let is_or_absent = |kind| [before, after].into_iter().flatten().all(|value| value.kind() == kind);
+        let both = match (before, after) {
+            (None, None) => return Ok(()),
+            (Some(before), Some(after)) if before.raw() == after.raw() => return Ok(()),
+            (Some(_), Some(_)) => true,
+            _ => false,
+        };
+        match field {
+            Some(Field::Keyed(keyed)) if is_or_absent(Kind::Array) => self.list((before, after), keyed),
+            Some(Field::Object(type_)) if is_or_absent(Kind::Object) && (both || type_.spread) => {
+                self.object((before, after), type_)
+            }
+            None if both && is_or_absent(Kind::Object) => self.object((before, after), &schema::ANY),
+            _ if before.zip(after).is_some_and(|(before, after)| is_same(before, after)) => Ok(()),
+            _ => self.change(before, after, false),
+        }
+    }
+
+    fn change(&mut self, before: Option<Value<'v>>, after: Option<Value<'v>>, is_duplicate: bool) -> Result<(), E> {
+        let change = Change { path: &self.path, before, after, element: self.element, is_duplicate };
+        (self.see)(Difference::Change(change))
+    }
+
+    fn object(&mut self, pair: Pair<'v>, type_: &'static Type) -> Result<(), E> {
+        for (key, pair) in members(pair) {
+            self.path.push(key.into_owned());
+            let field = self.path.last().and_then(|name| type_.field(name));
+            self.value(pair, field)?;
+            self.path.pop();
+        }
+        Ok(())
+    }
+
+    fn list(&mut self, (before, after): Pair<'v>, keyed: &'static KeyedList) -> Result<(), E> {
+        // Elements with the same key are paired by their order.
+        let mut pairs: IndexMap<ElementKey, Pair<'v>> = IndexMap::new();
+        let mut orders = [Vec::new(), Vec::new()];
+        for (order, (is_after, list)) in orders.iter_mut().zip([(false, before), (true, after)]) {
+            let mut counts: HashMap<String, usize> = HashMap::new();
+            for element in list.into_iter().flat_map(Value::items) {
+                let key = token(element, keyed);
+                let count = counts.entry(key.clone()).or_default();
+                order.push((key.clone(), *count));
+                let pair = pairs.entry((key, *count)).or_default();
+                *count += 1;
+                *(if is_after { &mut pair.1 } else { &mut pair.0 }) = Some(element);
+            }
+        }
+        let [order_before, order_after] = orders;
+        let was_there: HashSet<_> = order_before.iter().map(|(key, _)| key).collect();
+        let around = self.element;
+        for ((key, _), (before, after)) in pairs {
+            let is_duplicate = before.is_none() && was_there.contains(&key);
+            self.path.push(key);
+            self.element = after;
+            let are_objects =
+                [before, after].map(|element| element.is_some_and(|element| element.kind() == Kind::Object));
+            match (before, after) {
+                (Some(before), Some(after)) if before.raw() == after.raw() => {}
+                (Some(_), Some(_)) if are_objects == [true, true] => self.object((before, after), keyed.element)?,
+                _ => self.change(before, after, is_duplicate)?,
+            }
+            self.path.pop();
+        }
+        self.element = around;
+        if order_before == order_after {
+            return Ok(());
+        }
+        (self.see)(Difference::Order(Order { path: &self.path, before: &order_before, after: &order_after }))
+    }
+}
+
+/// Pairs the members of two objects by key. The last of several members with one key counts.
+fn members<'v>((before, after): Pair<'v>) -> IndexMap<Cow<'v, str>, Pair<'v>> {
+    let mut pairs: IndexMap<Cow<'v, str>, Pair<'v>> = IndexMap::new();
+    for (key, value) in before.into_iter().flat_map(Value::members) {
+        pairs.entry(key.text()).or_default().0 = Some(value);
+    }
+    for (key, value) in after.into_iter().flat_map(Value::members) {
+        pairs.entry(key.text()).or_default().1 = Some(value);
+    }
+    pairs
+}
+
+/// Whether two values are equal as JSON.
+fn is_same(before: Value<'_>, after: Value<'_>) -> bool {
+    if before.raw() == after.raw() {
+        return true;
+    }
+    match (before.kind(), after.kind()) {
+        (Kind::Object, Kind::Object) => members((Some(before), Some(after)))
+            .into_values()
+            .all(|(before, after)| before.zip(after).is_some_and(|(before, after)| is_same(before, after))),
+        (Kind::Array, Kind::Array) => {
+            let (mut left, mut right) = (before.items(), after.items());
+            loop {
+                match (left.next(), right.next()) {
+                    (None, None) => return true,
+                    (Some(left), Some(right)) if is_same(left, right) => {}
+                    _ => return false,
+                }
+            }
+        }
+        (Kind::String | Kind::EscapedString, Kind::String | Kind::EscapedString) => before.as_str() == after.as_str(),
+        _ => false,
+    }
+}
+
+/// Returns the token of an element: the values of its key fields.
+fn token(element: Value<'_>, keyed: &KeyedList) -> String {
+    let mut token = String::new();
+    for (index, key) in keyed.keys.iter().enumerate() {
+        if index > 0 {
+            token.push(',');
+        }
+        let default = || keyed.defaults.iter().find(|(field, _)| field == key);
+        let value = element.get(key).map(|value| value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw())));
+        let value = value.or_else(|| default().map(|(_, text)| Cow::Borrowed(text.trim_matches('"'))));
+        token.push_str(&value.unwrap_or_default());
+    }
+    token
+}
+
+/// Formats a path as in the injection record: each token after a slash.
+pub(super) fn pointer(path: &[String]) -> String {
+    let mut pointer = String::with_capacity(path.iter().map(|token| token.len() + 1).sum());
+    for token in path {
+        pointer.push('/');
+        if token.contains(['~', '/']) {
+            pointer.push_str(&token.replace('~', "~0").replace('/', "~1"));
+        } else {
+            pointer.push_str(token);
+        }
+    }
+    pointer
+}
 
 /// Paths that the platform's profiles added or set, as pointers in the notation of the record.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +269,7 @@ impl Protected {
             Difference::Change(change) => {
                 let place = pointer(change.path);
                 let was_there = change.before.is_some() || change.is_duplicate;
-                self.touched(&place, was_there).map_or(Ok(()), |protected| Err(taken(&place, protected)))
+                self.touched(&place, was_there).map_or(Ok(()), |protected| Err(changed(&place, protected)))
             }
         })
     }
@@ -63,8 +279,9 @@ impl Protected {
     /// # Errors
     /// The first place that is.
     pub(crate) fn check_replaced<'p>(&self, mut places: impl Iterator<Item = Cow<'p, str>>) -> Result<(), Excess> {
-        places
-            .try_for_each(|place| self.touched(&place, true).map_or(Ok(()), |protected| Err(taken(&place, protected))))
+        places.try_for_each(|place| {
+            self.touched(&place, true).map_or(Ok(()), |protected| Err(changed(&place, protected)))
+        })
     }
 
     /// Returns the protected path that a change touches: the changed path, one of its parents, or a path below it if an
@@ -157,7 +374,7 @@ impl Protected {
     }
 }
 
-fn taken(place: &str, protected: &str) -> Excess {
+fn changed(place: &str, protected: &str) -> Excess {
     let message = format!(
         "a cluster profile has set {protected}, and a namespaced profile cannot change or remove it; leave it as it is"
     );
@@ -166,10 +383,106 @@ fn taken(place: &str, protected: &str) -> Excess {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
+    use serde_json::{Value as Json, json};
+
+    use crate::json::OwnedTape;
+
     use super::*;
 
+    fn places(before: &Json, after: &Json) -> Vec<String> {
+        let (before, after) =
+            (OwnedTape::parse(before.to_string()).unwrap(), OwnedTape::parse(after.to_string()).unwrap());
+        let mut places = Vec::new();
+        let mut see = |difference: Difference<'_, '_>| -> Result<(), ()> {
+            let Difference::Change(change) = difference else { return Ok(()) };
+            let sign = match (change.before, change.after) {
+                (None, _) => '+',
+                (_, None) => '-',
+                _ => '~',
+            };
+            places.push(format!("{sign}{}", pointer(change.path)));
+            Ok(())
+        };
+        Differences::of_pods(before.root(), after.root(), &mut see).unwrap();
+        places
+    }
+
     #[test]
-    fn a_change_touches_what_it_is_what_it_is_in_and_what_is_in_it() {
+    fn difference_names_elements_by_keys() {
+        let before = json!({
+            "metadata": {"labels": {"a": "1", "b": "2", "x/y": "1"}},
+            "spec": {
+                "containers": [
+                    {"name": "app", "image": "a", "ports": [{"containerPort": 80}], "securityContext": {"runAsUser": 1}},
+                    {"name": "gone"},
+                ],
+                "tolerations": [{"key": "a", "operator": "Exists"}],
+                "nodeName": null,
+            },
+        });
+        let after = json!({
+            "spec": {
+                "tolerations": [{"operator": "Exists", "key": "a"}],
+                "containers": [
+                    {"name": "app", "image": "b", "ports": [{"containerPort": 80, "protocol": "TCP"}],
+                     "env": [{"name": "A", "value": "1"}], "securityContext": {"runAsUser": 2}},
+                    {"name": "new"},
+                ],
+                "volumes": [{"name": "v"}],
+                "hostNetwork": true,
+            },
+            "metadata": {"labels": {"b": "3", "a": "1", "x/y": "2"}, "annotations": {"c": "d"}},
+        });
+        let expected = [
+            "~/metadata/labels/b",
+            "~/metadata/labels/x~1y",
+            "+/metadata/annotations/c",
+            "~/spec/containers/app/image",
+            "+/spec/containers/app/ports/80,TCP/protocol",
+            "~/spec/containers/app/securityContext/runAsUser",
+            "+/spec/containers/app/env/A",
+            "-/spec/containers/gone",
+            "+/spec/containers/new",
+            "+/spec/volumes/v",
+            "+/spec/hostNetwork",
+        ];
+        assert_eq!(places(&before, &after), expected);
+        assert_eq!(places(&before, &before), Vec::<String>::new());
+    }
+
+    #[test]
+    fn value_of_other_kind_is_one_difference() {
+        let before = json!({"spec": {"containers": [1, {"name": "a"}], "volumes": "x"}});
+        let after = json!({"spec": {"containers": {"name": "a"}, "volumes": [2]}});
+        assert_eq!(places(&before, &after), ["~/spec/containers", "~/spec/volumes"]);
+    }
+
+    #[test]
+    fn compares_equally_named_elements_in_order() {
+        let pod = |images: &[&str]| {
+            let containers: Vec<_> = images.iter().map(|image| json!({"name": "a", "image": image})).collect();
+            json!({"spec": {"containers": containers}})
+        };
+        assert_eq!(places(&pod(&["1", "2"]), &pod(&["1", "3"])), ["~/spec/containers/a/image"]);
+        assert_eq!(places(&pod(&["1"]), &pod(&["1", "2"])), ["+/spec/containers/a"]);
+    }
+
+    #[test]
+    fn compares_many_members_in_linear_time() {
+        let labels: serde_json::Map<_, _> = (0..100_000).map(|i| (format!("label-{i}"), json!("x"))).collect();
+        let reversed: serde_json::Map<_, _> = labels.clone().into_iter().rev().collect();
+        let containers: Vec<_> = (0..20_000).map(|i| json!({"name": format!("c-{i}")})).collect();
+        let pod = |labels: &serde_json::Map<_, _>, other: &str| json!({"metadata": {"labels": labels}, "spec": {"containers": containers, "nodeSelector": [labels], "x": other}});
+        let start = Instant::now();
+        assert_eq!(places(&pod(&labels, "1"), &pod(&reversed, "2")), ["~/spec/x"]);
+        // Quadratic work would take minutes.
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn change_touches_place_parents_and_children() {
         let protected = Protected::new([
             ("/spec/containers/proxy", ChangeKind::Added),
             ("/spec/containers/app/env/A", ChangeKind::Added),
@@ -197,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn platform_elements_keep_their_places() {
+    fn platform_elements_keep_their_order() {
         let protected = Protected::new([
             ("/spec/initContainers/lock", ChangeKind::Added),
             ("/spec/initContainers/second", ChangeKind::Added),

@@ -6,12 +6,12 @@ use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexMap;
 
-use super::difference::{Change, Difference, Differences, pointer};
-use super::excess::{Excess, Limit};
+use crate::json::Value;
+
 use super::guardrails::Guardrails;
 use super::pod_security::name_of;
-use super::protected::Protected;
-use crate::json::Value;
+use super::protected::{Change, Difference, Differences, Protected, pointer};
+use super::{Excess, Limit};
 
 /// The lists of containers that a profile can change.
 const LISTS: [&str; 2] = ["initContainers", "containers"];

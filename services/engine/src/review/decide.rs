@@ -1,167 +1,120 @@
-//! Decides a review on the mutating path, step by step. Each step may end the decision.
+//! Decides a review on the mutating path.
+//!
+//! A policy of the API server adds a scheduling gate to every pod that is created in a `held` namespace. The gate means
+//! that the pod was not decided yet. So every decision removes it in its patch, also if nothing is injected, or if a
+//! profile is left out because of its `onError`. The gate stays if there is no response, and on denied pods. Other gates
+//! keep their place and order.
+//!
+//! Another policy rejects pods of `required` namespaces that have no injection record. If guardrails ask for it, every
+//! decision that allows such a pod writes a record, which is empty if nothing is injected.
 
-use std::sync::Arc;
+use pillion_api::names::{INJECTION_GATE, InjectionLevel};
+use pillion_api::profile::OnError;
 
-use pillion_api::names::{InjectionLevel, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
-use pillion_api::profile::{OnError, Operation};
-
-use super::envelope::{Envelope, object_of};
-use super::found_record::FoundRecord;
-use super::{Decided, Endpoint, Facts, InternalError, Observer, Step, gate, mark, validating};
-use crate::context::{Arena, EvalContext};
+use super::context::{FoundRecord, ReviewContext};
+use super::{Decided, Endpoint, Facts, InternalError, Observer, Review, Step, validate};
+use crate::context::Arena;
 use crate::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
-use crate::expression::Allowances;
 use crate::inject::{self, Applied, Exclusions, InjectTarget, NamespaceChanges, Verdict};
-use crate::json::{BorrowedTape, Malformed, OwnedTape, Value};
-use crate::limits::{self, Bounds, Excess};
+use crate::json::{Document, Kind, Malformed, SlotId, Value};
+use crate::limits::{self, Excess, TenantLimits};
 use crate::patch::{self, CheckFault, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::target::Phase;
 use crate::record::RecordWriter;
-use crate::schema;
-use crate::select::revisions::TargetObject;
-use crate::select::{Selection, select};
-use crate::snapshot::{Namespace, Snapshot};
+use crate::select::{Selected, Selection, select};
+use crate::snapshot::Snapshot;
+
+/// Why an object cannot be injected.
+enum MutateError {
+    /// The author wrote a key twice. The API server never sends such an object, because it has decoded it.
+    Malformed(Malformed),
+    /// The patch failed its self-check.
+    SelfCheck(InternalError),
+}
+
+impl From<Malformed> for MutateError {
+    fn from(malformed: Malformed) -> Self {
+        Self::Malformed(malformed)
+    }
+}
+
+impl From<CheckFault> for MutateError {
+    fn from(error: CheckFault) -> Self {
+        match error {
+            CheckFault::Malformed(malformed) => Self::Malformed(malformed),
+            error => Self::SelfCheck(InternalError(error)),
+        }
+    }
+}
 
 /// Decides a review. Returns an error if the patch fails its self-check.
 pub(super) fn decide(
-    envelope: &Envelope<'_>,
-    tape: &BorrowedTape<'_>,
+    review: &Review<'_>,
     endpoint: Endpoint,
     snapshot: &Snapshot,
     facts: &Facts,
     observer: &mut impl Observer,
 ) -> Result<Decided, InternalError> {
-    let skipped = |reason| Ok(Decided { decision: Decision::skipped(reason), patch: None });
-    let Some(action) = envelope.action(endpoint.phase()) else { return skipped(Reason::OtherOperation) };
-    if action.phase == Phase::Validate {
-        return Ok(Decided {
-            decision: validating::decide(envelope, tape, action, endpoint, snapshot, facts, observer),
-            patch: None,
-        });
-    }
-    if action.is_pod() && action.operation != Operation::Create {
-        return skipped(Reason::OtherOperation);
-    }
-    if !action.is_pod() && !snapshot.profiles().has_resource(&envelope.namespace, action) {
-        return skipped(Reason::OtherResource);
-    }
-    let Some(object) = object_of(tape) else { return skipped(Reason::OtherResource) };
-    if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
-        return skipped(Reason::SystemNamespace);
-    }
-    let Some(level) = facts.level(endpoint) else { return skipped(Reason::NotOptedIn) };
-    if object.at(&["metadata", "deletionTimestamp"]).is_some_and(|time| !time.is_null()) {
-        return skipped(Reason::BeingDeleted);
-    }
-    if envelope.by_node && object.at(&["metadata", "annotations", MIRROR_ANNOTATION]).is_some() {
-        return skipped(Reason::MirrorPod);
-    }
-    let has_none = |containers: Value<'_>| containers.items().next().is_none();
-    if action.is_pod() && object.at(&["spec", "containers"]).is_none_or(has_none) {
-        return skipped(Reason::NoContainers);
-    }
-    // A namespace that was not found has only the failure mode by which the API server matched it.
-    let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
+    let context = match ReviewContext::for_decision(review, endpoint, snapshot, facts) {
+        Ok(context) => context,
+        Err(reason) => return Ok(Decided::without_patch(Decision::skipped(reason))),
+    };
     observer.begins(Step::Match);
-    let candidates = snapshot.candidates(&envelope.namespace, &namespace);
-    let arena = Arena::new();
-    let allowances = Allowances::until(facts.deadline);
-    let found = FoundRecord::find(object, facts.record_trust);
-    let guardrails = facts.guardrails.as_deref().unwrap_or_else(|| snapshot.guardrails());
-    let is_marked = guardrails.record_decisions && level == InjectionLevel::Required && action.is_pod();
-    let type_ = schema::of(&envelope.group, &envelope.resource);
-    let decided = found.original_object(object, type_).and_then(|original| {
-        let original = original.as_ref().map_or(object, OwnedTape::root);
-        let subject = TargetObject {
-            namespace_name: &envelope.namespace,
-            namespace: &namespace,
-            object: original,
-            record: found.genuine(),
-        };
-        let candidates = snapshot.chosen(Arc::clone(&candidates), subject, &facts.looked_up);
-        let context = EvalContext {
-            object: original,
-            request: tape.root().get("request").unwrap_or(object),
-            namespace_name: &envelope.namespace,
-            namespace: &namespace,
-            uid: &envelope.uid,
-            looked_up: &facts.looked_up,
-            allowances: &allowances,
-        };
-        let bounds = Bounds { namespace: &namespace, guardrails };
-        let selection = select(&candidates, action, level, context, &arena);
-        let record = found.genuine();
-        let taken_over = record.and_then(|record| record.taken_over(|name, parent| selection.heir(name, parent)));
-        let record = taken_over.as_ref().or(record);
-        let work = record.and_then(|record| NamespaceChanges::of(record, |name| selection.has_stand_in(name)));
-        let subject = InjectTarget { object, type_, context, arena: &arena, earlier: record };
-        inject(subject, level, is_marked, selection, &found, work.as_ref(), bounds, observer)
-    });
-    match decided {
-        Ok(decided) if is_marked && found.genuine().is_none() => mark::settle(object, decided?),
-        Ok(decided) => gate::settle(object, level, decided?),
-        // The author wrote it, and the API server never sends such an object, because it has decoded it.
-        Err(Malformed { key }) => {
-            Ok(Decided { decision: Decision::denied(Reason::DuplicateKey, format!("{key:?}")), patch: None })
-        }
+    if context.action.phase == Phase::Validate {
+        return Ok(Decided::without_patch(validate::decide(&context, observer)));
+    }
+    match mutate(&context, observer) {
+        Ok(decided) => Ok(decided),
+        Err(MutateError::Malformed(malformed)) => Ok(Decided::without_patch(malformed_object(&malformed))),
+        Err(MutateError::SelfCheck(error)) => Err(error),
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "there is one caller, and no two of them belong together")]
-fn inject<'v>(
-    subject: InjectTarget<'v>,
-    level: InjectionLevel,
-    is_marked: bool,
-    selection: Selection<'v>,
-    found: &FoundRecord,
-    earlier: Option<&'v NamespaceChanges<'v>>,
-    bounds: Bounds<'_>,
-    observer: &mut impl Observer,
-) -> Result<Result<Decided, InternalError>, Malformed> {
+/// Denies an object in which a key stands twice.
+pub(super) fn malformed_object(malformed: &Malformed) -> Decision {
+    Decision::denied(Reason::DuplicateKey, format!("{:?}", malformed.key))
+}
+
+/// Selects the profiles for an object, and merges them into it.
+fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<Decided, MutateError> {
+    let (object, level, guardrails) = (context.object, context.level, context.guardrails());
+    let marks = guardrails.record_decisions && level == InjectionLevel::Required && context.action.is_pod();
+    let original = context.original()?;
+    let arena = Arena::new();
+    let eval_context = context.eval_context(&original);
+    let candidates = context.candidates(&original);
+    let selection = select(&candidates, context.action, level, eval_context, &arena);
+
+    // The record of an earlier pass. A cluster profile takes over the entry of a profile that stood in for it.
+    let record = original.record.genuine();
+    let taken_over = record.and_then(|record| record.taken_over(|name, parent| selection.heir(name, parent)));
+    let record = taken_over.as_ref().or(record);
+    let changes = record.and_then(|record| NamespaceChanges::of(record, |name| selection.has_stand_in(name)));
+
     let Selection { profiles, mut notices, denied, reason } = selection;
-    let object = subject.object;
-    if matches!(found, FoundRecord::Foreign) {
+    if matches!(original.record, FoundRecord::Foreign) {
         notices.push(Notice::RecordDropped);
     }
     if let Some((reason, detail)) = denied {
         let profiles = profiles.into_iter().map(|selected| selected.decision).collect();
-        let decision = Decision { profiles, notices, ..Decision::denied(reason, detail) };
-        return Ok(Ok(Decided { decision, patch: None }));
+        return Ok(Decided::without_patch(Decision { profiles, notices, ..Decision::denied(reason, detail) }));
     }
+
     observer.begins(Step::Merge);
-    let apply = |without: Exclusions<'_, 'v>| {
-        let mut applied = inject::apply(&profiles, subject, without, bounds)?;
-        let record = applied.record.take().or_else(|| is_marked.then(RecordWriter::empty));
+    let limits = TenantLimits { namespace: &context.namespace, guardrails };
+    let target =
+        InjectTarget { object, type_: context.type_(), context: eval_context, arena: &arena, earlier: record, limits };
+    let finish = |applied: &mut Applied<'_>| {
+        let record = applied.record.take().or_else(|| marks.then(RecordWriter::empty));
         inject::set_record(&mut applied.document, record)?;
-        gate::take_away(&mut applied.document, level)?;
-        Ok(applied)
+        remove_gate(&mut applied.document, level)
     };
-    let mut applied = apply(Exclusions::default())?;
-    // Namespaced profiles are applied only if the patch has room for them after all cluster profiles.
-    let excess = profiles
-        .iter()
-        .any(|selected| selected.stands_in)
-        .then(|| too_large(object, patch::length(&applied.document)))
-        .flatten();
-    let stand_ins = excess.as_deref();
-    if stand_ins.is_some() {
-        applied = apply(Exclusions { stand_ins, namespaces: None })?;
-    }
-    if let Some(work) = earlier {
-        let alone = apply(Exclusions { stand_ins, namespaces: Some(("", work)) })?;
-        if let Err(excess) = interference(&applied, &alone) {
-            applied = apply(Exclusions { stand_ins, namespaces: Some((&excess.to_string(), work)) })?;
-        }
-    }
-    let Applied { document, verdicts, .. } = applied;
+    let Applied { document, verdicts, .. } = apply_profiles(&profiles, target, changes.as_ref(), &finish)?;
+
     let patch = match patch::write(&document) {
         Some(patch) => {
             observer.begins(Step::SelfCheck);
-            match patch::check(object, patch, &document) {
-                Ok(patch) => Some(patch),
-                Err(CheckFault::Malformed(malformed)) => return Err(malformed),
-                Err(fault) => return Ok(Err(InternalError(fault))),
-            }
+            Some(patch::check(object, patch, &document)?)
         }
         None => None,
     };
@@ -180,7 +133,47 @@ fn inject<'v>(
             None => decision,
         });
     }
-    Ok(Ok(conclude(object, decisions, notices, reason, patch)))
+    let decided = conclude(object, decisions, notices, reason, patch);
+    let settled = if marks && record.is_none() {
+        settle(object, decided, |document| inject::set_record(document, Some(RecordWriter::empty())))
+    } else {
+        without_gate(object, level, decided)
+    };
+    settled.map_err(MutateError::SelfCheck)
+}
+
+/// Applies the profiles. Leaves out profiles of the namespace that take the room of the platform's profiles, or change
+/// what these do. `finish` completes each result before its size is measured.
+fn apply_profiles<'v>(
+    profiles: &[Selected<'v>],
+    target: InjectTarget<'v>,
+    changes: Option<&'v NamespaceChanges<'v>>,
+    finish: &dyn Fn(&mut Applied<'v>) -> Result<(), Malformed>,
+) -> Result<Applied<'v>, Malformed> {
+    let apply = |exclusions: Exclusions<'_, 'v>| {
+        let mut applied = inject::apply(profiles, target, exclusions)?;
+        finish(&mut applied)?;
+        Ok(applied)
+    };
+    let mut applied = apply(Exclusions::default())?;
+
+    // Stand-ins are applied before other cluster profiles.
+    let mut stand_ins = None;
+    if profiles.iter().any(|selected| selected.stands_in) {
+        stand_ins = too_large(target.object, patch::length(&applied.document));
+        if stand_ins.is_some() {
+            applied = apply(Exclusions { stand_ins: stand_ins.as_deref(), others: None })?;
+        }
+    }
+
+    if let Some(changes) = changes {
+        let stand_ins = stand_ins.as_deref();
+        let alone = apply(Exclusions { stand_ins, others: Some(("", changes)) })?;
+        if let Err(excess) = interference(&applied, &alone) {
+            applied = apply(Exclusions { stand_ins, others: Some((&excess.to_string(), changes)) })?;
+        }
+    }
+    Ok(applied)
 }
 
 /// Checks that the changes of the platform's profiles alone are part of the joint result. An earlier pass may have
@@ -206,7 +199,7 @@ fn conclude(
     object: Value<'_>,
     profiles: Vec<ProfileDecision>,
     notices: Vec<Notice>,
-    nothing_asked: Reason,
+    nothing_requested: Reason,
     patch: Option<Vec<u8>>,
 ) -> Decided {
     let refusing = profiles.iter().find(|decision| decision.outcome == ProfileOutcome::Denied);
@@ -226,11 +219,74 @@ fn conclude(
     } else if has(ProfileOutcome::Unchanged) {
         (Outcome::Unchanged, Reason::AlreadyInjected, None)
     } else {
-        let reason = profiles.first().map_or(nothing_asked, |decision| decision.reason);
+        let reason = profiles.first().map_or(nothing_requested, |decision| decision.reason);
         (Outcome::Skipped, reason, None)
     };
     // There may be a patch without any applied profile: it drops a record that is not genuine.
     let sends_patch = refusing.is_none() && is_sent;
     let patch = if sends_patch { patch } else { None };
     Decided { decision: Decision { outcome, reason, detail, profiles, validations: Vec::new(), notices }, patch }
+}
+
+/// Removes the gate from a document, and the list of gates if it becomes empty.
+fn remove_gate(document: &mut Document<'_>, level: InjectionLevel) -> Result<(), Malformed> {
+    if level != InjectionLevel::Held {
+        return Ok(());
+    }
+    let Some(spec) = document.member(Document::ROOT, "spec")? else { return Ok(()) };
+    let Some(gates) = document.member(spec, "schedulingGates")? else { return Ok(()) };
+    if document.kind(gates) != Kind::Array {
+        return Ok(());
+    }
+    document.open(gates)?;
+    let all: Vec<SlotId> = document.children(gates).collect();
+    let mut own = Vec::new();
+    for gate in &all {
+        let is_own = match document.member(*gate, "name")? {
+            Some(name) => document.raw(name).is_some_and(is_the_gate),
+            None => false,
+        };
+        own.extend(is_own.then_some(*gate));
+    }
+    if own.len() == all.len() && !own.is_empty() {
+        document.remove(gates, spec);
+    } else {
+        for gate in own {
+            document.remove(gate, gates);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a JSON text is the name of the gate. The name needs no escapes, but a client may write some.
+fn is_the_gate(raw: &str) -> bool {
+    serde_json::from_str::<String>(raw).is_ok_and(|name| name == INJECTION_GATE)
+}
+
+/// Removes the gate of a `held` namespace if a decision allows the object without a patch.
+pub(super) fn without_gate(
+    object: Value<'_>,
+    level: InjectionLevel,
+    decided: Decided,
+) -> Result<Decided, InternalError> {
+    if level != InjectionLevel::Held {
+        return Ok(decided);
+    }
+    settle(object, decided, |document| remove_gate(document, level))
+}
+
+/// Changes an object that a decision allows without a patch.
+fn settle(
+    object: Value<'_>,
+    decided: Decided,
+    change: impl FnOnce(&mut Document<'_>) -> Result<(), Malformed>,
+) -> Result<Decided, InternalError> {
+    if decided.patch.is_some() || decided.decision.outcome == Outcome::Denied {
+        return Ok(decided);
+    }
+    let mut document = Document::new(object);
+    change(&mut document).map_err(CheckFault::Malformed)?;
+    let Some(patch) = patch::write(&document) else { return Ok(decided) };
+    let patch = patch::check(object, patch, &document)?;
+    Ok(Decided { patch: Some(patch), ..decided })
 }

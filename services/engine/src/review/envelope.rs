@@ -42,8 +42,8 @@ impl<'b> Envelope<'b> {
     pub(super) fn read(tape: &BorrowedTape<'b>) -> Result<Self, ReviewError> {
         let review = object("the body", Some(tape.root()), "an AdmissionReview")?;
         let version = text("apiVersion", review.get("apiVersion"), "admission.k8s.io/v1 or admission.k8s.io/v1beta1")?;
-        let known = VERSIONS.into_iter().find(|known| *known == version);
-        let api_version = known.ok_or_else(|| {
+        let supported = VERSIONS.into_iter().find(|supported| *supported == version);
+        let api_version = supported.ok_or_else(|| {
             unexpected("apiVersion", review.get("apiVersion"), "admission.k8s.io/v1 or admission.k8s.io/v1beta1")
         })?;
         if !review.get("kind").is_some_and(|kind| kind.is("AdmissionReview")) {
@@ -88,16 +88,6 @@ impl<'b> Envelope<'b> {
         let (group, version, resource) = (&*self.group, &*self.version, &*self.resource);
         Some(Action { phase, group, version, resource, operation: self.operation? })
     }
-}
-
-/// The object of a review, if there is one.
-pub(super) fn object_of<'t>(tape: &'t BorrowedTape<'_>) -> Option<Value<'t>> {
-    tape.root().at(&["request", "object"]).filter(|object| object.kind() == Kind::Object)
-}
-
-/// The old object of a review, if there is one.
-pub(super) fn old_object_of<'t>(tape: &'t BorrowedTape<'_>) -> Option<Value<'t>> {
-    tape.root().at(&["request", "oldObject"]).filter(|object| object.kind() == Kind::Object)
 }
 
 /// Checks that the keys of an object are unique.

@@ -5,15 +5,10 @@
 //! server applies the failure policy. Any decision about the object, denials included, is a regular response.
 
 mod envelope;
-mod answer;
-mod found_record;
-mod considered;
-mod gate;
-mod mark;
-mod needs;
-mod observe;
-mod validating;
+mod context;
+mod validate;
 mod decide;
+mod response;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -24,14 +19,12 @@ use pillion_api::profile::Operation;
 use thiserror::Error;
 
 use crate::decision::Decision;
-use crate::json::{BorrowedTape, Limits, SyntaxError};
+use crate::json::{BorrowedTape, Kind, Limits, SyntaxError, Value};
 use crate::limits::Guardrails;
-use crate::lookup::{LookedUp, Wanted};
+use crate::lookup::LookedUp;
 use crate::patch::CheckFault;
 use crate::profile::target::Phase;
 use crate::snapshot::{Namespace, Snapshot};
-
-pub use self::observe::{Observer, Step, Unobserved};
 
 /// The path of a review.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -115,8 +108,8 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// The failure mode of the object's namespace. The API server has read it for an endpoint that names one; for the
-    /// other endpoints the namespace tells.
+    /// The failure mode of the object's namespace. The API server has read it for an endpoint that names one; for
+    /// the other endpoints, the labels of the namespace name it.
     fn level(&self, endpoint: Endpoint) -> Option<InjectionLevel> {
         match endpoint {
             Endpoint::Level(level) | Endpoint::ValidateLevel(level) => Some(level),
@@ -147,7 +140,7 @@ pub enum ReviewError {
     /// It is not JSON.
     #[error("the body is not JSON that can be read: {0}")]
     Syntax(#[from] SyntaxError),
-    /// It is JSON, but not an AdmissionReview of a known version.
+    /// It is JSON, but not an AdmissionReview of a supported version.
     #[error("{field} is {found}; expected {expected}")]
     Field {
         /// The field.
@@ -222,6 +215,53 @@ pub struct Decided {
     pub patch: Option<Vec<u8>>,
 }
 
+impl Decided {
+    const fn without_patch(decision: Decision) -> Self {
+        Self { decision, patch: None }
+    }
+}
+
+/// A step of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Selects the profiles for the object.
+    Match,
+    /// Merges their templates, and writes the patch.
+    Merge,
+    /// Applies the patch to the original object, and compares the result.
+    SelfCheck,
+    /// Evaluates validations, on the validating path.
+    Validate,
+}
+
+impl Step {
+    /// The name of the span.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Match => "match",
+            Self::Merge => "merge",
+            Self::SelfCheck => "self_check",
+            Self::Validate => "validate",
+        }
+    }
+}
+
+/// Observes the steps of a decision. Each step begins at most once, in this order. A decision that ends early has none.
+pub trait Observer {
+    /// Called when a step begins.
+    fn begins(&mut self, step: Step);
+}
+
+/// An observer that does nothing and is optimized away.
+#[derive(Clone, Copy, Debug)]
+pub struct Unobserved;
+
+impl Observer for Unobserved {
+    #[inline(always)]
+    fn begins(&mut self, _step: Step) {}
+}
+
 /// A parsed review, which borrows its body.
 #[derive(Debug)]
 pub struct Review<'b> {
@@ -242,6 +282,16 @@ impl<'b> Review<'b> {
         let tape = BorrowedTape::parse(text, Limits::default())?;
         let envelope = envelope::Envelope::read(&tape)?;
         Ok(Self { tape, envelope })
+    }
+
+    /// The object of the request, if there is one.
+    fn new_object(&self) -> Option<Value<'_>> {
+        self.tape.root().at(&["request", "object"]).filter(|object| object.kind() == Kind::Object)
+    }
+
+    /// The old object of the request, if there is one.
+    fn old_object(&self) -> Option<Value<'_>> {
+        self.tape.root().at(&["request", "oldObject"]).filter(|object| object.kind() == Kind::Object)
     }
 
     /// The UID of the request, which the response repeats.
@@ -265,9 +315,8 @@ impl<'b> Review<'b> {
     /// The name of the object, or the prefix of its generated name. For logs.
     #[must_use]
     pub fn object_name(&self) -> Option<Cow<'_, str>> {
-        let object = envelope::object_of(&self.tape)?;
-        let metadata = object.get("metadata")?;
-        let text = |key| metadata.get(key).and_then(crate::json::Value::as_str).filter(|name| !name.is_empty());
+        let metadata = self.new_object()?.get("metadata")?;
+        let text = |key| metadata.get(key).and_then(Value::as_str).filter(|name| !name.is_empty());
         text("name").or_else(|| text("generateName"))
     }
 
@@ -275,13 +324,6 @@ impl<'b> Review<'b> {
     #[must_use]
     pub const fn dry_run(&self) -> bool {
         self.envelope.dry_run
-    }
-
-    /// Returns the lookups that a decision needs. Reads only the namespace of `facts`. In most cases the result is
-    /// empty and costs next to nothing.
-    #[must_use]
-    pub fn needs(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Wanted {
-        needs::wanted(&self.envelope, &self.tape, endpoint, snapshot, facts)
     }
 
     /// Decides the review.
@@ -303,7 +345,7 @@ impl<'b> Review<'b> {
         facts: &Facts,
         observer: &mut impl Observer,
     ) -> Result<Decided, InternalError> {
-        decide::decide(&self.envelope, &self.tape, endpoint, snapshot, facts, observer)
+        decide::decide(self, endpoint, snapshot, facts, observer)
     }
 
     /// Removes the scheduling gate of a pod in a `held` namespace from a decision that was made without
@@ -312,9 +354,9 @@ impl<'b> Review<'b> {
     /// # Errors
     /// Like [`Self::decide`].
     pub fn without_gate(&self, endpoint: Endpoint, facts: &Facts, decided: Decided) -> Result<Decided, InternalError> {
-        let object = envelope::object_of(&self.tape).filter(|_| endpoint.phase() == Phase::Mutate);
+        let object = self.new_object().filter(|_| endpoint.phase() == Phase::Mutate);
         match (object, facts.level(endpoint)) {
-            (Some(object), Some(level)) => gate::settle(object, level, decided),
+            (Some(object), Some(level)) => decide::without_gate(object, level, decided),
             _ => Ok(decided),
         }
     }
@@ -322,7 +364,7 @@ impl<'b> Review<'b> {
     /// Writes the response body.
     #[must_use]
     pub fn respond(&self, decided: &Decided) -> Vec<u8> {
-        answer::write(&self.envelope, decided)
+        response::write(&self.envelope, decided)
     }
 }
 

@@ -1,21 +1,29 @@
-//! Lists every profile that might act on an object, with its parameters, for people who ask why.
+//! Selections besides the one of a decision: for `pillion explain`, and for the audit of running pods.
 //!
-//! A decision lists only requested profiles, so that the others cost it nothing. This list is made on demand and is
-//! allowed to be slow.
+//! [`considered`] lists every profile that might act on an object, with its parameters. A decision lists only requested
+//! profiles, so that the others cost it nothing. This list is made on demand and is allowed to be slow.
+//!
+//! [`expected`] selects by labels and annotations alone, without evaluating expressions. Requests, opt-outs and object
+//! selectors read only metadata. Conditions, and parameters that may be invalid, do not. A profile that has either is
+//! *open*, and the caller supplies its result.
 
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
-use pillion_api::parameter::Source;
+use pillion_api::names::{INJECT_LABEL, InjectionLevel};
+use pillion_api::parameter::{OnInvalid, Source};
+use pillion_api::profile::OptOut;
 use serde_json::Value as Json;
 
-use super::candidates::Candidates;
-use super::pod::Pod;
-use super::{parameters, request};
 use crate::context::EvalContext;
+use crate::decision::{ProfileDecision, ProfileOutcome, Reason};
+use crate::json::Value;
 use crate::parameter::{Metadata, Parameter, Sources};
 use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
+
+use super::candidates::Candidates;
+use super::request::{self, Pod, RequestedProfiles};
+use super::{Selected, give_way, group_is_taken, is_stand_in, object_matches, resolve_parameters};
 
 /// The standing of a profile before its conditions are evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,12 +98,12 @@ pub(crate) fn considered<'p>(
     context: EvalContext<'_>,
 ) -> Vec<Considered> {
     let places = request::requested_profiles(candidates, action, level, Pod::of(context)).places;
-    let asked: Vec<_> = places.into_iter().filter_map(|place| candidates.profile(place)).collect();
-    let is_asked = |profile: &CompiledProfile| asked.iter().any(|asked| asked.name() == profile.name());
+    let requested: Vec<_> = places.into_iter().filter_map(|place| candidates.profile(place)).collect();
+    let is_requested = |profile: &CompiledProfile| requested.iter().any(|requested| requested.name() == profile.name());
     let is_visible = |profile: &CompiledProfile| {
         profile.name().namespace.as_deref().is_none_or(|namespace| namespace == context.namespace_name)
     };
-    let mut all: Vec<_> = asked
+    let mut all: Vec<_> = requested
         .iter()
         .map(|profile| Considered {
             profile: Arc::clone(profile),
@@ -103,7 +111,7 @@ pub(crate) fn considered<'p>(
             parameters: values(profile, context),
         })
         .collect();
-    for profile in profiles.filter(|profile| is_visible(profile) && !is_asked(profile)) {
+    for profile in profiles.filter(|profile| is_visible(profile) && !is_requested(profile)) {
         let selector = profile.namespace_selector();
         let standing = if !profile.acts_on(action) {
             Standing::OtherTarget
@@ -121,7 +129,7 @@ pub(crate) fn considered<'p>(
 }
 
 fn values(profile: &CompiledProfile, context: EvalContext<'_>) -> Vec<ParameterValue> {
-    let (values, _) = parameters::resolve(profile, context, &mut Vec::new());
+    let (values, _) = resolve_parameters(profile, context, &mut Vec::new());
     let pod = Pod::new(context.object);
     let account = context.looked_up.service_account.known("the service account").ok().flatten();
     let account = account.map(|account| Pod::new(account.root()));
@@ -155,4 +163,91 @@ fn set_by(parameter: &Parameter, sources: Sources<'_>) -> Vec<(SetBy, Box<str>)>
         found.push((if parameter.set_by_namespace { SetBy::NamespaceProfile } else { SetBy::Default }, Box::default()));
     }
     found
+}
+
+/// A requested profile.
+pub(crate) struct Expected {
+    /// The decision about it; `None` if it is open and the caller does not know its result. A profile that matches the
+    /// object is `Unchanged`.
+    pub(crate) decision: Option<ProfileDecision>,
+    pub(crate) profile: Arc<CompiledProfile>,
+}
+
+/// Whether a profile is open: metadata is not enough to decide whether it matches.
+pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
+    let refuses = |on_invalid: Option<OnInvalid>| on_invalid != Some(OnInvalid::Default);
+    !profile.conditions.is_empty() || profile.parameters.iter().any(|parameter| refuses(parameter.on_invalid))
+}
+
+/// Selects like [`super::select`], as far as metadata allows. `known` returns whether an open profile matches the
+/// object. A profile for which `is_unread` is true stands in for a revision whose text is not available, and is open in
+/// any case.
+pub(crate) fn expected(
+    candidates: &Candidates,
+    level: InjectionLevel,
+    object: Value<'_>,
+    is_unread: impl Fn(&CompiledProfile) -> bool,
+    mut known: impl FnMut(&CompiledProfile) -> Option<bool>,
+) -> Vec<Expected> {
+    if candidates.is_empty() {
+        return Vec::new();
+    }
+    let pod = Pod::new(object);
+    let RequestedProfiles { places, dropped, .. } =
+        request::requested_profiles(candidates, Action::CREATE_POD, level, pod);
+    let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
+    let mut selected: Vec<Selected<'_>> = Vec::with_capacity(places.len());
+    let mut unknown = Vec::new();
+    for place in places {
+        let Some(profile) = candidates.profile(place) else { continue };
+        let refusal = if (opted_out || dropped.contains(&place)) && profile.opt_out == OptOut::Allowed {
+            Some(Reason::OptedOut)
+        } else if !is_unread(profile) && !object_matches(profile, pod) {
+            Some(Reason::ObjectSelector)
+        } else {
+            let is_for = if is_open(profile) || is_unread(profile) { known(profile) } else { Some(true) };
+            match is_for {
+                // While the result of an earlier profile of its group is open, so is its own.
+                Some(true) if waits_for_group(profile, &selected, &unknown) => {
+                    unknown.push(selected.len());
+                    Some(Reason::ExclusiveGroup)
+                }
+                None => {
+                    unknown.push(selected.len());
+                    Some(Reason::MatchCondition)
+                }
+                Some(false) => Some(Reason::MatchCondition),
+                Some(true) if group_is_taken(profile, &selected) => Some(Reason::ExclusiveGroup),
+                Some(true) => None,
+            }
+        };
+        let (outcome, reason) = match refusal {
+            Some(reason) => (ProfileOutcome::NotMatched, reason),
+            None => (ProfileOutcome::Unchanged, Reason::AlreadyInjected),
+        };
+        let decision = ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail: None };
+        selected.push(Selected { decision, profile, bindings: None, stands_in: false });
+    }
+    give_way(&mut selected);
+    // The same holds for a profile that may have to give way.
+    for child in unknown.clone() {
+        let Some(child) = selected.get(child).map(|child| child.profile) else { continue };
+        let parents = selected.iter().enumerate().filter(|(_, parent)| is_stand_in(child, parent.profile));
+        unknown.extend(parents.map(|(index, _)| index));
+    }
+    let decisions = selected.into_iter().map(|selected| selected.decision).enumerate();
+    decisions
+        .map(|(index, decision)| Expected {
+            profile: Arc::clone(&decision.profile),
+            decision: (!unknown.contains(&index)).then_some(decision),
+        })
+        .collect()
+}
+
+fn waits_for_group(profile: &CompiledProfile, earlier: &[Selected<'_>], unknown: &[usize]) -> bool {
+    let of_group = |index: &usize| {
+        let earlier = earlier.get(*index).map(|earlier| earlier.profile);
+        earlier.is_some_and(|earlier| earlier.exclusive_group == profile.exclusive_group)
+    };
+    profile.exclusive_group.is_some() && unknown.iter().any(of_group)
 }

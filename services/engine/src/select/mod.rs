@@ -1,34 +1,33 @@
-//! Selects the profiles for an object, and tells why the others are not selected.
+//! Selects the profiles for an object, and why the others are not selected.
 //!
 //! The selector and the target of a profile make it a candidate in a namespace. A candidate is requested by its
 //! activation, by its name, or by a key of its own. An opt-out, its object selector or its exclusive group can drop it
 //! again. Only requested profiles are looked at.
 
-pub(crate) mod index;
 pub(crate) mod candidates;
-pub(crate) mod pod;
-mod parameters;
-mod conditions;
 mod request;
 pub mod considered;
-pub(crate) mod expected;
 pub(crate) mod revisions;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
-use pillion_api::profile::{Activation, OptOut};
+use pillion_api::parameter::OnInvalid;
+use pillion_api::profile::{Activation, OnError, OptOut, Otherwise};
 
-use crate::context::{Arena, EvalContext, ProfileBindings};
+use crate::context::{Arena, EvalContext, Parameters, ProfileBindings};
 use crate::decision::{Notice, ProfileDecision, ProfileOutcome, Reason};
+use crate::expression::{EvaluationError, Meter, Purpose};
 use crate::json::Value;
-use crate::lookup::Wanted;
+use crate::lookup::{self, Wanted};
+use crate::namespace::NamespaceMetadata;
+use crate::parameter::{self, Invalid, Metadata, Parameter, Resolved, Sources};
 use crate::profile::target::Action;
 use crate::profile::{CompiledProfile, Limits};
 
 use candidates::Candidates;
-use pod::Pod;
-use request::RequestedProfiles;
+use request::{Pod, RequestedProfiles};
 
 /// A requested profile.
 pub(crate) struct Selected<'v> {
@@ -110,7 +109,7 @@ pub(crate) fn select<'v>(
         } else if !object_matches(profile, pod) {
             not_matched(Reason::ObjectSelector)
         } else {
-            match conditions::check(profile, context, arena, &mut notices) {
+            match check_conditions(profile, context, arena, &mut notices) {
                 Err(refusal) => Some(refusal),
                 Ok(_) if group_is_taken(profile, &profiles) => not_matched(Reason::ExclusiveGroup),
                 Ok(computed) => {
@@ -211,6 +210,179 @@ fn is_stand_in(profile: &CompiledProfile, parent: &CompiledProfile) -> bool {
     profile.limits() == Limits::Parent
         && parent.name().namespace.is_none()
         && ancestors.any(|ancestor| *ancestor == *parent.name().name)
+}
+
+/// Returns the bindings of a profile if its conditions hold, else the refusal. The gravest refusal counts, with the
+/// details of all that are equally grave.
+fn check_conditions<'v>(
+    profile: &'v CompiledProfile,
+    context: EvalContext<'v>,
+    arena: &'v Arena,
+    notices: &mut Vec<Notice>,
+) -> Result<ProfileBindings<'v>, Refusal> {
+    let mut parameter_notices = Vec::new();
+    let (parameters, invalid) = if profile.parameters.is_empty() && profile.lookups.is_empty() {
+        (&parameter::NO_VALUES, None)
+    } else {
+        let (parameters, invalid) = resolve_parameters(profile, context, &mut parameter_notices);
+        (arena.keep_parameters(parameters), invalid)
+    };
+    let bindings = ProfileBindings::new(context, parameters, profile.definitions());
+    let mut meter = bindings.meter(Purpose::Decide, Meter::EXPRESSION);
+    let mut refusals: Vec<Refusal> = Vec::new();
+    for condition in &profile.conditions {
+        let refusal = match condition.expression.evaluate_bool(&bindings, &mut meter) {
+            Ok(true) => continue,
+            Ok(false) => Refusal {
+                outcome: match condition.otherwise {
+                    Otherwise::NotMatched => ProfileOutcome::NotMatched,
+                    Otherwise::Skip => ProfileOutcome::Skipped,
+                    Otherwise::Deny => ProfileOutcome::Denied,
+                },
+                reason: Reason::MatchCondition,
+                detail: Some(condition.told(&bindings, &mut meter)),
+            },
+            // It reads an invalid parameter, which is reported by itself.
+            Err(_) if invalid.is_some() => continue,
+            Err(error) => Refusal {
+                outcome: match profile.on_error {
+                    OnError::Skip => ProfileOutcome::Skipped,
+                    OnError::Deny => ProfileOutcome::Denied,
+                },
+                reason: lookup::reason_of(&error),
+                detail: Some(format!("{}: {}", condition.name, error.message()).into()),
+            },
+        };
+        refusals.push(refusal);
+    }
+    if !refusals.iter().any(|refusal| refusal.outcome == ProfileOutcome::NotMatched) {
+        notices.extend(parameter_notices);
+        refusals.extend(invalid);
+    }
+    let gravest = refusals.iter().map(|refusal| gravity(refusal.outcome)).max();
+    refusals.retain(|refusal| Some(gravity(refusal.outcome)) == gravest);
+    let refusal = refusals.into_iter().reduce(|first, next| Refusal {
+        detail: first.detail.zip(next.detail).map(|(first, next)| format!("{first}; {next}").into()),
+        ..first
+    });
+    refusal.map_or(Ok(bindings), Err)
+}
+
+const fn gravity(outcome: ProfileOutcome) -> u8 {
+    match outcome {
+        ProfileOutcome::Applied | ProfileOutcome::Unchanged | ProfileOutcome::Validated => 0,
+        ProfileOutcome::Skipped => 1,
+        // If a profile does not match, other mistakes are not reported.
+        ProfileOutcome::NotMatched => 2,
+        ProfileOutcome::Denied => 3,
+    }
+}
+
+/// Resolves the parameters of a profile. Warnings for their authors go to `notices`.
+///
+/// Computed defaults are evaluated here, in the order of the parameters. A default that fails, and an invalid value,
+/// are errors of the expressions that read the parameter, so they cost nothing otherwise. The refusal reports all
+/// invalid values.
+fn resolve_parameters(
+    profile: &CompiledProfile,
+    context: EvalContext<'_>,
+    notices: &mut Vec<Notice>,
+) -> (Parameters, Option<Refusal>) {
+    let pod = Pod::new(context.object);
+    // The service account is only read if a parameter may come from it.
+    let reads_account = profile.parameters.iter().any(Parameter::asks_service_account);
+    let account = if reads_account { context.looked_up.service_account.known("the service account") } else { Ok(None) };
+    let account = account.map(|object| object.map(|object| Pod::new(object.root())));
+    let service_account = account.as_ref().map(|account| account.as_ref().map(|account| account as &dyn Metadata));
+    let sources = Sources { pod: &pod, service_account, namespace: context.namespace };
+    let mut values = Parameters::new(&profile.lookups, context.looked_up, context.namespace_name);
+    let definitions = profile.definitions();
+    let mut meter = context.meter(definitions.owner, Purpose::Decide, Meter::EXPRESSION);
+    let mut warn = |message: Box<str>| {
+        notices.push(Notice::Parameter { profile: profile.display_name().into(), message });
+    };
+    let mut invalid: Option<Refusal> = None;
+    for parameter in &profile.parameters {
+        let value = match parameter::resolve(parameter, sources) {
+            Ok(Resolved { value, moved }) => {
+                moved.into_iter().for_each(&mut warn);
+                value
+            }
+            Err(Invalid { consequence: Some(OnInvalid::Default), message }) => {
+                warn(format!("{message}; the default is taken").into());
+                Ok(None)
+            }
+            Err(Invalid { message, consequence }) => {
+                let denies = match consequence {
+                    Some(consequence) => consequence == OnInvalid::Deny,
+                    None => profile.on_error == OnError::Deny,
+                };
+                let outcome = if denies { ProfileOutcome::Denied } else { ProfileOutcome::Skipped };
+                let reason = Reason::InvalidParameter;
+                values.push(&parameter.name, Err(EvaluationError::new(reason.sentence())));
+                let refusal = Refusal { outcome, reason, detail: Some(message) };
+                invalid = Some(match invalid.take() {
+                    Some(first) => graver(first, refusal),
+                    None => refusal,
+                });
+                continue;
+            }
+        };
+        let value = match value {
+            Ok(None) => parameter.default_value(&ProfileBindings::new(context, &values, definitions), &mut meter),
+            set => set,
+        };
+        if let Some(value) = value.transpose() {
+            values.push(&parameter.name, value);
+        }
+    }
+    (values, invalid)
+}
+
+/// Returns the graver of two refusals, or both in one.
+fn graver(first: Refusal, next: Refusal) -> Refusal {
+    match (first.outcome == ProfileOutcome::Denied, next.outcome == ProfileOutcome::Denied) {
+        (true, false) => first,
+        (false, true) => next,
+        _ => Refusal {
+            detail: first.detail.zip(next.detail).map(|(first, next)| format!("{first}; {next}").into()),
+            ..first
+        },
+    }
+}
+
+impl Metadata for Pod<'_> {
+    fn label(&self, key: &str) -> Option<Cow<'_, str>> {
+        Pod::label(*self, key)
+    }
+
+    fn annotation(&self, key: &str) -> Option<Cow<'_, str>> {
+        Pod::annotation(*self, key)
+    }
+
+    fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
+        Box::new(self.annotations().filter_map(move |(key, value)| {
+            let rest = key.text().strip_prefix(prefix)?.to_owned();
+            Some((Cow::Owned(rest), value.as_str()?))
+        }))
+    }
+}
+
+impl Metadata for NamespaceMetadata {
+    fn label(&self, key: &str) -> Option<Cow<'_, str>> {
+        Self::label(self, key).map(Cow::Borrowed)
+    }
+
+    fn annotation(&self, key: &str) -> Option<Cow<'_, str>> {
+        Self::annotation(self, key).map(Cow::Borrowed)
+    }
+
+    fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
+        Box::new(
+            self.annotations()
+                .filter_map(move |(key, value)| Some((Cow::Borrowed(key.strip_prefix(prefix)?), Cow::Borrowed(value)))),
+        )
+    }
 }
 
 #[cfg(test)]

@@ -8,18 +8,56 @@ use std::borrow::Cow;
 
 use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION};
 
-use super::candidates::{Candidates, Groups, Meaning};
-use super::index::{KeyKind, Place};
-use super::pod::Pod;
+use crate::context::EvalContext;
 use crate::decision::{Notice, Reason};
+use crate::json::{Key, Value};
 use crate::profile::request::{names, words};
 use crate::profile::target::Action;
+
+use super::candidates::{Candidates, Groups, KeyKind, Meaning, Place};
+
+/// The labels and annotations of an object.
+#[derive(Clone, Copy)]
+pub(crate) struct Pod<'p> {
+    labels: Option<Value<'p>>,
+    annotations: Option<Value<'p>>,
+}
+
+impl<'p> Pod<'p> {
+    pub(crate) fn new(object: Value<'p>) -> Self {
+        let metadata = object.get("metadata");
+        let part = |name| metadata.and_then(|metadata| metadata.get(name));
+        Self { labels: part("labels"), annotations: part("annotations") }
+    }
+
+    /// Of the object that a request is about: of one that is deleted there is only what it was.
+    pub(crate) fn of(context: EvalContext<'p>) -> Self {
+        let old = || context.request.get("oldObject").unwrap_or(context.object);
+        Self::new(if context.object.is_null() { old() } else { context.object })
+    }
+
+    pub(crate) fn label(self, key: &str) -> Option<Cow<'p, str>> {
+        self.labels?.get(key)?.as_str()
+    }
+
+    pub(crate) fn annotation(self, key: &str) -> Option<Cow<'p, str>> {
+        self.annotations?.get(key)?.as_str()
+    }
+
+    pub(crate) fn labels(self) -> impl Iterator<Item = (Key<'p>, Value<'p>)> {
+        self.labels.into_iter().flat_map(Value::members)
+    }
+
+    pub(crate) fn annotations(self) -> impl Iterator<Item = (Key<'p>, Value<'p>)> {
+        self.annotations.into_iter().flat_map(Value::members)
+    }
+}
 
 /// The requested profiles.
 pub(super) struct RequestedProfiles {
     /// Their places, in the order in which they are applied.
     pub(super) places: Vec<Place>,
-    /// The places among them that were asked to be dropped.
+    /// The places among them that the pod drops.
     pub(super) dropped: Vec<Place>,
     pub(super) notices: Vec<Notice>,
     pub(super) denied: Option<(Reason, Box<str>)>,
@@ -27,7 +65,7 @@ pub(super) struct RequestedProfiles {
 
 /// The object that holds a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Asker {
+enum RequestSource {
     Pod,
     Namespace,
 }
@@ -64,9 +102,9 @@ fn read(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod:
         pod,
         requested: RequestedProfiles { places, dropped: Vec::new(), notices: Vec::new(), denied: None },
     };
-    reader.by_key();
-    reader.by_name();
-    reader.falsy_for_always();
+    reader.read_keys();
+    reader.read_names();
+    reader.drop_declined();
     reader.requested
 }
 
@@ -79,30 +117,30 @@ struct Reader<'c, 'p> {
 }
 
 impl Reader<'_, '_> {
-    fn by_key(&mut self) {
+    fn read_keys(&mut self) {
         let pod = self.pod;
         for (key, value) in pod.labels() {
             if let Some(value) = value.as_str() {
-                self.value(Asker::Pod, KeyKind::Label, &key.text(), &value);
+                self.read_value(RequestSource::Pod, KeyKind::Label, &key.text(), &value);
             }
         }
         for (key, value) in pod.annotations() {
             if let Some(value) = value.as_str() {
-                self.value(Asker::Pod, KeyKind::Annotation, &key.text(), &value);
+                self.read_value(RequestSource::Pod, KeyKind::Annotation, &key.text(), &value);
             }
         }
         for (kind, key, value) in &self.candidates.namespace_values {
-            self.value(Asker::Namespace, *kind, key, value);
+            self.read_value(RequestSource::Namespace, *kind, key, value);
         }
     }
 
     /// Reads one value of a key.
-    fn value(&mut self, asker: Asker, kind: KeyKind, key: &str, value: &str) {
+    fn read_value(&mut self, source: RequestSource, kind: KeyKind, key: &str, value: &str) {
         let Some(groups) = self.candidates.groups(kind, key, self.action) else { return };
         for word in words(value) {
             match groups.meaning(&word) {
-                Meaning::Truthy(places) => self.truthy(asker, kind, key, groups, &places),
-                Meaning::Named(places) => places.into_iter().for_each(|place| self.ask(asker, kind, place)),
+                Meaning::Truthy(places) => self.request_default(source, kind, key, groups, &places),
+                Meaning::Named(places) => places.into_iter().for_each(|place| self.request(source, kind, place)),
                 Meaning::Falsy => {}
                 Meaning::Unknown => self.unknown(key, &word, groups.deny_unknown()),
             }
@@ -110,12 +148,19 @@ impl Reader<'_, '_> {
     }
 
     /// Requests the default profile; on a pod, the profiles that the namespace names by the same key, if it names any.
-    fn truthy(&mut self, asker: Asker, kind: KeyKind, key: &str, groups: Groups<'_>, places: &[Place]) {
-        if asker == Asker::Pod {
+    fn request_default(
+        &mut self,
+        source: RequestSource,
+        kind: KeyKind,
+        key: &str,
+        groups: Groups<'_>,
+        places: &[Place],
+    ) {
+        if source == RequestSource::Pod {
             let named = self.named_by_namespace(kind, key, groups);
             if !named.is_empty() {
                 for place in named {
-                    self.ask(asker, kind, place);
+                    self.request(source, kind, place);
                 }
                 return;
             }
@@ -124,10 +169,10 @@ impl Reader<'_, '_> {
         let (forced, free): (Vec<_>, Vec<_>) =
             places.iter().copied().partition(|place| self.candidates.is_forced(*place));
         for place in forced {
-            self.ask(asker, kind, place);
+            self.request(source, kind, place);
         }
         match free.as_slice() {
-            [place] => self.ask(asker, kind, *place),
+            [place] => self.request(source, kind, *place),
             [] => {}
             _ => self.requested.notices.push(Notice::AmbiguousWord { key: key.into() }),
         }
@@ -141,15 +186,16 @@ impl Reader<'_, '_> {
 
     /// Requests a profile, unless an earlier key decides for it. The request of a profile that cannot be dropped always
     /// counts.
-    fn ask(&mut self, asker: Asker, kind: KeyKind, place: Place) {
-        let decides = self.decider(place).is_some_and(|(first, first_kind, _)| (first, first_kind) == (asker, kind));
+    fn request(&mut self, source: RequestSource, kind: KeyKind, place: Place) {
+        let decides =
+            self.deciding_value(place).is_some_and(|(first, first_kind, _)| (first, first_kind) == (source, kind));
         if decides || self.candidates.is_forced(place) {
             self.requested.places.push(place);
         }
     }
 
     /// The value that decides for a profile: the object and the kind of key that hold it, and the value.
-    fn decider(&self, place: Place) -> Option<(Asker, KeyKind, Cow<'_, str>)> {
+    fn deciding_value(&self, place: Place) -> Option<(RequestSource, KeyKind, Cow<'_, str>)> {
         let request = self.candidates.profile(place)?.request.as_ref()?;
         let keys = [(KeyKind::Label, &request.label), (KeyKind::Annotation, &request.annotation)];
         let keys = || keys.iter().filter_map(|(kind, key)| Some((*kind, key.as_deref()?)));
@@ -158,23 +204,23 @@ impl Reader<'_, '_> {
                 KeyKind::Label => self.pod.label(key),
                 KeyKind::Annotation => self.pod.annotation(key),
             };
-            Some((Asker::Pod, kind, value.filter(|value| request.empty.says(value))?))
+            Some((RequestSource::Pod, kind, value.filter(|value| request.empty.says(value))?))
         });
         on_pod.or_else(|| {
             keys().find_map(|(kind, key)| {
                 let values = &self.candidates.namespace_values;
                 let (_, _, value) = values.iter().find(|(k, name, _)| *k == kind && **name == *key)?;
                 let value = Some(value).filter(|value| request.empty.says(value))?;
-                Some((Asker::Namespace, kind, Cow::Borrowed(&**value)))
+                Some((RequestSource::Namespace, kind, Cow::Borrowed(&**value)))
             })
         })
     }
 
     /// Reads the annotation `pillion.dev/profiles` on namespace and pod. On a pod, `-name` drops a profile.
-    fn by_name(&mut self) {
+    fn read_names(&mut self) {
         let candidates = self.candidates;
         for name in names(&candidates.namespace_names) {
-            self.name(name);
+            self.request_by_name(name);
         }
         let Some(on_pod) = self.pod.annotation(PROFILES_ANNOTATION) else { return };
         for name in names(&on_pod) {
@@ -183,13 +229,13 @@ impl Reader<'_, '_> {
                     Some(places) => self.requested.dropped.extend(places),
                     None => self.unknown(PROFILES_ANNOTATION, name, false),
                 },
-                None => self.name(name),
+                None => self.request_by_name(name),
             }
         }
     }
 
     /// Requests a profile by name. A pinned one (`name@hash`) is requested only if the revision exists.
-    fn name(&mut self, name: &str) {
+    fn request_by_name(&mut self, name: &str) {
         let is_known = !self.candidates.choice.unknown.iter().any(|word| **word == *name);
         match self.candidates.by_name(without_pin(name), self.action).filter(|_| is_known) {
             Some(places) => self.requested.places.extend(places),
@@ -207,12 +253,12 @@ impl Reader<'_, '_> {
     }
 
     /// Drops profiles that apply to all objects where their key has a falsy or empty value.
-    fn falsy_for_always(&mut self) {
+    fn drop_declined(&mut self) {
         for place in self.candidates.always(self.action) {
             let Some(request) = self.candidates.profile(place).and_then(|profile| profile.request.as_ref()) else {
                 continue;
             };
-            if self.decider(place).is_some_and(|(_, _, value)| request.declines(&value)) {
+            if self.deciding_value(place).is_some_and(|(_, _, value)| request.declines(&value)) {
                 self.requested.dropped.push(place);
             }
         }

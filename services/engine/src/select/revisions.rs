@@ -19,9 +19,6 @@ use pillion_api::profile::OptOut;
 use pillion_api::revision::object_name;
 use sha2::{Digest, Sha256};
 
-use super::candidates::{Candidates, Choice};
-use super::index::Place;
-use super::pod::Pod;
 use crate::decision::Notice;
 use crate::json::Value;
 use crate::lookup::{Answer, Query, Which, workload};
@@ -29,6 +26,9 @@ use crate::namespace::NamespaceMetadata;
 use crate::profile::request::names;
 use crate::profile::{CompiledProfile, Limits, ProfileName};
 use crate::record::Record;
+
+use super::candidates::{Candidates, Choice, Place};
+use super::request::Pod;
 
 /// The resolution of shares: hundredths of a percent.
 const SHARES: u64 = 10_000;
@@ -170,9 +170,9 @@ impl<'c> Chooser<'c, '_> {
             self.choice.notices.push(Notice::OfProfile { profile: profile.display_name().into(), text: text.into() });
             return None;
         }
-        let known = places.iter().flat_map(|place| self.candidates.revisions_at(*place));
+        let stored = places.iter().flat_map(|place| self.candidates.revisions_at(*place));
         let mut found: Vec<&'c str> =
-            known.filter(|revision| !digits.is_empty() && revision.starts_with(digits)).collect();
+            stored.filter(|revision| !digits.is_empty() && revision.starts_with(digits)).collect();
         found.sort_unstable();
         found.dedup();
         let [revision] = found.as_slice() else {
@@ -185,7 +185,7 @@ impl<'c> Chooser<'c, '_> {
     /// Chooses what an earlier pass applied. If that revision is no longer stored, the active one is used.
     fn recorded(&mut self, profile: &str, revision: &str) {
         let places: Vec<_> = self.candidates.places_called(profile).collect();
-        let Some(name) = places.first().and_then(|place| self.candidates.profile(*place)).map(|known| known.name())
+        let Some(name) = places.first().and_then(|place| self.candidates.profile(*place)).map(|profile| profile.name())
         else {
             return;
         };
@@ -198,7 +198,8 @@ impl<'c> Chooser<'c, '_> {
 
     /// Chooses a revision of the profile at these places. Returns false if it is not available.
     fn take(&mut self, name: &ProfileName, places: &[Place], revision: &str) -> bool {
-        let is_it = |place: &&Place| self.candidates.profile(**place).is_some_and(|known| known.revision() == revision);
+        let is_it =
+            |place: &&Place| self.candidates.profile(**place).is_some_and(|profile| profile.revision() == revision);
         let stands_for = match places.iter().find(is_it) {
             Some(place) => *place,
             None => match (self.fetch)(name, revision) {

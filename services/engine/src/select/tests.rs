@@ -5,8 +5,6 @@ use std::sync::Arc;
 use pillion_api::names::InjectionLevel;
 use serde_json::{Value as Json, json};
 
-use super::candidates::Candidates;
-use super::{Selection, select};
 use crate::context::{Arena, EvalContext};
 use crate::decision::{Notice, ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
@@ -15,6 +13,9 @@ use crate::lookup::LookedUp;
 use crate::profile::target::Action;
 use crate::profile::{Library, ProfileName, compile, compile_with};
 use crate::snapshot::{Namespace, ProfileSet};
+
+use super::candidates::Candidates;
+use super::{Selection, select};
 
 const KEY: &str = "example.com/inject";
 
@@ -113,7 +114,7 @@ fn a_word_is_truthy_falsy_or_a_name() {
 }
 
 #[test]
-fn an_empty_value_asks_for_none_or_says_nothing() {
+fn empty_value_declines_or_counts_as_absent() {
     for (empty, activation, value, applied) in [
         (json!("Counts"), "Requested", "", false),
         (json!("Absent"), "Requested", "", true),
@@ -141,7 +142,7 @@ fn an_empty_value_asks_for_none_or_says_nothing() {
 }
 
 #[test]
-fn the_first_value_that_says_something_is_a_request_unless_it_declines() {
+fn first_present_key_decides_request() {
     let asked = |spec: Json, values: &[&str]| {
         let (name, spec) = profile("java", spec);
         let profile = compile(&name, &serde_json::from_value(spec).unwrap()).unwrap();
@@ -170,7 +171,7 @@ fn the_first_value_that_says_something_is_a_request_unless_it_declines() {
 }
 
 #[test]
-fn a_word_that_nobody_knows_is_told_or_refused() {
+fn unknown_value_warns_or_denies() {
     let ask = |case: &Case, word: &str| case.select(&json!({}), &json!({KEY: word}));
     let mild = Case::new([profile("java", by_key())]);
     assert_eq!(ask(&mild, "ruby").notices, [Notice::UnknownWord { key: KEY.into(), word: "ruby".into() }]);
@@ -185,7 +186,7 @@ fn a_word_that_nobody_knows_is_told_or_refused() {
 }
 
 #[test]
-fn a_word_asks_for_the_platforms_beside_the_namespaces_own() {
+fn value_requests_cluster_and_namespaced_profile() {
     let both = Case::new([profile("java", by_key()), profile("team-a/mine", by_key())]);
     let asked =
         |value: &str, names: &str| both.applied(&json!({}), &json!({KEY: value, "pillion.dev/profiles": names}));
@@ -214,7 +215,7 @@ fn label_before_annotation_and_pod_before_namespace() {
 }
 
 #[test]
-fn profiles_are_asked_for_by_name_on_both_and_taken_away_on_the_pod() {
+fn names_request_profiles_and_pod_drops_them() {
     const NAMES: &str = "pillion.dev/profiles";
     let case = Case::new([
         profile("a", json!({})),
@@ -232,7 +233,7 @@ fn profiles_are_asked_for_by_name_on_both_and_taken_away_on_the_pod() {
 }
 
 #[test]
-fn nobody_gets_round_a_profile_that_cannot_be_dropped() {
+fn forbidden_opt_out_cannot_be_bypassed() {
     let forced = || profile("agent", json!({"optOut": "Forbidden", "request": {"annotation": KEY}}));
     // The namespace asks for it by its key, whatever the pod says there.
     let case = Case::new([forced()]).namespace(&[(KEY, "true")]);
@@ -248,7 +249,7 @@ fn nobody_gets_round_a_profile_that_cannot_be_dropped() {
 }
 
 #[test]
-fn the_opt_out_label_drops_what_may_be_dropped() {
+fn opt_out_label_drops_optional_profiles() {
     let case = Case::new([
         profile("a", json!({"activation": "Always"})),
         profile("b", json!({"activation": "Always", "optOut": "Forbidden"})),
@@ -260,7 +261,7 @@ fn the_opt_out_label_drops_what_may_be_dropped() {
 }
 
 #[test]
-fn a_falsy_word_drops_a_profile_that_applies_to_all() {
+fn falsy_value_drops_always_active_profile() {
     let spec = |opt_out: &str| json!({"activation": "Always", "optOut": opt_out, "request": {"annotation": KEY, "label": KEY}});
     let droppable = Case::new([profile("a", spec("Allowed"))]);
     assert_eq!(droppable.applied(&json!({}), &json!({})), ["a"]);
@@ -288,7 +289,7 @@ fn selectors_exclude() {
 }
 
 #[test]
-fn of_an_exclusive_group_the_first_that_got_there_is_applied() {
+fn exclusive_group_applies_first_matching_profile() {
     let spec = |order: i32, app: &str| {
         json!({"activation": "Always", "order": order, "exclusiveGroup": "credentials",
                "objectSelector": {"matchLabels": {"app": app}}})
@@ -300,7 +301,7 @@ fn of_an_exclusive_group_the_first_that_got_there_is_applied() {
 }
 
 #[test]
-fn a_profile_that_is_only_to_be_extended_is_never_applied() {
+fn never_active_profile_is_not_applied() {
     let case = Case::new([profile("base", json!({"activation": "Never", "request": {"annotation": KEY}}))]);
     assert_eq!(case.select(&json!({}), &json!({KEY: "base"})).reason, Reason::NoProfile);
 }
@@ -321,7 +322,7 @@ fn conditional(conditions: &Json, labels: &Json) -> (ProfileOutcome, Reason, Opt
 }
 
 #[test]
-fn conditions_decide_with_the_object_the_namespace_and_variables() {
+fn conditions_read_object_namespace_and_variables() {
     let condition = |expression: &str| json!([{"name": "c", "expression": expression}]);
     let holds = |expression: &str| conditional(&condition(expression), &json!({"team": "red"})).0;
     for expression in [
@@ -336,7 +337,7 @@ fn conditions_decide_with_the_object_the_namespace_and_variables() {
 }
 
 #[test]
-fn a_condition_that_does_not_hold_says_what_it_was_told_to_say() {
+fn failed_condition_returns_its_message() {
     let labels = json!({});
     let known = |otherwise: &str| json!({"name": "known", "expression": "variables.known", "otherwise": otherwise, "message": "which team?"});
     let skip = json!([known("Skip")]);
@@ -351,7 +352,7 @@ fn a_condition_that_does_not_hold_says_what_it_was_told_to_say() {
 }
 
 #[test]
-fn what_a_condition_says_may_be_made_of_the_object() {
+fn condition_message_may_be_computed() {
     let said = |message: &str, team: &str| {
         let condition = json!([{"name": "known", "expression": "false", "otherwise": "Deny", "message": message}]);
         conditional(&condition, &json!({"team": team})).2.unwrap()
@@ -362,7 +363,7 @@ fn what_a_condition_says_may_be_made_of_the_object() {
 }
 
 #[test]
-fn a_wrong_value_counts_only_where_the_profile_is_for_the_object() {
+fn invalid_parameter_counts_only_for_matching_profile() {
     let spec = json!({
         "activation": "Always",
         "onError": "Deny",
@@ -402,7 +403,7 @@ fn an_expression_that_fails_leaves_its_profile_out() {
 }
 
 #[test]
-fn parameters_are_set_by_pod_and_namespace_within_their_bounds() {
+fn pod_and_namespace_set_bounded_parameters() {
     let spec = |on_invalid: &str| {
         json!({
             "activation": "Always",
@@ -436,7 +437,7 @@ fn parameters_are_set_by_pod_and_namespace_within_their_bounds() {
 }
 
 #[test]
-fn a_profile_gives_way_to_the_namespaces_that_only_sets_its_values() {
+fn parameter_child_stands_in_for_parent() {
     let (_, base) = profile("base", json!({"activation": "Always", "exclusiveGroup": "g", "order": 5}));
     let (_, other) = profile("other", json!({"activation": "Always", "exclusiveGroup": "g", "order": 7}));
     let library = Library::new([("base", base.clone()), ("other", other.clone())]);

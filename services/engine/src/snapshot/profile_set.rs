@@ -8,7 +8,7 @@ use pillion_api::selector::LabelSelector;
 
 use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
-use crate::select::index::{Entry, Index, Staging};
+use crate::select::candidates::{Entry, Index, Staging};
 
 /// A profile as it is served.
 #[derive(Clone, Debug)]
@@ -116,11 +116,10 @@ impl ProfileSet {
     /// The index of the platform or of a namespace, if it holds exactly this group.
     fn index_of(&self, group: &[Entry]) -> Option<Arc<Index>> {
         let namespace = group.first()?.profile.name().namespace.as_deref();
-        let begin = self.all.partition_point(|known| known.profile.name().namespace.as_deref() < namespace);
-        let known = self.all.get(begin..)?;
-        let known =
-            known.get(..known.partition_point(|known| known.profile.name().namespace.as_deref() == namespace))?;
-        let same = known.len() == group.len() && known.iter().zip(group).all(|(one, other)| one.is_as(other));
+        let begin = self.all.partition_point(|entry| entry.profile.name().namespace.as_deref() < namespace);
+        let own = self.all.get(begin..)?;
+        let own = own.get(..own.partition_point(|entry| entry.profile.name().namespace.as_deref() == namespace))?;
+        let same = own.len() == group.len() && own.iter().zip(group).all(|(one, other)| one.is_same_entry(other));
         let index = match namespace {
             Some(namespace) => self.namespaced.get(namespace)?,
             None => &self.cluster,
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_platforms_come_first_then_by_order_then_by_name() {
+    fn orders_by_owner_then_order_then_name() {
         let cluster = |name: &str, order| profile(&ProfileName::cluster(name), order, "x");
         let own = profile(&ProfileName::namespaced("team-a", "own"), -5, "x");
         let set = ProfileSet::new([own, cluster("b", 100), cluster("a", 100), cluster("late", 101), cluster("z", 1)]);
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_change_is_not_arranged_anew() {
+    fn unchanged_indexes_are_shared() {
         let cluster = |label| profile(&ProfileName::cluster("a"), 1, label);
         let of = |namespace: &str, label| profile(&ProfileName::namespaced(namespace, "own"), 1, label);
         let (platforms, one, two) = (cluster("x"), of("team-a", "x"), of("team-b", "x"));
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_with_one_name_the_last_counts() {
+    fn last_profile_of_a_name_counts() {
         let first = profile(&ProfileName::cluster("a"), 5, "first");
         let last = profile(&ProfileName::cluster("a"), 900, "last");
         let set = ProfileSet::new([first, Arc::clone(&last)]);

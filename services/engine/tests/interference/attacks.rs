@@ -107,7 +107,7 @@ fn child_is_applied_in_its_parents_place() {
 
 /// A value that the platform lets a namespace set can make a child fail; its parent does not go with it.
 #[test]
-fn parent_is_applied_where_its_child_is_left_out() {
+fn left_out_child_lets_parent_apply() {
     let mut named = guard();
     named["onError"] = json!("Skip");
     named["parameters"] = json!([{"name": "name", "type": "string", "default": "guard", "annotation": "x/name", "sources": ["Namespace"]}]);
@@ -215,7 +215,7 @@ fn large_namespaced_profiles_do_not_shed_the_platforms() {
 
 /// A value that a namespace may set can make the platform's own profile too large: then the platform's value counts.
 #[test]
-fn child_with_a_large_value_gives_way_to_its_parent() {
+fn child_with_large_value_is_left_out() {
     let mut sized = guard();
     sized["onError"] = json!("Skip");
     sized["parameters"] =
@@ -232,7 +232,7 @@ fn child_with_a_large_value_gives_way_to_its_parent() {
 
 /// What the author wrote in the platform's own words is the platform's as well.
 #[test]
-fn what_the_platform_found_as_it_wants_it_is_protected() {
+fn confirmed_values_are_protected() {
     let mut copied = pod();
     copied["metadata"]["labels"]["guard.example.com/on"] = json!("true");
     copied["spec"]["containers"][0]["env"] = json!([{"name": "HTTPS_PROXY", "value": "http://egress-guard:3128"}]);

@@ -161,14 +161,14 @@ fn pod_rows() -> Vec<Row> {
 fn violated(before: &Json, after: &Json, level: PodSecurityLevel) -> Option<Control> {
     let tape = |pod: &Json| OwnedTape::parse(pod.to_string()).unwrap();
     let (before, after) = (tape(before), tape(after));
-    match check_pod_security(before.root(), after.root(), level).err()?.limit {
+    match super::super::pod_security::check(before.root(), after.root(), level).err()?.limit {
         Limit::PodSecurity(control) => Some(control),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn every_control_has_a_row_that_passes_and_one_that_does_not() {
+fn every_control_accepts_and_rejects() {
     let mut seen = HashSet::new();
     for (control, field, good, bad) in container_rows() {
         for list in ["containers", "initContainers", "ephemeralContainers"] {
@@ -235,7 +235,7 @@ fn capabilities_of_the_baseline() -> Control {
 }
 
 #[test]
-fn what_was_violated_before_is_no_excess_and_more_of_it_is() {
+fn only_new_violations_count() {
     for (control, field, _, bad) in container_rows() {
         let place = format!("{APP}/{field}");
         let bad = with(pod(), &[(&place, bad)]);
@@ -261,7 +261,7 @@ fn what_was_violated_before_is_no_excess_and_more_of_it_is() {
 }
 
 #[test]
-fn what_the_pod_says_counts_for_containers_that_say_nothing() {
+fn containers_inherit_pod_security_context() {
     let bare = json!({"name": "side", "image": "a", "securityContext": {
         "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
     }});
@@ -286,7 +286,7 @@ fn what_the_pod_says_counts_for_containers_that_say_nothing() {
 }
 
 #[test]
-fn pods_for_windows_need_not_say_what_only_linux_has() {
+fn windows_pods_skip_linux_controls() {
     let windows = with(pod(), &[("/spec/os/name", json!("windows"))]);
     let side = |context: Json| with(windows.clone(), &[(SIDE, json!({"name": "side", "securityContext": context}))]);
     let restricted = PodSecurityLevel::Restricted;
@@ -297,7 +297,7 @@ fn pods_for_windows_need_not_say_what_only_linux_has() {
 }
 
 #[test]
-fn the_level_is_that_of_the_namespace_and_at_least_the_platforms() {
+fn level_is_maximum_of_namespace_and_platform() {
     let plain = with(pod(), &[(SIDE, json!({"name": "side", "image": "a"}))]);
     let privileged = with(pod(), &[(SIDE, json!({"name": "side", "securityContext": {"privileged": true}}))]);
     let floor = Case::guarded(json!({"minimumPodSecurity": "restricted"}));
@@ -315,7 +315,7 @@ fn the_level_is_that_of_the_namespace_and_at_least_the_platforms() {
 }
 
 #[test]
-fn a_container_that_was_there_keeps_what_it_had_at_any_level() {
+fn existing_container_keeps_fulfilled_controls() {
     for (field, value) in [
         ("runAsNonRoot", json!(false)),
         ("runAsUser", json!(0)),
@@ -332,7 +332,7 @@ fn a_container_that_was_there_keeps_what_it_had_at_any_level() {
 }
 
 #[test]
-fn what_did_not_fulfil_the_higher_level_may_go_on_not_to() {
+fn existing_violation_of_higher_level_stays_allowed() {
     let weak = with(pod(), &[(&format!("{APP}/securityContext/capabilities"), Json::Null)]);
     let weaker = with(weak.clone(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["CHOWN"]))]);
     assert_eq!(Case::default().exceeded(&weak, &weaker), None);
@@ -345,7 +345,7 @@ fn what_did_not_fulfil_the_higher_level_may_go_on_not_to() {
 }
 
 #[test]
-fn the_message_says_what_where_expected_and_what_to_do() {
+fn message_names_value_place_expectation_and_remedy() {
     let after = with(pod(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["SYS_ADMIN"]))]);
     let excess = Case::default().check(&pod(), &after).unwrap_err().to_string();
     assert_eq!(

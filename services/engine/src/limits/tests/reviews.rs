@@ -62,7 +62,7 @@ fn snapshot(profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Snapsho
 }
 
 #[test]
-fn a_capability_on_the_authors_container_is_not_appended() {
+fn rejects_capability_on_authors_container() {
     let append = always(&json!({"spec": {"containers": [{
         "name": "app", "image": "its-own", "$conflict": "Merge",
         "securityContext": {"capabilities": {"add": {"$value": ["SYS_ADMIN"], "$join": {}}}},
@@ -89,7 +89,7 @@ fn a_capability_on_the_authors_container_is_not_appended() {
 }
 
 #[test]
-fn what_the_text_does_not_show_is_found_in_the_result() {
+fn finds_violation_in_computed_values() {
     let probe = always(&json!({"spec": {"containers": [{
         "name": "side", "image": "a", "livenessProbe": {"httpGet": {"port": 80, "host": "169.254.169.254"}},
     }]}}));
@@ -99,7 +99,7 @@ fn what_the_text_does_not_show_is_found_in_the_result() {
 }
 
 #[test]
-fn a_profile_that_denies_on_faults_refuses_the_pod() {
+fn excess_denies_pod_with_on_error_deny() {
     let mut privileged = always(
         &json!({"spec": {"containers": [{"name": "s", "image": "a", "securityContext": {"privileged": true}}]}}),
     );
@@ -111,7 +111,7 @@ fn a_profile_that_denies_on_faults_refuses_the_pod() {
 }
 
 #[test]
-fn the_namespaces_level_counts_and_other_profiles_are_applied() {
+fn excess_skips_only_the_offending_profile() {
     let plain = always(&json!({"spec": {"containers": [{"name": "plain", "image": "a"}]}}));
     let hardened = always(&json!({"spec": {"containers": [hardened("hard")]}}));
     let snapshot = snapshot([tenants("a-plain", &plain), tenants("b-hard", &hardened)]);
@@ -132,7 +132,7 @@ fn the_namespaces_level_counts_and_other_profiles_are_applied() {
 }
 
 #[test]
-fn what_a_cluster_profile_added_or_set_is_not_changed() {
+fn cluster_profile_changes_are_protected() {
     let platform = always(&json!({
         "metadata": {"annotations": {"example.com/mesh": "on"}},
         "spec": {

@@ -18,7 +18,7 @@ fn limit(case: &Case, before: &Json, after: &Json) -> Option<Limit> {
 }
 
 #[test]
-fn containers_volumes_labels_and_annotations_may_be_added_and_changed() {
+fn allows_containers_volumes_and_metadata() {
     let after = with(
         side(&[("/volumeMounts", json!([{"name": "data", "mountPath": "/data"}]))]),
         &[
@@ -114,7 +114,7 @@ fn what_is_there_stays() {
 }
 
 #[test]
-fn a_native_sidecar_may_become_an_ordinary_container_and_is_compared_there() {
+fn native_sidecar_may_become_ordinary_container() {
     let proxy = |changes: &[(&str, Json)]| with(json!({"name": "proxy", "image": "ghcr.io/team/proxy:1"}), changes);
     let ordinary = |proxy: Json| with(pod(), &[(SIDE, proxy)]);
     let native = |proxy: Json| with(pod(), &[("/spec/initContainers", json!([proxy]))]);
@@ -208,7 +208,7 @@ fn volumes_are_of_kinds_that_are_allowed() {
 }
 
 #[test]
-fn only_volumes_that_could_be_added_may_be_mounted() {
+fn mounted_volumes_must_be_allowed_volumes() {
     let token = json!({"sources": [{"serviceAccountToken": {"path": "t"}}]});
     let before = with(
         pod(),
@@ -264,7 +264,7 @@ fn only_volumes_that_could_be_added_may_be_mounted() {
 }
 
 #[test]
-fn reserved_keys_are_neither_set_nor_changed_nor_removed() {
+fn reserved_keys_cannot_change() {
     let case = Case::guarded(json!({"reservedDomains": ["platform.example.com"], "reservedKeys": ["app", "tier"]}));
     for (key, reserved) in [
         ("app", true),
@@ -389,7 +389,7 @@ fn no_more_is_added_than_is_allowed() {
 }
 
 #[test]
-fn the_work_grows_with_the_pod_and_no_faster() {
+fn limit_checks_take_linear_time() {
     let large = |count: usize| {
         let env: Vec<_> = (0..count).map(|i| json!({"name": format!("E{i}"), "value": "x"})).collect();
         let containers: Vec<_> =

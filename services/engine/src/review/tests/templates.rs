@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_name_that_is_taken_keeps_the_whole_profile_out() {
+fn taken_name_leaves_out_whole_profile() {
     for (field, element) in [
         ("containers", json!({"name": "sidecar", "image": "mine:1"})),
         ("initContainers", json!({"name": "sidecar", "image": "mine:1"})),
@@ -26,7 +26,7 @@ fn a_name_that_is_taken_keeps_the_whole_profile_out() {
 }
 
 #[test]
-fn one_profiles_conflict_leaves_the_others_in_force() {
+fn conflict_leaves_other_profiles_applied() {
     let clash = json!({"activation": "Always", "order": 200, "template": {
         "metadata": {"labels": {"clash": "yes"}},
         "spec": {"containers": [{"name": "sidecar", "image": "other:1"}]},
@@ -75,7 +75,7 @@ fn fields_that_nobody_knows_stay_as_they_are() {
 }
 
 #[test]
-fn a_volume_that_is_nowhere_keeps_the_profile_out() {
+fn missing_volume_leaves_out_profile() {
     let mut profile = sidecar();
     profile["template"]["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "logs", "mountPath": "/logs"}]);
     let without = inject(&pod(), &[("nginx", profile.clone())]);
@@ -165,7 +165,7 @@ fn an_overlay_is_merged_and_its_author_wins() {
 }
 
 #[test]
-fn one_choice_among_several_is_the_authors_or_replaced_whole() {
+fn exclusive_fields_keep_or_replace_authors_choice() {
     let mut object = pod();
     object["spec"]["containers"][0]["livenessProbe"] = json!({"exec": {"command": ["true"]}, "periodSeconds": 3});
     let profile = |rule: &str| {

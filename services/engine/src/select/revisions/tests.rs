@@ -113,7 +113,7 @@ fn of_replica_set(workload: &str, hash: &str) -> Json {
 }
 
 #[test]
-fn a_share_is_what_it_says_and_a_larger_one_takes_none_out() {
+fn larger_share_keeps_all_workloads() {
     let workloads: Vec<_> = (0..10_000).map(|number| format!("workload-{number}")).collect();
     let among = |percent, profile: &str| -> Vec<&String> {
         workloads.iter().filter(|name| is_among(percent, profile, "shop", name)).collect()
@@ -137,7 +137,7 @@ fn a_share_is_what_it_says_and_a_larger_one_takes_none_out() {
 }
 
 #[test]
-fn the_pods_of_a_workload_are_alike_and_others_get_the_promoted_one() {
+fn pods_of_one_workload_get_one_revision() {
     let name = ProfileName::cluster("proxy");
     let (served, _) = staged(&name, 50, &json!({}));
     let snapshot = snapshot([served]);
@@ -154,7 +154,7 @@ fn the_pods_of_a_workload_are_alike_and_others_get_the_promoted_one() {
 }
 
 #[test]
-fn one_that_was_never_promoted_is_for_its_share_alone_and_its_name_is_known_to_all() {
+fn unpromoted_profile_is_known_outside_its_share() {
     let name = ProfileName::cluster("proxy");
     let (mut served, _) = staged(&name, 0, &json!({"activation": "Requested"}));
     served.stage.as_mut().unwrap().promoted = None;
@@ -165,7 +165,7 @@ fn one_that_was_never_promoted_is_for_its_share_alone_and_its_name_is_known_to_a
 }
 
 #[test]
-fn both_revisions_are_asked_for_in_their_own_ways() {
+fn each_revision_has_its_own_request_keys() {
     // The newest is asked for by another key: those who keep the promoted one ask as ever.
     let name = ProfileName::cluster("proxy");
     let text = |key: &str, label: &str| {
@@ -236,7 +236,7 @@ fn a_pin_is_a_part_of_a_revision() {
 }
 
 #[test]
-fn of_many_pins_of_one_profile_only_the_last_is_fetched() {
+fn only_last_pin_of_profile_is_fetched() {
     let name = ProfileName::cluster("proxy");
     let (mut served, _) = staged(&name, 0, &json!({}));
     let kept: Vec<String> = (0..8).map(|number| format!("f{number}0000000")).collect();
@@ -260,7 +260,7 @@ fn what_nobody_can_drop_nobody_can_pin() {
 }
 
 #[test]
-fn what_is_bounded_by_its_parent_nobody_can_pin() {
+fn parameter_child_cannot_be_pinned() {
     let parent = json!({
         "activation": "Always", "template": labelled("parent")["template"],
         "parameters": [{"name": "a", "type": "string", "default": "x", "annotation": "a/a", "sources": ["Namespace"]}],
@@ -300,7 +300,7 @@ fn what_is_bounded_by_its_parent_nobody_can_pin() {
 }
 
 #[test]
-fn a_second_pass_keeps_the_revision_of_the_record() {
+fn second_pass_keeps_recorded_revision() {
     let name = ProfileName::cluster("proxy");
     let one = |label: &str, kept: &[&str]| Served {
         kept: kept.iter().map(|kept| Box::from(*kept)).collect(),

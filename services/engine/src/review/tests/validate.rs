@@ -88,7 +88,7 @@ fn one(validation: &Json) -> Json {
 }
 
 #[test]
-fn a_validation_that_holds_lets_the_object_pass() {
+fn passed_validation_allows_object() {
     let (decided, response) = validate(&pod(), &[("deny-env", deny_env())]);
     assert_eq!((decided.decision.outcome, decided.decision.reason), (Outcome::Validated, Reason::Valid));
     assert_eq!(decided.decision.profiles[0].outcome, ProfileOutcome::Validated);
@@ -96,7 +96,7 @@ fn a_validation_that_holds_lets_the_object_pass() {
 }
 
 #[test]
-fn one_that_does_not_refuses_with_status_reason_and_field() {
+fn failed_validation_denies_with_status_and_field() {
     let mut object = pod();
     object["spec"]["containers"][0]["env"] = json!([{"name": "A", "value": "b"}]);
     let (decided, response) = validate(&object, &[("deny-env", deny_env())]);
@@ -136,7 +136,7 @@ fn all_that_do_not_hold_are_told() {
 }
 
 #[test]
-fn a_validation_may_warn_or_be_for_the_audit_log() {
+fn failed_validation_may_warn_or_audit() {
     let spec = json!({"activation": "Always", "validations": [
         {"expression": "false", "message": "think of ${object.metadata.name}", "action": "Warn"},
         {"expression": "false", "message": "noted", "action": "Audit", "fieldPath": ".spec"},
@@ -152,7 +152,7 @@ fn a_validation_may_warn_or_be_for_the_audit_log() {
 }
 
 #[test]
-fn a_message_is_made_of_the_object_and_never_lets_it_pass() {
+fn failing_message_does_not_allow_object() {
     for (message, told) in [
         ("plain", "plain"),
         ("${object.metadata.name}", "web"),
@@ -168,7 +168,7 @@ fn a_message_is_made_of_the_object_and_never_lets_it_pass() {
 }
 
 #[test]
-fn an_expression_that_fails_does_what_on_error_says() {
+fn failing_expression_follows_on_error() {
     let failing = |on_error: &str, action: &str| {
         let validation = json!({"expression": "object.spec.nothing.here == 1", "action": action});
         let mut spec = one(&validation);
@@ -192,7 +192,7 @@ fn an_expression_that_fails_does_what_on_error_says() {
 }
 
 #[test]
-fn the_old_object_is_in_scope_and_null_on_create() {
+fn old_object_is_null_on_create() {
     let profile = || {
         let expression = "oldObject == null || object.metadata.labels.app == oldObject.metadata.labels.app";
         let mut spec = one(&json!({"expression": expression}));
@@ -208,7 +208,7 @@ fn the_old_object_is_in_scope_and_null_on_create() {
 }
 
 #[test]
-fn an_object_that_is_deleted_is_the_old_one() {
+fn deletion_validates_old_object() {
     let mut spec = one(&json!({"expression": "object == null && oldObject.metadata.name != 'web'"}));
     spec["target"] = json!({"version": "v1", "resources": ["pods"], "operations": ["DELETE"]});
     spec["objectSelector"] = json!({"matchLabels": {"app": "web"}});
@@ -222,7 +222,7 @@ fn an_object_that_is_deleted_is_the_old_one() {
 }
 
 #[test]
-fn what_was_injected_is_ours_by_a_genuine_record_only() {
+fn only_genuine_record_marks_containers_as_ours() {
     let profiles = [("deny-env", deny_env()), ("sidecar", sidecar())];
     let mut object = pod();
     object["metadata"]["managedFields"] = json!([{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]);
@@ -281,7 +281,7 @@ fn ephemeral_containers_are_seen_and_are_never_ours() {
 }
 
 #[test]
-fn who_asks_and_who_opts_out_is_as_on_the_mutating_path() {
+fn validation_requests_and_opt_outs_match_mutation() {
     let spec = |more: Json| {
         let mut spec = json!({"validations": [{"expression": "false"}]});
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -334,7 +334,7 @@ fn only_opted_in_namespaces_are_looked_at() {
 }
 
 #[test]
-fn a_name_that_is_for_another_path_is_not_unknown() {
+fn name_of_mutating_profile_is_known() {
     let asks = json!({"pillion.dev/profiles": "check,add", "example.com/p": "check"});
     let by_key = |mut spec: Json| {
         spec["request"] = json!({"annotation": "example.com/p"});
@@ -391,7 +391,7 @@ fn game_server() -> Json {
 }
 
 #[test]
-fn another_resource_gets_what_its_template_says_and_is_checked() {
+fn other_resource_is_injected_and_validated() {
     let snapshot = snapshot(&[("agones", game_server()), ("sidecar", sidecar()), ("deny-env", deny_env())]);
     let mut object = json!({
         "apiVersion": "agones.dev/v1", "kind": "GameServer",
@@ -431,7 +431,7 @@ fn another_resource_gets_what_its_template_says_and_is_checked() {
 }
 
 #[test]
-fn a_pod_is_not_looked_at_for_what_is_for_others() {
+fn profile_for_other_resource_ignores_pods() {
     let others: Vec<_> = (0..50).map(|number| (format!("p{number}"), game_server())).collect();
     let mut profiles: Vec<_> = others.iter().map(|(name, spec)| (name.as_str(), spec.clone())).collect();
     profiles.push(("sidecar", sidecar()));

@@ -1,25 +1,30 @@
-//! Applies the container rules of a profile: finds the containers that each rule matches, and merges its template into
-//! them.
+//! Applies the container rules of a profile, and checks changed containers.
+//!
+//! A rule merges its template into each container that it matches. After a profile, its containers must fulfil the API
+//! server's rules about several fields together.
 
 use std::borrow::Cow;
 
 use pillion_api::profile::{ContainerType, Otherwise};
 
-use crate::context;
 use crate::decision::Reason;
-use crate::json::{Document, SlotId, Value};
+use crate::json::{Content, Document, OwnedTape, SlotId, State, Value};
+use crate::profile::container_rules::{Completeness, FIELDS, violation};
 use crate::profile::rules::ContainerRule;
-use crate::schema;
+use crate::{context, schema};
 
 use super::elements::ITEM_COST;
-use super::pointer::push_token;
-use super::state::{Conflict, Merge, MergeError};
+use super::keys::push_token;
+use super::merge::{Conflict, Merge, MergeError};
 
 /// The lists of a pod's containers to which rules apply, in the order in which containers start.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
 /// The initial capacity for the containers of a list.
 const CONTAINERS: usize = 8;
+
+/// What looking at one container or field costs, in bytes of text.
+const LOOK: usize = 64;
 
 /// The origin of a container that the profile itself does not add, as the profile sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -180,18 +185,104 @@ impl<'a> Merge<'_, 'a> {
             return Ok(());
         }
         let known = self.bindings.known();
-        self.know_existing(&rule.template, Some(target.slot))?;
+        self.bind_existing(&rule.template, Some(target.slot))?;
         let part =
             if self.is_wanted(&rule.template)? { self.resolve(&rule.template, &schema::CONTAINER)? } else { None };
         let directives = self.directives(&rule.template)?;
         self.bindings.forget(known);
         let around = self.mode;
-        self.follow(directives);
+        self.apply_directives(directives);
         let result = match part {
             Some(part) => self.object(target.slot, part, &schema::CONTAINER, None),
             None => Ok(()),
         };
         self.mode = around;
         result
+    }
+
+    /// Checks the containers that profiles added or merged into. A violation that the original pod has too is not attributed
+    /// to the profile.
+    ///
+    /// # Errors
+    /// A container violates a rule, or the profile may not use as much work.
+    pub(super) fn check_containers(&mut self, original: Value<'_>) -> Result<(), MergeError> {
+        let Some(spec) = self.document.member(Document::ROOT, "spec")? else { return Ok(()) };
+        for list in ["containers", "initContainers"] {
+            let Some(containers) = self.document.member(spec, list)? else { continue };
+            let mut next = self.document.first(containers);
+            while let Some(container) = next {
+                next = self.document.next(container);
+                if !self.is_changed(container) {
+                    continue;
+                }
+                for (field, type_name) in FIELDS {
+                    let Some(rule) = self.violation_in(container, field, type_name)? else { continue };
+                    let name = self.document.raw_of(container, "name").unwrap_or_default().to_owned();
+                    if !self.is_violated_before(original, &name, field, type_name, &rule)? {
+                        let place = format!("/spec/{list}/{}/{field}: {rule}", name.trim_matches('"'));
+                        return Err(MergeError::conflict(Reason::InvalidResult, &place));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a slot is there and is not as the object had it.
+    fn is_changed(&self, slot: SlotId) -> bool {
+        match self.document.state(slot) {
+            State::Removed => false,
+            State::Original => !matches!(self.document.content(slot), Content::Value(_)),
+            State::Replaced | State::Added => true,
+        }
+    }
+
+    /// Returns the rule that a field of a changed container violates.
+    fn violation_in(&mut self, container: SlotId, field: &str, type_name: &str) -> Result<Option<String>, MergeError> {
+        self.charge(LOOK)?;
+        if let Content::Value(container) = self.document.content(container) {
+            let value = container.get(field).filter(|value| !value.is_null());
+            return Ok(value.and_then(|value| violation(type_name, value, Completeness::Complete)));
+        }
+        let Some(slot) = self.document.look_for(container, field).1 else { return Ok(None) };
+        match self.document.content(slot) {
+            Content::Value(_) if self.document.state(container) == State::Original && !self.is_changed(slot) => {
+                Ok(None)
+            }
+            Content::Value(value) if value.is_null() => Ok(None),
+            Content::Value(value) => Ok(violation(type_name, value, Completeness::Complete)),
+            Content::Map => {
+                let mut text = String::new();
+                self.document.write(slot, &mut text);
+                self.charge(2 * text.len())?;
+                let tape = OwnedTape::parse(text).ok();
+                Ok(tape.and_then(|tape| violation(type_name, tape.root(), Completeness::Complete)))
+            }
+            Content::Scalar(_) | Content::Made(_) | Content::List => Ok(None),
+        }
+    }
+
+    /// Whether the container of this name in the original pod violates the same rule. A profile may have moved it to the other
+    /// list.
+    fn is_violated_before(
+        &mut self,
+        original: Value<'_>,
+        name: &str,
+        field: &str,
+        type_name: &str,
+        rule: &str,
+    ) -> Result<bool, MergeError> {
+        for list in ["containers", "initContainers"] {
+            for container in original.at(&["spec", list]).into_iter().flat_map(Value::items) {
+                self.charge(LOOK)?;
+                if container.get("name").is_some_and(|own| own.raw() == name)
+                    && let Some(value) = container.get(field)
+                    && violation(type_name, value, Completeness::Complete).as_deref() == Some(rule)
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 }

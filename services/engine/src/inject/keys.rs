@@ -1,13 +1,30 @@
-//! Finds elements of lists by their keys.
+//! Keys of list elements, and the JSON pointers that the record writes with them.
 //!
 //! The first key of each element is read once per list, not once for each element of the template.
 
 use std::borrow::Cow;
 
-use crate::json::{Document, Kind as JsonKind, SlotId, Value, has_byte};
+use crate::json::{Document, Kind as JsonKind, OwnedTape, SlotId, Value, has_byte, needs_escape, split_at_escape};
 use crate::schema::{self, KeyedList};
 
-use super::pointer::{push_escaped, push_token};
+/// Appends a token to a pointer.
+pub(super) fn push_token(pointer: &mut String, token: &str) {
+    pointer.push('/');
+    push_escaped(pointer, token);
+}
+
+/// Appends a text, with `~` and `/` escaped.
+pub(super) fn push_escaped(pointer: &mut String, token: &str) {
+    let mut rest = token;
+    if needs_escape(token) {
+        while let Some((plain, escape, behind)) = split_at_escape(rest) {
+            pointer.push_str(plain);
+            pointer.push_str(escape);
+            rest = behind;
+        }
+    }
+    pointer.push_str(rest);
+}
 
 /// The key fields of an element.
 pub(super) struct Keys<'a> {
@@ -142,4 +159,16 @@ fn push_texts(pointer: &mut String, texts: impl Iterator<Item = impl AsRef<str>>
             push_escaped(pointer, text.as_ref());
         }
     }
+}
+
+/// The text of a JSON string; `None` if it is not a string.
+pub(super) fn text_of(raw: &str) -> Option<Cow<'_, str>> {
+    if !raw.starts_with('"') {
+        return None;
+    }
+    if has_byte(raw, b'\\') {
+        let tape = OwnedTape::parse(raw).ok()?;
+        return tape.root().as_str().map(|text| Cow::Owned(text.into_owned()));
+    }
+    raw.get(1..raw.len() - 1).map(Cow::Borrowed)
 }

@@ -4,30 +4,43 @@
 //! a whole. So a request sees one state from beginning to end, and reads it without a lock. Deriving a snapshot costs
 //! only what changed: namespaces are kept in shards, and a change copies one shard. New profiles leave the namespaces
 //! as they are.
+//!
+//! Two caches are shared by derived snapshots. The candidates of namespaces are stored once for each distinct set: with
+//! thousands of profiles for some namespaces only, they take hundreds of bytes, and ten thousand namespaces share a few
+//! hundred distinct sets. Compiled revisions that are not active but were requested never become stale, because a
+//! revision never changes. Few are requested, so the cache is small, and the least recently used entry is replaced.
 
-mod candidates_pool;
-mod namespace;
 mod profile_set;
-mod revision_cache;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use arc_swap::ArcSwapWeak;
+use pillion_api::names::InjectionLevel;
+use pillion_api::opt_in::OptIn;
+use pillion_api::revision::RevisionSpec;
+use serde::Deserialize;
+
+use crate::json::OwnedTape;
 use crate::limits::Guardrails;
 use crate::lookup::{Answer, LookedUp, Query};
-use crate::profile::{CompiledProfile, ProfileName};
+pub use crate::namespace::{NamespaceMetadata, Pairs};
+use crate::profile::{CompiledProfile, ProfileName, compile_revision};
 use crate::select::candidates::Candidates;
 use crate::select::revisions::{self, TargetObject};
-
-pub use self::namespace::Namespace;
-pub use crate::namespace::{NamespaceMetadata, Pairs};
-use candidates_pool::CandidatesPool;
 pub use profile_set::{ProfileSet, Served, Stage};
-use revision_cache::RevisionCache;
 
 /// The number of shards of the index of namespaces.
 const SHARDS: usize = 64;
+
+/// Below this size of the pool, unused candidates are not searched for.
+const FEW: usize = 64;
+
+/// The capacity of the cache of revisions.
+const MAX_REVISIONS: usize = 64;
 
 type Shard = HashMap<Box<str>, Arc<Namespace>>;
 
@@ -102,7 +115,7 @@ impl Snapshot {
         let shard = Arc::make_mut(shard);
         match namespace {
             Some(namespace) => match shard.get_mut(name) {
-                Some(known) => *known = namespace,
+                Some(old) => *old = namespace,
                 None => drop(shard.insert(name.into(), namespace)),
             },
             None => drop(shard.remove(name)),
@@ -159,15 +172,15 @@ impl Snapshot {
     }
 
     /// Chooses the revisions that an object gets. Revisions that are not active may come from lookups.
-    pub(crate) fn chosen(
+    pub(crate) fn choose_revisions(
         &self,
         candidates: Arc<Candidates>,
         subject: TargetObject<'_>,
         looked_up: &LookedUp,
     ) -> Arc<Candidates> {
         revisions::choose(candidates, subject, &mut |profile, revision| {
-            if let Some(known) = self.revision_cache.get(profile, revision) {
-                return Answer::Found(known);
+            if let Some(cached) = self.revision_cache.get(profile, revision) {
+                return Answer::Found(cached);
             }
             match looked_up.object(&revisions::query(profile, revision)) {
                 Answer::Found(object) => match self.revision_cache.compile(profile, revision, &object) {
@@ -183,38 +196,38 @@ impl Snapshot {
 
     /// Chooses the revisions that an object gets, and returns those that are not here. The active revision stands in
     /// for each of them.
-    pub(crate) fn standing_in(
+    pub(crate) fn choose_available(
         &self,
         candidates: Arc<Candidates>,
         subject: TargetObject<'_>,
     ) -> (Arc<Candidates>, Vec<(ProfileName, Box<str>)>) {
-        let mut asked: Vec<(ProfileName, Box<str>)> = Vec::new();
+        let mut missing: Vec<(ProfileName, Box<str>)> = Vec::new();
         let mut fetch = |profile: &ProfileName, revision: &str| -> Answer<Arc<CompiledProfile>> {
-            asked.retain(|(other, _)| other != profile);
-            if let Some(known) = self.revision_cache.get(profile, revision) {
-                return Answer::Found(known);
+            missing.retain(|(other, _)| other != profile);
+            if let Some(cached) = self.revision_cache.get(profile, revision) {
+                return Answer::Found(cached);
             }
-            let Some(at_work) = self.profiles.iter().find(|at_work| at_work.name() == profile) else {
+            let Some(active) = self.profiles.iter().find(|active| active.name() == profile) else {
                 return Answer::Missing;
             };
-            asked.push((profile.clone(), revision.into()));
-            Answer::Found(Arc::clone(at_work))
+            missing.push((profile.clone(), revision.into()));
+            Answer::Found(Arc::clone(active))
         };
         let candidates = revisions::choose(candidates, subject, &mut fetch);
-        asked.retain(|(profile, _)| candidates.pinned().any(|pinned| pinned.name() == profile));
-        (candidates, asked)
+        missing.retain(|(profile, _)| candidates.pinned().any(|pinned| pinned.name() == profile));
+        (candidates, missing)
     }
 
-    /// Chooses the revisions that an object gets as far as they are known, and returns the lookups for the others.
-    pub(crate) fn choosing(
+    /// Chooses the revisions that an object gets as far as they are available, and returns the lookups for the others.
+    pub(crate) fn missing_revisions(
         &self,
         candidates: Arc<Candidates>,
         subject: TargetObject<'_>,
     ) -> (Arc<Candidates>, Vec<Query>) {
         let mut wanted: Vec<Query> = Vec::new();
         let mut fetch = |profile: &ProfileName, revision: &str| -> Answer<Arc<CompiledProfile>> {
-            if let Some(known) = self.revision_cache.get(profile, revision) {
-                return Answer::Found(known);
+            if let Some(cached) = self.revision_cache.get(profile, revision) {
+                return Answer::Found(cached);
             }
             let query = revisions::query(profile, revision);
             if !wanted.contains(&query) {
@@ -235,14 +248,191 @@ fn shard_of(name: &str) -> usize {
     usize::try_from(hasher.finish() % SHARDS as u64).unwrap_or(0)
 }
 
+/// A namespace: its metadata, and a weak reference to the candidates that were last found for it.
+pub struct Namespace {
+    metadata: NamespaceMetadata,
+    /// May belong to an older set of profiles; see [`Candidates::is_of`].
+    candidates: ArcSwapWeak<Candidates>,
+}
+
+impl Namespace {
+    /// Creates it from labels and annotations in any order. Of two with the same key, the last one counts. Pillion's
+    /// own label opts it in, unless [`Namespace::opting_in_by`] sets other labels.
+    #[must_use]
+    pub fn new<K: Into<Box<str>>, V: Into<Box<str>>>(
+        labels: impl IntoIterator<Item = (K, V)>,
+        annotations: impl IntoIterator<Item = (K, V)>,
+    ) -> Self {
+        NamespaceMetadata::new(labels, annotations).into()
+    }
+
+    /// Applies the opt-in labels of a release.
+    #[must_use]
+    pub fn opting_in_by(self, opt_in: &OptIn) -> Self {
+        Self { metadata: self.metadata.opting_in_by(opt_in), ..self }
+    }
+
+    /// Creates a namespace that has only the opt-in label.
+    #[must_use]
+    pub fn opted_in(level: InjectionLevel) -> Self {
+        NamespaceMetadata::opted_in(level).into()
+    }
+
+    /// About how many bytes of memory it takes.
+    #[must_use]
+    pub const fn memory(&self) -> usize {
+        size_of::<Self>() + self.metadata.text_bytes()
+    }
+
+    /// The cached candidates, if a snapshot still holds them.
+    fn cached_candidates(&self) -> Option<Arc<Candidates>> {
+        self.candidates.load().upgrade()
+    }
+
+    /// Caches the candidates without keeping them alive.
+    fn cache_candidates(&self, candidates: &Arc<Candidates>) {
+        self.candidates.store(Arc::downgrade(candidates));
+    }
+}
+
+impl From<NamespaceMetadata> for Namespace {
+    fn from(metadata: NamespaceMetadata) -> Self {
+        Self { metadata, candidates: ArcSwapWeak::new(Weak::new()) }
+    }
+}
+
+impl Deref for Namespace {
+    type Target = NamespaceMetadata;
+
+    fn deref(&self) -> &NamespaceMetadata {
+        &self.metadata
+    }
+}
+
+impl Default for Namespace {
+    fn default() -> Self {
+        NamespaceMetadata::default().into()
+    }
+}
+
+impl Clone for Namespace {
+    fn clone(&self) -> Self {
+        self.metadata.clone().into()
+    }
+}
+
+impl PartialEq for Namespace {
+    fn eq(&self, other: &Self) -> bool {
+        self.metadata == other.metadata
+    }
+}
+
+impl Eq for Namespace {}
+
+impl fmt::Debug for Namespace {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.metadata.fmt(formatter)
+    }
+}
+
+/// The candidates of one set of profiles. Namespaces hold weak references, so a set of profiles that is no longer
+/// served is freed with its pool.
+#[derive(Debug, Default)]
+struct CandidatesPool {
+    stored: Mutex<HashSet<Arc<Candidates>>>,
+}
+
+impl CandidatesPool {
+    /// Returns the stored candidates that are equal, or stores these.
+    fn share(&self, candidates: Candidates) -> Arc<Candidates> {
+        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(equal) = stored.get(&candidates) {
+            return Arc::clone(equal);
+        }
+        // Before the table grows: entries that no namespace caches and no request uses belong to namespaces that
+        // changed.
+        if stored.len() >= FEW && stored.len() == stored.capacity() {
+            stored.retain(|candidates| Arc::weak_count(candidates) > 0 || Arc::strong_count(candidates) > 1);
+        }
+        let candidates = Arc::new(candidates);
+        stored.insert(Arc::clone(&candidates));
+        candidates
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.stored.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+/// The profile and the revision.
+type Key = (ProfileName, Box<str>);
+
+/// The cache. Clones of a snapshot share it.
+#[derive(Debug, Default)]
+struct RevisionCache {
+    entries: Mutex<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    compiled: HashMap<Key, (Arc<CompiledProfile>, u64)>,
+    /// Counts the requests, as the clock of the cache.
+    requests: u64,
+}
+
+/// The part of the revision object that is read.
+#[derive(Deserialize)]
+struct RevisionObject {
+    spec: RevisionSpec,
+}
+
+impl RevisionCache {
+    fn get(&self, profile: &ProfileName, revision: &str) -> Option<Arc<CompiledProfile>> {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.requests += 1;
+        let now = entries.requests;
+        let (compiled, last_used) = entries.compiled.get_mut(&(profile.clone(), revision.into()))?;
+        *last_used = now;
+        Some(Arc::clone(compiled))
+    }
+
+    /// Compiles a revision object and caches the result; `None` if it is another revision or does not compile.
+    fn compile(&self, profile: &ProfileName, revision: &str, object: &OwnedTape) -> Option<Arc<CompiledProfile>> {
+        let RevisionObject { spec } = serde_json::from_str(object.root().raw()).ok()?;
+        if *spec.revision != *revision {
+            return None;
+        }
+        let compiled = Arc::new(compile_revision(profile, &spec).ok()?);
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner).keep((profile.clone(), revision.into()), &compiled);
+        Some(compiled)
+    }
+}
+
+impl Entries {
+    fn keep(&mut self, key: Key, compiled: &Arc<CompiledProfile>) {
+        self.requests += 1;
+        if self.compiled.len() >= MAX_REVISIONS && !self.compiled.contains_key(&key) {
+            let oldest = self.compiled.iter().min_by_key(|(_, (_, last_used))| *last_used).map(|(key, _)| key.clone());
+            if let Some(oldest) = oldest {
+                self.compiled.remove(&oldest);
+            }
+        }
+        self.compiled.insert(key, (Arc::clone(compiled), self.requests));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use pillion_api::names::InjectionLevel;
+    use serde_json::json;
+
+    use crate::profile::{FlattenedProfile, Library};
 
     use super::*;
 
     #[test]
-    fn a_snapshot_does_not_change_when_the_next_one_is_made() {
+    fn derived_snapshot_leaves_original_unchanged() {
         let first = Snapshot::default().with_namespace("a", Some(Namespace::opted_in(InjectionLevel::Enabled)));
         let second = first.with_namespace("a", Some(Namespace::opted_in(InjectionLevel::Required)));
         let third = second.with_namespace("a", None);
@@ -253,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relist_replaces_all_namespaces() {
+    fn relist_replaces_all_namespaces() {
         let before = Snapshot::default().with_namespace("gone", Some(Namespace::default()));
         let after = before.with_namespaces((0..1_000).map(|i| (format!("ns-{i}").into(), Namespace::default())));
         assert_eq!(after.namespace_count(), 1_000);
@@ -271,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_that_get_the_same_keep_it_once() {
+    fn equal_candidates_are_stored_once() {
         let (red, blue) = (profile("red", "red"), profile("blue", "blue"));
         let team = |team: &'static str| Namespace::new([("team", team)], []);
         let all = (0..1_000).map(|i| (format!("ns-{i}").into(), team(if i % 2 == 0 { "red" } else { "blue" })));
@@ -286,14 +476,14 @@ mod tests {
 
         let second = first.with_profiles(ProfileSet::new([red]));
         assert!(of(&second, "ns-1").is_empty(), "other profiles, other candidates");
-        assert!(!of(&first, "ns-1").is_empty(), "who still serves the older set finds what it finds there");
+        assert!(!of(&first, "ns-1").is_empty(), "the older snapshot keeps its candidates");
         let gone = Arc::downgrade(&of(&first, "ns-0"));
         drop(first);
-        assert!(gone.upgrade().is_none(), "what no snapshot serves is not kept by those who asked");
+        assert!(gone.upgrade().is_none(), "namespaces do not keep candidates alive");
     }
 
     #[test]
-    fn what_no_namespace_gets_any_more_is_forgotten() {
+    fn unused_candidates_are_dropped() {
         let keyed =
             serde_json::json!({"request": {"annotation": "a"}, "template": {"metadata": {"labels": {"x": "y"}}}});
         let name = ProfileName::cluster("keyed");
@@ -305,5 +495,31 @@ mod tests {
             snapshot.candidates("changing", &snapshot.namespace("changing").unwrap());
         }
         assert!(snapshot.pool.len() < 300, "{}", snapshot.pool.len());
+    }
+
+    #[test]
+    fn evicts_least_recently_used_revision() {
+        let (cache, name) = (RevisionCache::default(), ProfileName::cluster("proxy"));
+        let spec = |number: usize| {
+            let spec = json!({"template": {"metadata": {"labels": {"a": number.to_string()}}}});
+            let whole =
+                FlattenedProfile::new(&name, &serde_json::from_value(spec).unwrap(), &Library::new([])).unwrap();
+            whole.to_revision(&name, Some(1), None).unwrap()
+        };
+        let revision = |number: usize| spec(number).revision;
+        let add = |number: usize| {
+            let object = OwnedTape::parse(json!({"spec": spec(number)}).to_string()).unwrap();
+            assert!(cache.compile(&name, &revision(number), &object).is_some());
+        };
+        let is_kept = |number: usize| cache.get(&name, &revision(number)).is_some();
+        (0..MAX_REVISIONS).for_each(add);
+        assert!(is_kept(0), "it was used just now");
+        add(MAX_REVISIONS);
+        assert!(!is_kept(1));
+        // All others stay.
+        assert!((2..=MAX_REVISIONS).chain([0]).all(is_kept));
+        // A cached revision evicts no other.
+        add(MAX_REVISIONS);
+        assert!((2..=MAX_REVISIONS).chain([0]).all(is_kept));
     }
 }

@@ -1,0 +1,257 @@
+//! The parts of a review that all its uses share: decisions on both paths, lookups, and explanations.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::profile::Operation;
+
+use super::{Endpoint, Facts, RecordTrust, Review};
+use crate::context::EvalContext;
+use crate::decision::Reason;
+use crate::expression::Allowances;
+use crate::inject::without_record;
+use crate::json::{Malformed, OwnedTape, Value};
+use crate::limits::Guardrails;
+use crate::lookup::Wanted;
+use crate::profile::target::{Action, Phase};
+use crate::record::{self, Record};
+use crate::schema::{self, Type};
+use crate::select::candidates::Candidates;
+use crate::select::considered::{Considered, considered};
+use crate::select::revisions::{self, TargetObject};
+use crate::select::wanted;
+use crate::snapshot::{Namespace, Snapshot};
+
+/// A review with the object and the namespace that it is about.
+pub(super) struct ReviewContext<'r> {
+    review: &'r Review<'r>,
+    snapshot: &'r Snapshot,
+    facts: &'r Facts,
+    pub(super) action: Action<'r>,
+    pub(super) level: InjectionLevel,
+    pub(super) namespace: Arc<Namespace>,
+    /// The object of the request; for the validations of a deletion, the old object.
+    pub(super) object: Value<'r>,
+    allowances: Allowances,
+}
+
+/// The object of a review as its author wrote it, and the injection record that it has.
+pub(super) struct OriginalObject {
+    pub(super) record: FoundRecord,
+    /// The object without what the record lists; `None` if it equals the object.
+    restored: Option<OwnedTape>,
+}
+
+impl<'r> ReviewContext<'r> {
+    /// Returns the context of a decision, or the reason why nothing is decided.
+    pub(super) fn for_decision(
+        review: &'r Review<'r>,
+        endpoint: Endpoint,
+        snapshot: &'r Snapshot,
+        facts: &'r Facts,
+    ) -> Result<Self, Reason> {
+        let envelope = &review.envelope;
+        let action = envelope.action(endpoint.phase()).ok_or(Reason::OtherOperation)?;
+        let injects_pod = action.phase == Phase::Mutate && action.is_pod();
+        if injects_pod && action.operation != Operation::Create {
+            return Err(Reason::OtherOperation);
+        }
+        if !injects_pod && !snapshot.profiles().has_resource(&envelope.namespace, action) {
+            return Err(Reason::OtherResource);
+        }
+        let object = review.object(action).ok_or(Reason::OtherResource)?;
+        if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
+            return Err(Reason::SystemNamespace);
+        }
+        let context = Self::new(review, endpoint, snapshot, facts).ok_or(Reason::NotOptedIn)?;
+        if action.phase == Phase::Mutate
+            && object.at(&["metadata", "deletionTimestamp"]).is_some_and(|time| !time.is_null())
+        {
+            return Err(Reason::BeingDeleted);
+        }
+        if envelope.by_node && object.at(&["metadata", "annotations", MIRROR_ANNOTATION]).is_some() {
+            return Err(Reason::MirrorPod);
+        }
+        let is_empty = |containers: Value<'_>| containers.items().next().is_none();
+        if injects_pod && object.at(&["spec", "containers"]).is_none_or(is_empty) {
+            return Err(Reason::NoContainers);
+        }
+        Ok(context)
+    }
+
+    /// Returns the context; `None` if the review has no object, or the namespace is not opted in.
+    fn new(review: &'r Review<'r>, endpoint: Endpoint, snapshot: &'r Snapshot, facts: &'r Facts) -> Option<Self> {
+        let action = review.envelope.action(endpoint.phase())?;
+        let object = review.object(action)?;
+        let level = facts.level(endpoint)?;
+        // A namespace that was not found has only the failure mode by which the API server matched it.
+        let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
+        let allowances = Allowances::until(facts.deadline);
+        Some(Self { review, snapshot, facts, action, level, namespace, object, allowances })
+    }
+
+    pub(super) fn guardrails(&self) -> &Guardrails {
+        self.facts.guardrails.as_deref().unwrap_or_else(|| self.snapshot.guardrails())
+    }
+
+    /// The schema of the object.
+    pub(super) fn type_(&self) -> &'static Type {
+        schema::of(self.action.group, self.action.resource)
+    }
+
+    /// Restores the object as its author wrote it.
+    pub(super) fn original(&self) -> Result<OriginalObject, Malformed> {
+        let record = if self.changes_stored_record() {
+            FoundRecord::None
+        } else {
+            FoundRecord::find(self.object, self.facts.record_trust)
+        };
+        let restored = match &record {
+            FoundRecord::Genuine(record) => without_record(self.object, record, self.type_())?,
+            FoundRecord::None | FoundRecord::Foreign => None,
+        };
+        Ok(OriginalObject { record, restored })
+    }
+
+    /// Whether the update of a stored object changes its record. Everyone who may update a stored object may change its
+    /// annotations, so such a record is ignored.
+    fn changes_stored_record(&self) -> bool {
+        if self.action.phase != Phase::Validate || self.action.operation != Operation::Update {
+            return false;
+        }
+        let text = |object: Value<'r>| {
+            let annotation = object.at(&["metadata", "annotations", INJECTED_ANNOTATION])?;
+            annotation.as_str().map(Cow::into_owned)
+        };
+        self.review.old_object().and_then(text) != text(self.object)
+    }
+
+    /// The context of expressions, with the original object.
+    pub(super) fn eval_context<'e>(&'e self, original: &'e OriginalObject) -> EvalContext<'e> {
+        let envelope = &self.review.envelope;
+        let request = self.review.request();
+        let object = if self.action.operation == Operation::Delete {
+            // A deletion has no final object: `object` is null, as in Kubernetes' own policies.
+            request.get("object").unwrap_or(self.object)
+        } else {
+            original.restored.as_ref().map_or(self.object, OwnedTape::root)
+        };
+        EvalContext {
+            object,
+            request,
+            namespace_name: &envelope.namespace,
+            namespace: &self.namespace,
+            uid: &envelope.uid,
+            looked_up: &self.facts.looked_up,
+            allowances: &self.allowances,
+        }
+    }
+
+    /// The candidates of the namespace, each at the revision that the object gets.
+    pub(super) fn candidates(&self, original: &OriginalObject) -> Arc<Candidates> {
+        // For a stored object, all active profiles are considered.
+        let is_recorded = self.action.phase == Phase::Mutate || self.action.operation == Operation::Create;
+        let record = original.record.genuine().filter(|_| is_recorded);
+        let target = self.target(original, record);
+        self.snapshot.choose_revisions(self.namespace_candidates(), target, &self.facts.looked_up)
+    }
+
+    /// The lookups that a decision needs. This is an upper bound, because conditions are not evaluated.
+    fn needs(&self) -> Wanted {
+        if self.action.operation == Operation::Delete {
+            return Wanted::default();
+        }
+        let is_new = self.action.operation == Operation::Create;
+        let candidates = self.namespace_candidates();
+        let has_record = || self.object.at(&["metadata", "annotations", INJECTED_ANNOTATION]).is_some();
+        if !candidates.wants_lookups() && !revisions::may_fetch(&candidates, self.object, is_new && has_record()) {
+            return Wanted::default();
+        }
+        // A malformed object is denied when it is decided.
+        let Ok(original) = self.original() else { return Wanted::default() };
+        let target = self.target(&original, original.record.genuine().filter(|_| is_new));
+        let (candidates, revisions) = self.snapshot.missing_revisions(candidates, target);
+        let mut wanted = wanted(&candidates, self.action, self.level, target.namespace_name, target.object);
+        wanted.objects.extend(revisions);
+        wanted
+    }
+
+    fn namespace_candidates(&self) -> Arc<Candidates> {
+        self.snapshot.candidates(&self.review.envelope.namespace, &self.namespace)
+    }
+
+    /// The object for which revisions are chosen.
+    fn target<'t>(&'t self, original: &'t OriginalObject, record: Option<&'t Record>) -> TargetObject<'t> {
+        let EvalContext { object, namespace_name, namespace, .. } = self.eval_context(original);
+        TargetObject { namespace_name, namespace, object: if object.is_null() { self.object } else { object }, record }
+    }
+}
+
+impl Review<'_> {
+    /// The request of the review.
+    fn request(&self) -> Value<'_> {
+        // The envelope was read from it.
+        self.tape.root().get("request").unwrap_or_else(|| self.tape.root())
+    }
+
+    /// The object of a review that its decision is about, if there is one: of a deletion, the old object.
+    fn object(&self, action: Action<'_>) -> Option<Value<'_>> {
+        match (action.phase, action.operation) {
+            (Phase::Validate, Operation::Delete) => self.old_object(),
+            _ => self.new_object(),
+        }
+    }
+
+    /// Returns the lookups that a decision needs. Reads only the namespace of `facts`. In most cases the result is
+    /// empty and costs next to nothing.
+    #[must_use]
+    pub fn needs(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Wanted {
+        if SYSTEM_NAMESPACES.contains(&self.namespace()) {
+            return Wanted::default();
+        }
+        ReviewContext::new(self, endpoint, snapshot, facts).map(|context| context.needs()).unwrap_or_default()
+    }
+
+    /// Returns the cluster profiles and the namespace's own, with the values of their parameters and the sources of
+    /// these values. For `pillion explain`; [`Review::decide`] does not need it. Empty if the namespace is not opted
+    /// in.
+    #[must_use]
+    pub fn considered(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Vec<Considered> {
+        let Some(context) = ReviewContext::new(self, endpoint, snapshot, facts) else { return Vec::new() };
+        let Ok(original) = context.original() else { return Vec::new() };
+        let candidates = context.candidates(&original);
+        let profiles = snapshot.profiles().iter();
+        considered(profiles, &candidates, context.action, context.level, context.eval_context(&original))
+    }
+}
+
+/// The record in the annotations of an object.
+pub(super) enum FoundRecord {
+    None,
+    Genuine(Record),
+    /// Not written by Pillion, or in a format that this build does not understand.
+    Foreign,
+}
+
+impl FoundRecord {
+    /// Reads the record of an object.
+    fn find(object: Value<'_>, trust: RecordTrust) -> Self {
+        let Some(annotation) = object.at(&["metadata", "annotations", INJECTED_ANNOTATION]) else { return Self::None };
+        if trust == RecordTrust::ManagedFields && !record::is_genuine(object) {
+            return Self::Foreign;
+        }
+        match annotation.as_str().and_then(|text| Record::read(&text)) {
+            Some(record) => Self::Genuine(record),
+            None => Self::Foreign,
+        }
+    }
+
+    /// The record, if it is trusted.
+    pub(super) const fn genuine(&self) -> Option<&Record> {
+        match self {
+            Self::Genuine(record) => Some(record),
+            Self::None | Self::Foreign => None,
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The list of considered profiles.
+
+use std::sync::Arc;
+
+use pillion_api::names::InjectionLevel;
+use serde_json::{Value as Json, json};
+
+use crate::lookup::{Answer, LookedUp, metadata_tape};
+use crate::profile::{ProfileName, compile};
+use crate::review::{Endpoint, Facts, Review};
+use crate::select::considered::{Considered, SetBy, Standing};
+use crate::snapshot::{Namespace, ProfileSet, Snapshot};
+
+fn profile(name: &ProfileName, spec: &Json) -> Arc<crate::profile::CompiledProfile> {
+    Arc::new(compile(name, &serde_json::from_value(spec.clone()).unwrap()).unwrap())
+}
+
+/// The profiles that were considered for a pod of the namespace `shop` with these annotations.
+fn considered(annotations: &Json) -> Vec<Considered> {
+    let template = json!({"metadata": {"annotations": {"a/b": "${params.level}"}}});
+    let everybody = json!(["Pod", "ServiceAccount", "Namespace"]);
+    let set = json!({
+        "parameters": [
+            {"name": "level", "type": "string", "default": "info", "annotation": "log/level", "sources": everybody},
+            {"name": "port", "type": "integer", "minimum": 1024, "annotation": "log/port", "sources": ["Pod"]},
+            {"name": "tags", "type": "map", "default": {}, "annotationPrefix": "tag/", "sources": everybody, "merge": "Merge"},
+        ],
+        "template": template,
+    });
+    let plain = json!({"template": {"metadata": {"labels": {"a": "b"}}}});
+    let mut selective = plain.clone();
+    selective["namespaceSelector"] = json!({"matchLabels": {"region": "eu"}});
+    let profiles = [
+        (ProfileName::cluster("set"), &set),
+        (ProfileName::cluster("other"), &plain),
+        (ProfileName::cluster("selective"), &selective),
+        (ProfileName::namespaced("shop", "own"), &plain),
+        (ProfileName::namespaced("till", "theirs"), &plain),
+    ];
+    let snapshot = Snapshot::new(ProfileSet::new(profiles.iter().map(|(name, spec)| profile(name, spec))));
+    let namespace = Namespace::new([("pillion.dev/injection", "enabled")], [("log/level", "warn"), ("tag/team", "a")]);
+    let account = json!({"metadata": {"annotations": {"log/level": "debug", "tag/tier": "web"}}});
+    let looked_up =
+        LookedUp { service_account: Answer::Found(metadata_tape(&account).unwrap()), ..LookedUp::default() };
+    let facts = Facts { namespace: Some(Arc::new(namespace)), looked_up, ..Facts::default() };
+    let pod = json!({"metadata": {"name": "web", "annotations": annotations},
+        "spec": {"containers": [{"name": "web", "image": "web:1"}]}});
+    let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "namespace": "shop", "operation": "CREATE",
+        "resource": {"group": "", "version": "v1", "resource": "pods"}, "object": pod}});
+    let body = review.to_string();
+    Review::parse(body.as_bytes()).unwrap().considered(Endpoint::Level(InjectionLevel::Enabled), &snapshot, &facts)
+}
+
+#[test]
+fn considered_lists_profiles_with_standing() {
+    let all = considered(&json!({"pillion.dev/profiles": "set"}));
+    let told: Vec<_> = all.iter().map(|one| (one.profile.display_name(), one.standing)).collect();
+    let expected = [
+        ("set", Standing::Asked),
+        // One of the namespace's own is for all of its pods, unless it says otherwise.
+        ("shop/own", Standing::Asked),
+        ("other", Standing::NotAsked),
+        ("selective", Standing::NamespaceSelector),
+    ];
+    assert_eq!(told, expected);
+    assert!(all.iter().skip(2).all(|one| one.parameters.is_empty()));
+}
+
+#[test]
+fn considered_parameter_has_sources_and_keys() {
+    let values = |annotations: &Json| -> Vec<(Json, Vec<(SetBy, String)>)> {
+        let all = considered(annotations);
+        let parameters = all.into_iter().next().unwrap().parameters.into_iter();
+        let value = |value: Result<Option<Json>, Box<str>>| match value {
+            Ok(value) => json!(value),
+            Err(error) => json!({"error": error}),
+        };
+        parameters
+            .map(|one| (value(one.value), one.set_by.into_iter().map(|(by, key)| (by, key.into())).collect()))
+            .collect()
+    };
+    let by = |by: SetBy, key: &str| (by, key.to_owned());
+    let asked = values(&json!({"pillion.dev/profiles": "set"}));
+    assert_eq!(asked[0], (json!("debug"), vec![by(SetBy::ServiceAccount, "log/level")]));
+    assert_eq!(asked[1], (json!(null), vec![by(SetBy::Default, "")]));
+    let tags = vec![by(SetBy::ServiceAccount, "tag/*"), by(SetBy::Namespace, "tag/*")];
+    assert_eq!(asked[2], (json!({"tier": "web", "team": "a"}), tags));
+    let set = values(&json!({"pillion.dev/profiles": "set", "log/level": "error", "log/port": "80"}));
+    assert_eq!(set[0], (json!("error"), vec![by(SetBy::Object, "log/level")]));
+    assert_eq!(set[1].1, [by(SetBy::Object, "log/port")]);
+    assert!(set[1].0["error"].is_string(), "{:?}", set[1]);
+}

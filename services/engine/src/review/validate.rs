@@ -1,0 +1,173 @@
+//! Decides a review on the validating path: evaluates the validations of the selected profiles.
+//!
+//! Profiles are selected and configured as on the mutating path, by the object as its author wrote it, so that both
+//! paths select the same profiles. Their validations then see the object as it will be stored, with everything that was
+//! injected. Each failed validation becomes a [`ValidationDecision`], from which the denial, the warnings and the audit
+//! annotations are rendered.
+
+use std::sync::Arc;
+
+use pillion_api::profile::{OnError, Operation, ValidationAction};
+
+use super::context::ReviewContext;
+use super::decide::malformed_object;
+use super::{Observer, Step};
+use crate::context::{Arena, EvalContext, Parameters, ProfileBindings};
+use crate::decision::{
+    Decision, Outcome, ProfileDecision, ProfileOutcome, Reason, ValidationDecision, ValidationOutcome,
+};
+use crate::expression::{EvaluationError, Meter, Purpose};
+use crate::profile::template::Choice;
+use crate::profile::validations::Validation;
+use crate::profile::{CompiledProfile, one_line};
+use crate::record::Record;
+use crate::select::{Selected, Selection, select};
+
+/// Decides whether an object is allowed.
+pub(super) fn decide(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Decision {
+    let original = match context.original() {
+        Ok(original) => original,
+        Err(malformed) => return malformed_object(&malformed),
+    };
+    let eval_context = context.eval_context(&original);
+    let is_deleted = context.action.operation == Operation::Delete;
+    let stored = if is_deleted { eval_context } else { EvalContext { object: context.object, ..eval_context } };
+    let candidates = context.candidates(&original);
+    let arena = Arena::new();
+    let selection = select(&candidates, context.action, context.level, eval_context, &arena);
+    let Selection { mut profiles, notices, reason, .. } = selection;
+    let injected = original.record.genuine().map(injected_containers).unwrap_or_default();
+    observer.begins(Step::Validate);
+    let validations = check_profiles(&mut profiles, stored, &injected);
+    let profiles: Vec<_> = profiles.into_iter().map(|selected| selected.decision).collect();
+    let (outcome, reason, detail) = conclude(&profiles, reason);
+    Decision { outcome, reason, detail, profiles, validations, notices }
+}
+
+/// The names of the containers that the platform's profiles added by a record. Containers of all kinds share their
+/// names. A container that was moved from another list belongs to the author, who wrote a part of it.
+fn injected_containers(record: &Record) -> Vec<Box<str>> {
+    let lists = ["/spec/containers/", "/spec/initContainers/"];
+    let name = |pointer: &str| {
+        let name = lists.iter().find_map(|list| pointer.strip_prefix(list))?;
+        // A deeper pointer is a part of an author's container.
+        (!name.contains('/')).then(|| Box::from(name))
+    };
+    let moved: Vec<_> = record.moved().filter_map(|pointer| name(&pointer)).collect();
+    record.added_by_platform().filter_map(|pointer| name(&pointer)).filter(|name| !moved.contains(name)).collect()
+}
+
+/// Derives the outcome from the results of all profiles.
+fn conclude(profiles: &[ProfileDecision], nothing_requested: Reason) -> (Outcome, Reason, Option<Box<str>>) {
+    let mut refusing = profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Denied).peekable();
+    if let Some(first) = refusing.peek() {
+        let reason = first.reason;
+        let messages = refusing.map(|decision| {
+            let detail = decision.detail.as_deref().unwrap_or_default();
+            format!("profile {}: {detail}", decision.profile.display_name())
+        });
+        return (Outcome::Denied, reason, Some(messages.collect::<Vec<_>>().join("; ").into()));
+    }
+    // The first failed profile gives the reason, so that a passed one does not hide it.
+    let validated = || profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Validated);
+    match validated().find(|decision| decision.reason != Reason::Valid).or_else(|| validated().next()) {
+        Some(decision) => (Outcome::Validated, decision.reason, None),
+        None => (Outcome::Skipped, profiles.first().map_or(nothing_requested, |decision| decision.reason), None),
+    }
+}
+
+/// Evaluates the validations of each profile that selection left `Unchanged`, and updates its decision. Returns the
+/// failed validations. `stored` has the object as it will be stored, and `injected` the names of injected containers.
+fn check_profiles(
+    profiles: &mut [Selected<'_>],
+    stored: EvalContext<'_>,
+    injected: &[Box<str>],
+) -> Vec<ValidationDecision> {
+    let mut failed = Vec::new();
+    for Selected { decision, bindings, .. } in profiles {
+        let Some(bindings) = bindings.as_ref().filter(|_| decision.outcome == ProfileOutcome::Unchanged) else {
+            continue;
+        };
+        let before = failed.len();
+        check_profile(&decision.profile, bindings.parameters(), stored, injected, &mut failed);
+        let own = failed.get(before..).unwrap_or_default();
+        let refusing: Vec<_> = own.iter().filter(|failed| failed.outcome == ValidationOutcome::Denied).collect();
+        let first = refusing.first().copied().or_else(|| own.first());
+        decision.reason = first.map_or(Reason::Valid, |failed| failed.reason);
+        if refusing.is_empty() {
+            decision.outcome = ProfileOutcome::Validated;
+        } else {
+            let messages: Vec<_> = refusing.iter().map(|failed| &*failed.message).collect();
+            decision.outcome = ProfileOutcome::Denied;
+            decision.detail = Some(messages.join("; ").into());
+        }
+    }
+    failed
+}
+
+fn check_profile(
+    profile: &Arc<CompiledProfile>,
+    parameters: &Parameters,
+    stored: EvalContext<'_>,
+    injected: &[Box<str>],
+    failed: &mut Vec<ValidationDecision>,
+) {
+    let bindings = ProfileBindings::new(stored, parameters, profile.definitions()).with_ours(injected);
+    let mut meter = bindings.meter(Purpose::Decide, Meter::PROFILE);
+    for (index, validation) in profile.validations.iter().enumerate() {
+        let (outcome, reason, message) = match validation.expression.evaluate_bool(&bindings, &mut meter) {
+            Ok(true) => continue,
+            Ok(false) => {
+                let message = message(validation, &bindings, &mut meter);
+                (outcome_of(validation.action), Reason::ValidationFailed, message)
+            }
+            Err(error) => (
+                on_error(profile.on_error, validation.action),
+                Reason::ExpressionFailed,
+                could_not_evaluate(index, &error),
+            ),
+        };
+        failed.push(ValidationDecision {
+            profile: Arc::clone(profile),
+            index,
+            outcome,
+            reason,
+            message: one_line(&message).into(),
+        });
+    }
+}
+
+const fn outcome_of(action: ValidationAction) -> ValidationOutcome {
+    match action {
+        ValidationAction::Deny => ValidationOutcome::Denied,
+        ValidationAction::Warn => ValidationOutcome::Warned,
+        ValidationAction::Audit => ValidationOutcome::Audited,
+    }
+}
+
+/// The outcome of a validation that cannot be evaluated. It denies the object if it could have denied it and `onError`
+/// is `Deny`.
+const fn on_error(on_error: OnError, action: ValidationAction) -> ValidationOutcome {
+    match (on_error, action) {
+        (OnError::Deny, ValidationAction::Deny) => ValidationOutcome::Denied,
+        (_, ValidationAction::Audit) => ValidationOutcome::Audited,
+        _ => ValidationOutcome::Warned,
+    }
+}
+
+fn could_not_evaluate(index: usize, error: &EvaluationError) -> String {
+    format!("validation {index} could not be evaluated: {}", error.message())
+}
+
+/// The message for an object that fails a validation. If the message itself fails, the object still does not pass.
+fn message<'v>(validation: &'v Validation, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> String {
+    let unsaid = || format!("failed expression: {}", validation.expression.source().trim());
+    match &validation.message {
+        None => unsaid(),
+        Some(Choice::Known(text)) => text.to_string(),
+        Some(Choice::Found(text)) => {
+            let text = text.evaluate(bindings, meter);
+            text.ok().filter(|text| !text.trim().is_empty()).unwrap_or_else(unsaid)
+        }
+    }
+}
