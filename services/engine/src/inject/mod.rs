@@ -99,6 +99,11 @@ impl Verdict {
         };
         Self { outcome, reason, detail: Some(detail), notes: Vec::new() }
     }
+
+    /// Whether the profile was not applied, although it matches the object.
+    pub(crate) const fn is_left_out(&self) -> bool {
+        matches!(self.outcome, ProfileOutcome::Skipped | ProfileOutcome::Denied)
+    }
 }
 
 impl Exclusions<'_, '_> {
@@ -155,7 +160,9 @@ pub(crate) fn apply<'a>(
             Some(Verdict::left_out(OnError::Skip, Reason::LimitExceeded, detail.into()))
         } else if let Some(why) = exclusions.reason(selected) {
             pass.record.keep_of(earlier, name);
-            Some(Verdict::left_out(selected.profile.on_error, Reason::LimitExceeded, why.into()))
+            // The cluster profile is applied where one that stands in for it is left out.
+            let on_error = if selected.stands_in { OnError::Skip } else { selected.profile.on_error };
+            Some(Verdict::left_out(on_error, Reason::LimitExceeded, why.into()))
         } else {
             Some(pass.apply_or_roll_back(&mut document, selected)?)
         };

@@ -24,6 +24,23 @@ use crate::record::RecordWriter;
 use crate::select::{Selected, Selection, select};
 use crate::snapshot::Snapshot;
 
+/// The changes that profiles of the namespace made in an earlier pass.
+#[derive(Clone, Copy)]
+struct EarlierChanges<'v> {
+    /// The changes of those that do not stand in for cluster profiles.
+    of_others: Option<&'v NamespaceChanges<'v>>,
+    /// The changes of all, if one of them stands in for a cluster profile.
+    all: Option<&'v NamespaceChanges<'v>>,
+}
+
+impl<'v> EarlierChanges<'v> {
+    /// Leaves out profiles that stand in for cluster profiles. If an earlier pass applied one, all its changes are
+    /// undone, and those of the other profiles of the namespace with them.
+    fn without_stand_ins<'p>(self, why: &'p str) -> Exclusions<'p, 'v> {
+        Exclusions { stand_ins: Some(why), others: self.all.map(|changes| (why, changes)) }
+    }
+}
+
 /// Why an object cannot be injected.
 enum MutateError {
     /// The author wrote a key twice. The API server never sends such an object, because it has decoded it.
@@ -89,7 +106,12 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
     let record = original.record.genuine();
     let taken_over = record.and_then(|record| record.taken_over(|name, parent| selection.heir(name, parent)));
     let record = taken_over.as_ref().or(record);
-    let changes = record.and_then(|record| NamespaceChanges::of(record, |name| selection.has_stand_in(name)));
+    let of_others = record.and_then(|record| NamespaceChanges::of(record, |name| selection.has_stand_in(name)));
+    let with_stand_ins = record.filter(|record| {
+        selection.profiles.iter().any(|selected| selected.stands_in && record.has(selected.profile.display_name()))
+    });
+    let all = with_stand_ins.and_then(|record| NamespaceChanges::of(record, |_| false));
+    let earlier = EarlierChanges { of_others: of_others.as_ref(), all: all.as_ref() };
 
     let Selection { profiles, mut notices, denied, reason } = selection;
     if matches!(original.record, FoundRecord::Foreign) {
@@ -109,7 +131,7 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
         inject::set_record(&mut applied.document, record)?;
         remove_gate(&mut applied.document, level)
     };
-    let Applied { document, verdicts, .. } = apply_profiles(&profiles, target, changes.as_ref(), &finish)?;
+    let Applied { document, verdicts, .. } = apply_profiles(&profiles, target, earlier, &finish)?;
 
     let patch = match patch::write(&document) {
         Some(patch) => {
@@ -142,12 +164,12 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
     settled.map_err(MutateError::SelfCheck)
 }
 
-/// Applies the profiles. Leaves out profiles of the namespace that take the room of the platform's profiles, or change
-/// what these do. `finish` completes each result before its size is measured.
+/// Applies the profiles. Leaves out profiles of the namespace that take the room of the platform's profiles, keep one
+/// from being applied, or change what these do. `finish` completes each result before its size is measured.
 fn apply_profiles<'v>(
     profiles: &[Selected<'v>],
     target: InjectTarget<'v>,
-    changes: Option<&'v NamespaceChanges<'v>>,
+    earlier: EarlierChanges<'v>,
     finish: &dyn Fn(&mut Applied<'v>) -> Result<(), Malformed>,
 ) -> Result<Applied<'v>, Malformed> {
     let apply = |exclusions: Exclusions<'_, 'v>| {
@@ -163,10 +185,18 @@ fn apply_profiles<'v>(
         stand_ins = too_large(target.object, patch::length(&applied.document));
         if stand_ins.is_some() {
             applied = apply(Exclusions { stand_ins: stand_ins.as_deref(), others: None })?;
+        } else if applied.verdicts.iter().flatten().any(Verdict::is_left_out) {
+            stand_ins = displaced(profiles, &applied, &apply(earlier.without_stand_ins(""))?);
+            if let Some(why) = &stand_ins {
+                applied = apply(earlier.without_stand_ins(why))?;
+                if earlier.all.is_some() {
+                    return Ok(applied);
+                }
+            }
         }
     }
 
-    if let Some(changes) = changes {
+    if let Some(changes) = earlier.of_others {
         let stand_ins = stand_ins.as_deref();
         let alone = apply(Exclusions { stand_ins, others: Some(("", changes)) })?;
         if let Err(excess) = interference(&applied, &alone) {
@@ -174,6 +204,24 @@ fn apply_profiles<'v>(
         }
     }
     Ok(applied)
+}
+
+/// Why profiles that stand in for cluster profiles are left out: a cluster profile that is applied without them is not
+/// applied with them.
+fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_>) -> Option<String> {
+    for (place, selected) in profiles.iter().enumerate() {
+        let verdict = |applied: &Applied<'_>| applied.verdicts.get(place).cloned().flatten();
+        if selected.profile.name().namespace.is_some() || verdict(without).is_some_and(|verdict| verdict.is_left_out())
+        {
+            continue;
+        }
+        if let Some(verdict) = verdict(with).filter(Verdict::is_left_out) {
+            let (name, reason) = (selected.profile.display_name(), verdict.reason.sentence());
+            let detail = verdict.detail.unwrap_or_default();
+            return Some(format!("with it the cluster profile {name} would not be applied: {reason}: {detail}"));
+        }
+    }
+    None
 }
 
 /// Checks that the changes of the platform's profiles alone are part of the joint result. An earlier pass may have

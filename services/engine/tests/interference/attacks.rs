@@ -230,6 +230,69 @@ fn child_with_large_value_is_left_out() {
     assert_eq!(own, [LEFT_OUT]);
 }
 
+/// An agent whose container's name and whose limit for the author's containers a namespace may set.
+fn agent() -> Json {
+    let parameter = |name: &str, default: &str| json!({"name": name, "type": "string", "default": default, "annotation": format!("agent/{name}"), "sources": ["Namespace"]});
+    json!({
+        "activation": "Always", "order": 1, "parameters": [parameter("name", "agent"), parameter("cpu", "4")],
+        "template": {"spec": {"containers": [{"name": "${params.name}", "image": "registry.example.com/agent:1"}]}},
+        "containers": [{"name": "limits", "match": {"types": ["App"]}, "template": {
+            "resources": {"limits": {"cpu": "${params.cpu}"}},
+        }}],
+    })
+}
+
+/// A value that a namespace sets for one cluster profile keeps no other cluster profile out: the platform's value counts.
+#[test]
+fn child_displaces_no_later_cluster_profile() {
+    let requests = json!([{"name": "requests", "match": {"types": ["App"]}, "template": {"resources": {"requests": {"cpu": "2"}}}}]);
+    for (on_error, name, value) in
+        [("Skip", "name", "guard"), ("Deny", "name", "guard"), ("Skip", "cpu", "1"), ("Deny", "cpu", "1")]
+    {
+        let mut guard = guard();
+        guard["order"] = json!(200);
+        guard["onError"] = json!(on_error);
+        let more = requests.as_array().unwrap().clone();
+        guard["containers"].as_array_mut().unwrap().extend(more);
+        let child = json!({"extends": {"name": "agent"}, "parameters": [{"name": name, "default": value}]});
+        let (pod, own) = injected(&pod(), [("agent", agent()), ("guard", guard)], [("a", child)]);
+        assert_guarded(&pod);
+        assert_eq!(own, [LEFT_OUT], "{on_error} {name}");
+        assert_eq!(pod["spec"]["containers"][1]["name"], "agent", "{on_error} {name}: {pod}");
+        let resources = json!({"limits": {"cpu": "4"}, "requests": {"cpu": "2"}});
+        assert_eq!(pod["spec"]["containers"][0]["resources"], resources, "{on_error} {name}");
+    }
+}
+
+/// Something that comes between two passes can make the platform add what a child added in its parent's place.
+#[test]
+fn second_pass_undoes_child_that_displaces_cluster_profile() {
+    let late = json!({"activation": "Always", "order": 200, "onError": "Skip", "template": {"spec": {"containers": [{
+        "name": "guard", "image": "registry.example.com/guard:1.0",
+        "$when": "object.spec.containers.exists(c, c.name == 'mesh')",
+    }]}}});
+    let child = json!({"extends": {"name": "agent"}, "parameters": [{"name": "name", "default": "guard"}]});
+    let other = json!({"template": {"metadata": {"labels": {"team.example.com/own": "1"}}}});
+    let (platform, own) =
+        compiled(&named([("agent", agent()), ("late", late)]), &named([("a", child), ("other", other)]));
+    let all: Vec<_> = platform.into_iter().chain(own).collect();
+    let mut between = pass(&pod(), &all, &[]).1.unwrap();
+    assert_eq!(between["spec"]["containers"][1]["name"], "guard");
+    let mesh = json!({"name": "mesh", "image": "registry.example.com/mesh:1"});
+    between["spec"]["containers"].as_array_mut().unwrap().push(mesh);
+    let (decided, after) = pass(&between, &all, &[]);
+    let after = after.unwrap();
+    let images: Vec<_> = after["spec"]["containers"].as_array().unwrap().iter().map(|c| c["image"].clone()).collect();
+    let expected =
+        ["shop/web:1.0", "mesh:1", "agent:1", "guard:1.0"].map(|image| format!("registry.example.com/{image}"));
+    assert_eq!(images, expected, "{after}");
+    let detail = decided.decision.profiles.iter().find(|decision| decision.profile.display_name() == "shop/a");
+    let detail = detail.and_then(|decision| decision.detail.as_deref()).unwrap();
+    assert!(detail.contains("cluster profile late would not be applied"), "{detail}");
+    let (again, settled) = pass(&after, &all, &[]);
+    assert_eq!(settled.as_ref().map(|settled| &settled["spec"]), Some(&after["spec"]), "{:?}", again.decision);
+}
+
 /// What the author wrote in the platform's own words is the platform's as well.
 #[test]
 fn confirmed_values_are_protected() {
