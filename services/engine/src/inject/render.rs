@@ -9,8 +9,8 @@ use crate::decision::Reason;
 use crate::expression::{EvaluationError, Expression, Outcome, Value as Computed};
 use crate::json::{Content, Document, OwnedTape, SlotId, Value, write_escaped};
 use crate::lookup;
-use crate::profile::Expected;
 use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
+use crate::profile::{Expected, InvalidValue};
 use crate::record::{EarlierPass, RecordWriter};
 use crate::schema::Type;
 
@@ -55,7 +55,12 @@ impl<'a> Merge<'_, 'a> {
         if let Some(value) = value
             && (expected.has_rule() || matches!(text, Text::Whole(_)))
         {
-            expected.check(value).map_err(|message| self.failed(&EvaluationError::new(message)))?;
+            expected.check(value).map_err(|invalid| match invalid {
+                InvalidValue::Type(message) => self.failed(&EvaluationError::new(message)),
+                InvalidValue::Combination(rule) => {
+                    MergeError::conflict(Reason::InvalidResult, &format!("{}: {rule}", self.pointer))
+                }
+            })?;
         }
         Ok(value)
     }

@@ -45,7 +45,7 @@ pub(crate) use expressions::one_line;
 pub(crate) use extend::tests::Library;
 pub use extend::{MAX_CHAIN, NoParents, Parent, Parents};
 pub use flattened::{FlattenedProfile, compile, compile_revision, compile_with};
-pub(crate) use pod_schema::Expected;
+pub(crate) use pod_schema::{Expected, InvalidValue};
 pub use review::{KnownParents, ProfileReview};
 
 /// The name of a profile. Cluster profiles sort before namespaced ones.

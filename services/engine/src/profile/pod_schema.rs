@@ -164,10 +164,10 @@ impl Kind {
         }
     }
 
-    /// Describes what is wrong with a computed value of this kind; `None` if nothing is. Below an object, only the rules about
-    /// several fields are checked.
-    fn fault_of(self, value: json::Value<'_>) -> Option<String> {
-        let wrong = || Some(format!("expected {}, found {}", self.expected(), called(value)));
+    /// Returns the first mistake in a computed value of this kind. Below an object, only the rules about several fields are
+    /// checked.
+    fn mistake_in(self, value: json::Value<'_>) -> Option<InvalidValue> {
+        let wrong = || Some(InvalidValue::Type(format!("expected {}, found {}", self.expected(), called(value))));
         match self {
             Self::Any => None,
             Self::Text
@@ -177,9 +177,9 @@ impl Kind {
             | Self::Word(_)
             | Self::Quantity
             | Self::IntOrString => match (value.as_str(), self) {
-                (Some(text), _) => {
-                    self.rule_broken_by(&text).map(|rule| format!("expected {rule}; found {:?}", shown(&text)))
-                }
+                (Some(text), _) => self
+                    .rule_broken_by(&text)
+                    .map(|rule| InvalidValue::Type(format!("expected {rule}; found {:?}", shown(&text)))),
                 (None, Self::Quantity) if value.kind() == json::Kind::Number => None,
                 (None, Self::IntOrString) if value.raw().parse::<i32>().is_ok() => None,
                 (None, _) => wrong(),
@@ -189,14 +189,14 @@ impl Kind {
             Self::Int64 if value.raw().parse::<i64>().is_ok() => None,
             Self::List(item) if value.kind() == json::Kind::Array => {
                 let item = Self::of(item);
-                value.items().find_map(|value| item.fault_of(value))
+                value.items().find_map(|value| item.mistake_in(value))
             }
             Self::Map(item) if value.kind() == json::Kind::Object => {
                 let item = Self::of(item);
-                value.members().find_map(|(_, value)| item.fault_of(value))
+                value.members().find_map(|(_, value)| item.mistake_in(value))
             }
             Self::Object(of) if value.kind() == json::Kind::Object => {
-                container_rules::violation(of, value, Completeness::Partial)
+                container_rules::violation(of, value, Completeness::Partial).map(InvalidValue::Combination)
             }
             Self::Boolean | Self::Int32 | Self::Int64 | Self::List(_) | Self::Map(_) | Self::Object(_) => wrong(),
         }
@@ -232,17 +232,26 @@ pub(crate) struct Expected {
     pub(super) is_element: bool,
 }
 
+/// A computed value that the API server rejects, with a description of the mistake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum InvalidValue {
+    /// Its type or its text is not one that the field allows.
+    Type(String),
+    /// Its fields violate a rule about several fields together.
+    Combination(String),
+}
+
 impl Expected {
     /// Checks a computed value: the API server rejects every pod whose patch has a value of the wrong type.
     ///
     /// # Errors
-    /// Describes the mistake.
-    pub(crate) fn check(self, value: json::Value<'_>) -> Result<(), String> {
-        let diagnostic = match value.kind() {
-            json::Kind::Array if self.is_element => value.items().find_map(|item| self.kind.fault_of(item)),
-            _ => self.kind.fault_of(value),
+    /// The first mistake.
+    pub(crate) fn check(self, value: json::Value<'_>) -> Result<(), InvalidValue> {
+        let mistake = match value.kind() {
+            json::Kind::Array if self.is_element => value.items().find_map(|item| self.kind.mistake_in(item)),
+            _ => self.kind.mistake_in(value),
         };
-        diagnostic.map_or(Ok(()), Err)
+        mistake.map_or(Ok(()), Err)
     }
 
     /// Whether the kind restricts which strings are valid.
