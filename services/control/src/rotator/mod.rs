@@ -42,18 +42,19 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use self::connectivity::{Answered, Question};
-use self::reconciler::{Next, ReconcileError, Reconciler};
+use self::reconciler::{Next, Reconciler};
 use self::report::EventRecorder;
 use self::request::REQUEST_ANNOTATION;
-use crate::certificates::authority::Lifetimes;
+use crate::certificates::authority::{IssueError, Lifetimes, MissingAuthority};
 use crate::certificates::clock::Clock;
 use crate::certificates::rotation;
 use crate::client::chain;
 use crate::client::watch_object::{self, Seen};
 use crate::leader::LeaderContext;
 use crate::probe::{self, Expected, Found, ProbeMetrics};
+use crate::trust_probe::server::IdentityError;
 use crate::trust_probe::{Asker, Canary};
-use crate::webhook_config::{Live, Rules, Target};
+use crate::webhook_config::{Live, Rules, Target, WriteError};
 
 pub use report::RotatorMetrics;
 
@@ -100,6 +101,57 @@ pub struct Rotator {
     pub target: watch::Sender<Option<Arc<Target>>>,
     /// Results of probing the endpoints, also for other tasks.
     pub found: watch::Sender<Option<Found>>,
+}
+
+/// Why a reconciliation failed.
+#[derive(Debug, thiserror::Error)]
+enum ReconcileError {
+    /// An object changed while it was read, or before it was written.
+    #[error("another client changed an object of the rotation")]
+    Changed,
+    /// The reconciliation exceeded its time limit.
+    #[error("the API server did not answer within {0:?}")]
+    Late(Duration),
+    /// An object could not be read.
+    #[error("an object of the rotation cannot be read")]
+    Read(#[source] kube::Error),
+    /// A Secret could not be written.
+    #[error("the Secret {name} cannot be written")]
+    Secret {
+        /// Its name.
+        name: String,
+        /// The cause.
+        #[source]
+        source: kube::Error,
+    },
+    /// A webhook configuration could not be written.
+    #[error(transparent)]
+    Configuration(WriteError),
+    /// A certificate could not be created.
+    #[error("no certificate can be created")]
+    Issue(#[from] IssueError),
+    /// The material of a CA in the record is missing.
+    #[error(transparent)]
+    Missing(#[from] MissingAuthority),
+    /// The trust probe cannot serve its new certificate.
+    #[error("the trust probe has no certificate to serve")]
+    Canary(#[from] IdentityError),
+    /// The step needs a record, and there is none.
+    #[error("the record of the rotation cannot be read")]
+    NoRecord,
+    /// The record could not be serialized.
+    #[error("the record of the rotation cannot be serialized")]
+    Text(#[from] serde_json::Error),
+}
+
+impl ReconcileError {
+    /// Whether another reconciliation resolves it.
+    const fn is_conflict(&self) -> bool {
+        matches!(
+            self,
+            Self::Changed | Self::Configuration(WriteError::Changed | WriteError::Behind { .. } | WriteError::NotEmpty)
+        )
+    }
 }
 
 /// What a reconciliation observes besides the objects. A change starts one.

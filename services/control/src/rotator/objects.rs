@@ -10,7 +10,7 @@ use kube::api::Api;
 use kube::{Client, ResourceExt};
 use rustls_pki_types::CertificateDer;
 
-use super::reconciler::ReconcileError;
+use super::ReconcileError;
 use super::request::RotationRequest;
 use crate::certificates::authority::{AuthoritySecret, KnownAuthorities, Lifetimes, claimed_generation};
 use crate::certificates::clock::{Clock, Reading};

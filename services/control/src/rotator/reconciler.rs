@@ -14,19 +14,16 @@ use tracing::{info, warn};
 
 use super::connectivity::{Answered, CheckResult, ConnectivityCheck, LIMIT, Question, Stage, UNASKED};
 use super::objects::{ObjectClients, Objects, Observations};
-use super::{Inputs, Outputs, RotatorMetrics, Settings, report};
-use crate::certificates::authority::{
-    AuthorityMaterial, EPOCH_ANNOTATION, IssueError, Issuing, KnownAuthorities, MissingAuthority,
-};
+use super::{Inputs, Outputs, ReconcileError, RotatorMetrics, Settings, report};
+use crate::certificates::authority::{AuthorityMaterial, EPOCH_ANNOTATION, IssueError, Issuing, KnownAuthorities};
 use crate::certificates::rotation::{
     self, Blocked, Configuration, Generation, Observed, Phase, Propagation, Record, Repair, Step, Trigger,
 };
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::probe::{self, Expected, Found};
 use crate::trust_probe::Identity;
-use crate::trust_probe::server::IdentityError;
 use crate::webhook_config::live::Versions;
-use crate::webhook_config::{self, Live, Rules, Target, WriteError};
+use crate::webhook_config::{self, Live, Rules, Target};
 
 /// The action after a reconciliation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,57 +37,6 @@ pub(super) enum Next {
         /// The time, if it alone ends the wait.
         until: Option<Timestamp>,
     },
-}
-
-/// Why a reconciliation failed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ReconcileError {
-    /// An object changed while it was read, or before it was written.
-    #[error("another client changed an object of the rotation")]
-    Changed,
-    /// The reconciliation exceeded its time limit.
-    #[error("the API server did not answer within {0:?}")]
-    Late(Duration),
-    /// An object could not be read.
-    #[error("an object of the rotation cannot be read")]
-    Read(#[source] kube::Error),
-    /// A Secret could not be written.
-    #[error("the Secret {name} cannot be written")]
-    Secret {
-        /// Its name.
-        name: String,
-        /// The cause.
-        #[source]
-        source: kube::Error,
-    },
-    /// A webhook configuration could not be written.
-    #[error(transparent)]
-    Configuration(WriteError),
-    /// A certificate could not be created.
-    #[error("no certificate can be created")]
-    Issue(#[from] IssueError),
-    /// The material of a CA in the record is missing.
-    #[error(transparent)]
-    Missing(#[from] MissingAuthority),
-    /// The trust probe cannot serve its new certificate.
-    #[error("the trust probe has no certificate to serve")]
-    Canary(#[from] IdentityError),
-    /// The step needs a record, and there is none.
-    #[error("the record of the rotation cannot be read")]
-    NoRecord,
-    /// The record could not be serialized.
-    #[error("the record of the rotation cannot be serialized")]
-    Text(#[from] serde_json::Error),
-}
-
-impl ReconcileError {
-    /// Whether another reconciliation resolves it.
-    pub(super) const fn is_conflict(&self) -> bool {
-        matches!(
-            self,
-            Self::Changed | Self::Configuration(WriteError::Changed | WriteError::Behind { .. } | WriteError::NotEmpty)
-        )
-    }
 }
 
 /// Reconciles, and keeps the state of this leader.
