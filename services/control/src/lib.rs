@@ -20,6 +20,7 @@
 //! All of them use [`client`] (connections, watches of single objects, lists), [`guard`] (isolates panics) and [`release`]
 //! (the names of a release's objects).
 
+mod labels;
 mod random;
 mod throttle;
 pub mod guard;

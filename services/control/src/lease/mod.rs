@@ -27,6 +27,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use self::decide::Loss;
+use crate::labels::labelled;
 
 pub use elector::{Claim, Elector};
 
@@ -97,30 +98,34 @@ impl Settings {
     }
 }
 
-/// The purpose of a request to the API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeaseOperation {
-    /// Reading the Lease, or watching it.
-    Read,
-    /// Taking the Lease.
-    Acquire,
-    /// Renewing it.
-    Renew,
-    /// Releasing it.
-    Release,
+labelled! {
+    /// The purpose of a request to the API server.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum LeaseOperation {
+        /// Reading the Lease, or watching it.
+        Read => "read",
+        /// Taking the Lease.
+        Acquire => "acquire",
+        /// Renewing it.
+        Renew => "renew",
+        /// Releasing it.
+        Release => "release",
+    }
 }
 
-/// Why a term ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TermEnd {
-    /// The process shuts down.
-    Stopped,
-    /// The Lease could not be renewed in time.
-    Deadline,
-    /// Another candidate took the Lease.
-    Taken,
-    /// The leader's tasks returned early.
-    Finished,
+labelled! {
+    /// Why a term ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum TermEnd {
+        /// The process shuts down.
+        Stopped => "stopped",
+        /// The Lease could not be renewed in time.
+        Deadline => "deadline",
+        /// Another candidate took the Lease.
+        Taken => "taken",
+        /// The leader's tasks returned early.
+        Finished => "finished",
+    }
 }
 
 /// Gauges and counters of the election. Clones share them.
@@ -140,38 +145,6 @@ struct ReasonLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OperationLabel {
     operation: &'static str,
-}
-
-impl LeaseOperation {
-    /// All operations.
-    pub const ALL: [Self; 4] = [Self::Read, Self::Acquire, Self::Renew, Self::Release];
-
-    /// The operation in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Acquire => "acquire",
-            Self::Renew => "renew",
-            Self::Release => "release",
-        }
-    }
-}
-
-impl TermEnd {
-    /// All reasons.
-    pub const ALL: [Self; 4] = [Self::Stopped, Self::Deadline, Self::Taken, Self::Finished];
-
-    /// The reason in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Stopped => "stopped",
-            Self::Deadline => "deadline",
-            Self::Taken => "taken",
-            Self::Finished => "finished",
-        }
-    }
 }
 
 impl From<Loss> for TermEnd {

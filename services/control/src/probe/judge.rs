@@ -19,6 +19,7 @@ use tokio_rustls::TlsConnector;
 use crate::certificates::authority::judge::{is_valid_at, verify};
 use crate::certificates::authority::validity;
 use crate::certificates::rotation::Generation;
+use crate::labels::labelled;
 use crate::release::Release;
 
 /// A CA of the record.
@@ -231,32 +232,18 @@ const fn defect_of(error: &CertificateError) -> Defect {
     }
 }
 
-/// Why an endpoint could not be probed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Unreachable {
-    /// It has no address, or no port with this name.
-    NoAddress,
-    /// The connection failed or was closed.
-    Connection,
-    /// It did not respond in time.
-    Timeout,
-    /// The TLS handshake failed: for example, the endpoint lacks the key of its certificate.
-    Handshake,
-}
-
-impl Unreachable {
-    /// All reasons.
-    pub const ALL: [Self; 4] = [Self::NoAddress, Self::Connection, Self::Timeout, Self::Handshake];
-
-    /// The reason in logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::NoAddress => "no_address",
-            Self::Connection => "connection",
-            Self::Timeout => "timeout",
-            Self::Handshake => "handshake",
-        }
+labelled! {
+    /// Why an endpoint could not be probed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Unreachable {
+        /// It has no address, or no port with this name.
+        NoAddress => "no_address",
+        /// The connection failed or was closed.
+        Connection => "connection",
+        /// It did not respond in time.
+        Timeout => "timeout",
+        /// The TLS handshake failed: for example, the endpoint lacks the key of its certificate.
+        Handshake => "handshake",
     }
 }
 

@@ -14,16 +14,19 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::{Probed, Verdict};
 use crate::certificates::rotation::Endpoints;
+use crate::labels::labelled;
 
-/// The result of a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RoundResult {
-    /// Every endpoint serves the required certificate.
-    Passed,
-    /// Some endpoint does not, or there is none.
-    Failed,
-    /// The endpoints could not be listed.
-    Error,
+labelled! {
+    /// The result of a round.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RoundResult {
+        /// Every endpoint serves the required certificate.
+        Passed => "passed",
+        /// Some endpoint does not, or there is none.
+        Failed => "failed",
+        /// The endpoints could not be listed.
+        Error => "error",
+    }
 }
 
 /// Gauges and counters of probes. Clones share them.
@@ -47,21 +50,6 @@ struct ResultLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
     outcome: &'static str,
-}
-
-impl RoundResult {
-    /// All results.
-    pub const ALL: [Self; 3] = [Self::Passed, Self::Failed, Self::Error];
-
-    /// The result as a metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Passed => "passed",
-            Self::Failed => "failed",
-            Self::Error => "error",
-        }
-    }
 }
 
 impl ProbeMetrics {

@@ -18,6 +18,7 @@ use pillion_engine::snapshot::ProfileSet;
 
 use super::live::{Bundle, ConfigurationKind, Live, View, annotation, entry_manager, epoch, field_manager, written};
 use super::{EPOCH_ANNOTATION, MANAGED_BY, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
+use crate::labels::labelled;
 use crate::release::Release;
 
 /// Maximum number of calls that namespaced profiles may add: each resource and operation counts once in each namespace.
@@ -171,60 +172,43 @@ pub(super) fn owner(release: &Release) -> String {
 /// How far ahead of the clock the time of the last write may be.
 const AHEAD: Duration = Duration::from_mins(1);
 
-macro_rules! kinds {
-    ($($(#[doc = $doc:literal])+ $name:ident => $text:literal;)+) => {
-        /// A kind of difference.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum DriftKind {
-            $($(#[doc = $doc])+ $name,)+
-        }
-
-        impl DriftKind {
-            /// All kinds.
-            pub const ALL: &[Self] = &[$(Self::$name,)+];
-
-            /// The kind in metrics and logs.
-            #[must_use]
-            pub const fn as_str(self) -> &'static str {
-                match self { $(Self::$name => $text,)+ }
-            }
-        }
-    };
-}
-
-kinds! {
-    /// The whole configuration is missing.
-    Missing => "missing";
-    /// The configuration exists although no rule needs it.
-    Unwanted => "unwanted";
-    /// An entry is missing.
-    EntryMissing => "entry_missing";
-    /// There is an unknown entry.
-    EntryExtra => "entry_extra";
-    /// The entries have another order, or one is duplicated.
-    EntryOrder => "entry_order";
-    /// An entry has no bundle: the API server would trust the system's roots.
-    CaBundleEmpty => "ca_bundle_empty";
-    /// An entry's bundle has something besides certificates.
-    CaBundleJunk => "ca_bundle_junk";
-    /// An entry's bundle lacks a CA.
-    CaBundleLacking => "ca_bundle_lacking";
-    /// An entry's bundle has a CA that must not be trusted.
-    CaBundleForeign => "ca_bundle_foreign";
-    /// An entry's bundle has another order or encoding.
-    CaBundleOrder => "ca_bundle_order";
-    /// The service or its path differs.
-    Service => "service";
-    /// The namespace selector or the object selector differs.
-    Selector => "selector";
-    /// The failure policy differs, or how the webhook is called.
-    Policy => "policy";
-    /// The timeout differs.
-    Timeout => "timeout";
-    /// The rules differ.
-    Rules => "rules";
-    /// Pillion's own labels and annotations differ.
-    Marks => "marks";
+labelled! {
+    /// A kind of difference.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum DriftKind {
+        /// The whole configuration is missing.
+        Missing => "missing",
+        /// The configuration exists although no rule needs it.
+        Unwanted => "unwanted",
+        /// An entry is missing.
+        EntryMissing => "entry_missing",
+        /// There is an unknown entry.
+        EntryExtra => "entry_extra",
+        /// The entries have another order, or one is duplicated.
+        EntryOrder => "entry_order",
+        /// An entry has no bundle: the API server would trust the system's roots.
+        CaBundleEmpty => "ca_bundle_empty",
+        /// An entry's bundle has something besides certificates.
+        CaBundleJunk => "ca_bundle_junk",
+        /// An entry's bundle lacks a CA.
+        CaBundleLacking => "ca_bundle_lacking",
+        /// An entry's bundle has a CA that must not be trusted.
+        CaBundleForeign => "ca_bundle_foreign",
+        /// An entry's bundle has another order or encoding.
+        CaBundleOrder => "ca_bundle_order",
+        /// The service or its path differs.
+        Service => "service",
+        /// The namespace selector or the object selector differs.
+        Selector => "selector",
+        /// The failure policy differs, or how the webhook is called.
+        Policy => "policy",
+        /// The timeout differs.
+        Timeout => "timeout",
+        /// The rules differ.
+        Rules => "rules",
+        /// Pillion's own labels and annotations differ.
+        Marks => "marks",
+    }
 }
 
 /// One difference.

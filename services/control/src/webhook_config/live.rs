@@ -14,29 +14,18 @@ use serde_json::Value;
 
 use super::{EPOCH_ANNOTATION, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
 use crate::certificates::rotation::{self, Configuration, Generation};
+use crate::labels::labelled;
 use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
 
-/// Which configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ConfigurationKind {
-    /// The `MutatingWebhookConfiguration`.
-    Mutating,
-    /// The `ValidatingWebhookConfiguration`.
-    Validating,
-}
-
-impl ConfigurationKind {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Mutating, Self::Validating];
-
-    /// The configuration in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Mutating => "mutating",
-            Self::Validating => "validating",
-        }
+labelled! {
+    /// Which configuration.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum ConfigurationKind {
+        /// The `MutatingWebhookConfiguration`.
+        Mutating => "mutating",
+        /// The `ValidatingWebhookConfiguration`.
+        Validating => "validating",
     }
 }
 

@@ -20,6 +20,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::validity;
+use crate::labels::labelled;
 
 /// How far in the future a certificate's validity may begin: clocks differ.
 const AHEAD: Duration = Duration::from_mins(5);
@@ -46,61 +47,30 @@ pub struct ValidCertificate {
     pub not_after: Timestamp,
 }
 
-/// Why a certificate cannot be served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// The certificate is missing or not PEM.
-    NoCertificate,
-    /// It is not an X.509 certificate.
-    BadCertificate,
-    /// The key is missing or not PEM.
-    NoKey,
-    /// The key cannot sign a TLS handshake.
-    BadKey,
-    /// The key does not match the certificate.
-    Mismatch,
-    /// A required name is missing.
-    Name,
-    /// It is not valid yet.
-    NotYet,
-    /// It has expired.
-    Expired,
-    /// It is not a server certificate.
-    Purpose,
-    /// No known CA signed it, or that CA is invalid or may not sign it.
-    Untrusted,
-}
-
-impl Reason {
-    /// All reasons.
-    pub const ALL: [Self; 10] = [
-        Self::NoCertificate,
-        Self::BadCertificate,
-        Self::NoKey,
-        Self::BadKey,
-        Self::Mismatch,
-        Self::Name,
-        Self::NotYet,
-        Self::Expired,
-        Self::Purpose,
-        Self::Untrusted,
-    ];
-
-    /// The reason in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::NoCertificate => "no_certificate",
-            Self::BadCertificate => "bad_certificate",
-            Self::NoKey => "no_key",
-            Self::BadKey => "bad_key",
-            Self::Mismatch => "mismatch",
-            Self::Name => "name",
-            Self::NotYet => "not_yet",
-            Self::Expired => "expired",
-            Self::Purpose => "purpose",
-            Self::Untrusted => "untrusted",
-        }
+labelled! {
+    /// Why a certificate cannot be served.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Reason {
+        /// The certificate is missing or not PEM.
+        NoCertificate => "no_certificate",
+        /// It is not an X.509 certificate.
+        BadCertificate => "bad_certificate",
+        /// The key is missing or not PEM.
+        NoKey => "no_key",
+        /// The key cannot sign a TLS handshake.
+        BadKey => "bad_key",
+        /// The key does not match the certificate.
+        Mismatch => "mismatch",
+        /// A required name is missing.
+        Name => "name",
+        /// It is not valid yet.
+        NotYet => "not_yet",
+        /// It has expired.
+        Expired => "expired",
+        /// It is not a server certificate.
+        Purpose => "purpose",
+        /// No known CA signed it, or that CA is invalid or may not sign it.
+        Untrusted => "untrusted",
     }
 }
 

@@ -27,6 +27,8 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::labels::labelled;
+
 pub use plan::{Settings, next};
 
 /// The number of a CA. Each new CA has a higher number than all before it.
@@ -34,44 +36,26 @@ pub use plan::{Settings, next};
 #[serde(transparent)]
 pub struct Generation(pub u32);
 
-/// The phase of a rotation. Each phase defines the bundle and the serving certificate while it lasts, and the condition
-/// for its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Phase {
-    /// There is one CA. Ends when it is old, or when an operator requests a rotation.
-    Stable,
-    /// The next CA exists, and is not trusted yet.
-    Staged,
-    /// The bundle has both CAs. Ends when every API server is known to trust the next one.
-    Expanded,
-    /// The next CA signs. Ends when its serving certificate is in the Secret.
-    Switched,
-    /// Like `Switched`. Ends when every endpoint has served such a certificate, several times.
-    Verified,
-    /// Like `Verified`, for unseen connections and replicas that may still need the old CA. The old key is deleted.
-    Soaking,
-    /// The bundle has only the next CA. Ends when every API server is known to trust it.
-    Contracted,
-}
-
-impl Phase {
-    /// All phases in their order.
-    pub const ALL: [Self; 7] =
-        [Self::Stable, Self::Staged, Self::Expanded, Self::Switched, Self::Verified, Self::Soaking, Self::Contracted];
-
-    /// The phase in the record, in metrics and in messages.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Stable => "stable",
-            Self::Staged => "staged",
-            Self::Expanded => "expanded",
-            Self::Switched => "switched",
-            Self::Verified => "verified",
-            Self::Soaking => "soaking",
-            Self::Contracted => "contracted",
-        }
+labelled! {
+    /// The phase of a rotation. Each phase defines the bundle and the serving certificate while it lasts, and the condition
+    /// for its end.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Phase {
+        /// There is one CA. Ends when it is old, or when an operator requests a rotation.
+        Stable => "stable",
+        /// The next CA exists, and is not trusted yet.
+        Staged => "staged",
+        /// The bundle has both CAs. Ends when every API server is known to trust the next one.
+        Expanded => "expanded",
+        /// The next CA signs. Ends when its serving certificate is in the Secret.
+        Switched => "switched",
+        /// Like `Switched`. Ends when every endpoint has served such a certificate, several times.
+        Verified => "verified",
+        /// Like `Verified`, for unseen connections and replicas that may still need the old CA. The old key is deleted.
+        Soaking => "soaking",
+        /// The bundle has only the next CA. Ends when every API server is known to trust it.
+        Contracted => "contracted",
     }
 }
 
@@ -81,33 +65,19 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Why a rotation began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Trigger {
-    /// The CA has reached its maximum age.
-    Age,
-    /// An operator requested it.
-    Asked,
-    /// An operator reported the CA's key as compromised: no soaking.
-    Compromised,
-    /// The record or the CA's key is lost, so that it cannot sign.
-    Lost,
-}
-
-impl Trigger {
-    /// All reasons.
-    pub const ALL: [Self; 4] = [Self::Age, Self::Asked, Self::Compromised, Self::Lost];
-
-    /// The reason in the record, in metrics and in messages.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Age => "age",
-            Self::Asked => "asked",
-            Self::Compromised => "compromised",
-            Self::Lost => "lost",
-        }
+labelled! {
+    /// Why a rotation began.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Trigger {
+        /// The CA has reached its maximum age.
+        Age => "age",
+        /// An operator requested it.
+        Asked => "asked",
+        /// An operator reported the CA's key as compromised: no soaking.
+        Compromised => "compromised",
+        /// The record or the CA's key is lost, so that it cannot sign.
+        Lost => "lost",
     }
 }
 
@@ -354,60 +324,29 @@ pub enum Repair {
     Foreign,
 }
 
-/// Why a rotation waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Blocked {
-    /// There is nothing to do.
-    Idle,
-    /// The local clock and the API server's differ.
-    Clock,
-    /// No endpoint serves a trusted certificate: a webhook configuration would reject pods now.
-    NoEndpoint,
-    /// No API server is known to reach the replicas yet; until then, a failed call rejects no pod.
-    Rehearsal,
-    /// An operator disabled the webhooks.
-    Disarmed,
-    /// Not every API server is known to have the bundle.
-    Propagation,
-    /// Not every endpoint is known to serve the newest certificate.
-    Endpoints,
-    /// The old CA stays trusted for some time.
-    Soaking,
-    /// The webhook configuration is damaged, and its task must correct it first.
-    Repair,
-    /// The newest CA cannot sign, and its certificates are already served: an operator must delete the record.
-    Unable,
-}
-
-impl Blocked {
-    /// All reasons.
-    pub const ALL: [Self; 10] = [
-        Self::Idle,
-        Self::Clock,
-        Self::NoEndpoint,
-        Self::Rehearsal,
-        Self::Disarmed,
-        Self::Propagation,
-        Self::Endpoints,
-        Self::Soaking,
-        Self::Repair,
-        Self::Unable,
-    ];
-
-    /// The reason in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Clock => "clock",
-            Self::NoEndpoint => "no_endpoint",
-            Self::Rehearsal => "rehearsal",
-            Self::Disarmed => "disarmed",
-            Self::Propagation => "propagation",
-            Self::Endpoints => "endpoints",
-            Self::Soaking => "soaking",
-            Self::Repair => "repair",
-            Self::Unable => "unable",
-        }
+labelled! {
+    /// Why a rotation waits.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Blocked {
+        /// There is nothing to do.
+        Idle => "idle",
+        /// The local clock and the API server's differ.
+        Clock => "clock",
+        /// No endpoint serves a trusted certificate: a webhook configuration would reject pods now.
+        NoEndpoint => "no_endpoint",
+        /// No API server is known to reach the replicas yet; until then, a failed call rejects no pod.
+        Rehearsal => "rehearsal",
+        /// An operator disabled the webhooks.
+        Disarmed => "disarmed",
+        /// Not every API server is known to have the bundle.
+        Propagation => "propagation",
+        /// Not every endpoint is known to serve the newest certificate.
+        Endpoints => "endpoints",
+        /// The old CA stays trusted for some time.
+        Soaking => "soaking",
+        /// The webhook configuration is damaged, and its task must correct it first.
+        Repair => "repair",
+        /// The newest CA cannot sign, and its certificates are already served: an operator must delete the record.
+        Unable => "unable",
     }
 }
