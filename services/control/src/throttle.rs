@@ -41,7 +41,7 @@ pub(crate) struct Throttle {
 
 #[derive(Debug, Default)]
 struct ThrottleState {
-    told: Option<Instant>,
+    logged_at: Option<Instant>,
     suppressed: u64,
 }
 
@@ -96,14 +96,14 @@ impl Throttle {
     }
 
     /// If a line is due now: the number of lines suppressed since the last one.
-    pub(crate) fn tell(&self) -> Option<u64> {
+    pub(crate) fn take_turn(&self) -> Option<u64> {
         let now = Instant::now();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.told.is_some_and(|told| now.duration_since(told) < self.quiet_for) {
+        if state.logged_at.is_some_and(|at| now.duration_since(at) < self.quiet_for) {
             state.suppressed = state.suppressed.saturating_add(1);
             return None;
         }
-        state.told = Some(now);
+        state.logged_at = Some(now);
         Some(std::mem::take(&mut state.suppressed))
     }
 }

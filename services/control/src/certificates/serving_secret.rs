@@ -430,7 +430,7 @@ mod tests {
             tokio::time::sleep(Duration::from_mins(1)).await;
             end.cancel();
         };
-        let states = watch_object::told(stream::iter(events).chain(stream::pending()), WHAT, "s");
+        let states = watch_object::observations(stream::iter(events).chain(stream::pending()), WHAT, "s");
         tokio::join!(watched.run(states, now, stop, report), ending);
         reported.lock().unwrap().clone()
     }

@@ -31,11 +31,15 @@ where
     let config = watcher::Config::default().fields(&format!("metadata.name={name}")).timeout(seconds);
     // The event that announces a list comes before each attempt, and any event would reset the pause.
     let events = watcher(api, config).filter(|event| std::future::ready(!matches!(event, Ok(Event::Init))));
-    told(events.backoff(pauses()), what, name)
+    observations(events.backoff(pauses()), what, name)
 }
 
 /// Runs [`watch`] on given events of a watcher.
-pub(crate) fn told<K, E>(events: E, what: &'static str, name: &str) -> impl Stream<Item = Seen<K>> + Send + use<K, E>
+pub(crate) fn observations<K, E>(
+    events: E,
+    what: &'static str,
+    name: &str,
+) -> impl Stream<Item = Seen<K>> + Send + use<K, E>
 where
     K: Send,
     E: Stream<Item = watcher::Result<Event<K>>> + Send,

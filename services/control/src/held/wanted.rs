@@ -9,30 +9,30 @@ use crate::webhook_config::Live;
 
 /// State of the leader's other tasks.
 #[derive(Debug)]
-pub struct Known {
+pub struct Inputs {
     /// Results of probing the endpoints.
     pub found: watch::Receiver<Option<Found>>,
     /// The webhook configurations.
     pub live: watch::Receiver<Option<Live>>,
-    /// Whether the kill switch has disabled injection; `None` until it is known.
+    /// Whether the kill switch has disabled injection; `None` until it is inputs.
     pub off: watch::Receiver<Option<bool>>,
 }
 
 /// Sends both decisions when they change, until a source is gone.
-pub async fn follow(mut known: Known, policies: watch::Sender<Option<bool>>, injection: watch::Sender<Injection>) {
+pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, injection: watch::Sender<Injection>) {
     loop {
         let (wanted, now) = {
-            let (found, live) = (known.found.borrow_and_update(), known.live.borrow_and_update());
+            let (found, live) = (inputs.found.borrow_and_update(), inputs.live.borrow_and_update());
             let answering = found.as_ref().is_some_and(|found| found.endpoints.answering > 0);
-            let off = *known.off.borrow_and_update();
+            let off = *inputs.off.borrow_and_update();
             judge(off.unwrap_or_default(), live.as_ref().filter(|_| off.is_some()), answering)
         };
         policies.send_if_modified(|told| std::mem::replace(told, wanted) != wanted);
         injection.send_if_modified(|told| std::mem::replace(told, now) != now);
         let changed = tokio::select! {
-            changed = known.found.changed() => changed,
-            changed = known.live.changed() => changed,
-            changed = known.off.changed() => changed,
+            changed = inputs.found.changed() => changed,
+            changed = inputs.live.changed() => changed,
+            changed = inputs.off.changed() => changed,
         };
         if changed.is_err() {
             return;

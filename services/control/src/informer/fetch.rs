@@ -36,7 +36,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_millis(1_600);
 
 /// The fetched revision, or why it could not be requested.
-pub(crate) type Outcome = Result<Fetched, kube::Error>;
+pub(crate) type FetchResult = Result<Fetched, kube::Error>;
 
 /// Running and waiting fetches.
 pub(crate) struct Fetches {
@@ -44,7 +44,7 @@ pub(crate) struct Fetches {
     queue: VecDeque<(RevisionKey, Duration)>,
     /// Fetches that are retried after a pause.
     paused: FuturesUnordered<BoxFuture<'static, (RevisionKey, Duration)>>,
-    running: FuturesUnordered<BoxFuture<'static, (RevisionKey, Duration, Outcome)>>,
+    running: FuturesUnordered<BoxFuture<'static, (RevisionKey, Duration, FetchResult)>>,
 }
 
 impl Fetches {
@@ -67,7 +67,7 @@ impl Fetches {
     }
 
     /// Returns the next finished fetch, with the pause before it. Without any fetch, it never returns.
-    pub(crate) async fn next(&mut self) -> (RevisionKey, Duration, Outcome) {
+    pub(crate) async fn next(&mut self) -> (RevisionKey, Duration, FetchResult) {
         loop {
             // Cancel-safe: unfinished fetches stay in their queue, and nothing is awaited in between.
             tokio::select! {
@@ -132,7 +132,7 @@ fn refusal(error: &kube::Error) -> Option<String> {
     }
 }
 
-pub(crate) async fn get(client: Client, key: &RevisionKey) -> Outcome {
+pub(crate) async fn get(client: Client, key: &RevisionKey) -> FetchResult {
     let name = object_name(&key.profile.name, &key.revision);
     let found = if let Some(namespace) = &key.profile.namespace {
         let found = Api::<ProfileRevision>::namespaced(client, namespace).get_opt(&name).await;

@@ -166,7 +166,7 @@ struct CacheEntry<V> {
 #[derive(Clone, Debug)]
 struct Fact<V> {
     value: Option<V>,
-    told_at: Instant,
+    received_at: Instant,
 }
 
 #[derive(Clone, Debug)]
@@ -241,7 +241,7 @@ impl From<serde_json::Error> for FetchError {
 impl<V> CacheEntry<V> {
     /// The cached object, unless it is too old to be served at all.
     fn fact(&self, bounds: &Bounds, now: Instant) -> Option<&Fact<V>> {
-        self.fact.as_ref().filter(|fact| now.duration_since(fact.told_at) < bounds.stale_for)
+        self.fact.as_ref().filter(|fact| now.duration_since(fact.received_at) < bounds.stale_for)
     }
 
     fn standing(&self, bounds: &Bounds, now: Instant) -> Standing {
@@ -249,7 +249,7 @@ impl<V> CacheEntry<V> {
         let Some(fact) = self.fact(bounds, now) else {
             return if failed { Standing::Failed } else { Standing::Unknown };
         };
-        let age = now.duration_since(fact.told_at);
+        let age = now.duration_since(fact.received_at);
         let fresh_for = if fact.value.is_some() { bounds.found_for } else { bounds.missing_for };
         match (age < fresh_for, failed) {
             (true, false) if fact.value.is_some() && age >= fresh_for * 2 / 3 => Standing::Due,
@@ -284,7 +284,7 @@ impl<V: Clone> CacheEntry<V> {
 }
 
 fn is_before<V>(fact: &Fact<V>, after: Option<Instant>) -> bool {
-    after.is_some_and(|after| fact.told_at < after)
+    after.is_some_and(|after| fact.received_at < after)
 }
 
 impl<K, V, W> Clone for Remembered<K, V, W> {
@@ -364,7 +364,7 @@ where
         let fact = known.as_ref().and_then(|known| known.fact(&bounds, now).cloned());
         // Checked before other callers can wait for this request: they must not fail because of this client's rate.
         if client.is_some_and(|client| !self.asking.clients.take(client)) {
-            self.asking.tell_refused(&key, client, bounds.a_second_per_client as usize);
+            self.asking.log_refused(&key, client, bounds.a_second_per_client as usize);
             self.count(what, if fact.is_some() { LookupResult::Stale } else { LookupResult::Refused });
             let failed = || Answer::Failed("this client had too much looked up within a second".into());
             return known.filter(|_| fact.is_some()).map_or_else(failed, |known| known.answer(&bounds, now, after));
@@ -406,7 +406,7 @@ where
                 old.refreshing.store(false, Ordering::Relaxed);
                 return;
             }
-            let now = asking.tell(&key, old.fact.clone(), None).await;
+            let now = asking.request(&key, old.fact.clone(), None).await;
             let ended = if now.failure.is_none() { LookupResult::Refreshed } else { LookupResult::RefreshFailed };
             this.count(what, ended);
             this.cache.insert(key, now).await;
@@ -417,9 +417,9 @@ where
 impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
     async fn ask(self: Arc<Self>, key: K, old: Option<Fact<V>>, tenant: Option<Box<str>>) -> Arc<CacheEntry<V>> {
         if self.rate.as_ref().is_none_or(Rate::take) {
-            return self.tell(&key, old, tenant.as_deref()).await;
+            return self.request(&key, old, tenant.as_deref()).await;
         }
-        self.tell_refused(&key, None, self.bounds.a_second.unwrap_or_default());
+        self.log_refused(&key, None, self.bounds.a_second.unwrap_or_default());
         // The next lookup may start a request at once.
         let failure = Failure { why: "the API server was asked too often", until: Instant::now() };
         let ended = if old.is_some() { LookupResult::Stale } else { LookupResult::Refused };
@@ -427,15 +427,15 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
     }
 
     /// Logs, at a limited rate, that a lookup was refused; with the client if its rate was exceeded.
-    fn tell_refused(&self, key: &K, client: Option<IpAddr>, limit: usize) {
-        if let Some(suppressed) = self.failures.tell() {
+    fn log_refused(&self, key: &K, client: Option<IpAddr>, limit: usize) {
+        if let Some(suppressed) = self.failures.take_turn() {
             let (wanted, client) = (self.bounds.wanted, client.map(tracing::field::display));
             warn!(%key, suppressed, wanted, limit, client, "not looked up: too many were within a second");
         }
     }
 
     /// Requests the object and returns the new entry; `old` is the object of the previous entry.
-    async fn tell(&self, key: &K, old: Option<Fact<V>>, tenant: Option<&str>) -> Arc<CacheEntry<V>> {
+    async fn request(&self, key: &K, old: Option<Fact<V>>, tenant: Option<&str>) -> Arc<CacheEntry<V>> {
         let limit = self.bounds.ask_limit;
         let answer = async {
             // The tenant's permit comes first: a tenant with many requests leaves shared permits to others.
@@ -457,7 +457,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
             Ok(Ok(value)) => {
                 *self.away() = None;
                 let ended = if value.is_some() { LookupResult::Found } else { LookupResult::Missing };
-                return known(Some(Fact { value, told_at: Instant::now() }), None, ended);
+                return known(Some(Fact { value, received_at: Instant::now() }), None, ended);
             }
             Ok(Err(error)) => (error, "the API server did not give it", LookupResult::Failed),
             Err(_) => {
@@ -466,8 +466,8 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
             }
         };
         let passes = matches!(error, FetchError::Unavailable(_));
-        let old = old.filter(|old| passes || old.told_at.elapsed() < REFUSED_FOR);
-        if let Some(suppressed) = self.failures.tell() {
+        let old = old.filter(|old| passes || old.received_at.elapsed() < REFUSED_FOR);
+        if let Some(suppressed) = self.failures.take_turn() {
             let (wanted, old) = (self.bounds.wanted, old.is_some());
             warn!(%key, %error, suppressed, wanted, old_answer_served = old, "cannot look it up");
         }

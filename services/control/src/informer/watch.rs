@@ -198,7 +198,7 @@ impl Watches {
         index: &mut Index,
         key: RevisionKey,
         paused: Duration,
-        outcome: fetch::Outcome,
+        outcome: fetch::FetchResult,
     ) -> Option<Update> {
         match outcome {
             Ok(came) => {

@@ -401,7 +401,7 @@ impl Writer {
             },
         };
         for news in news {
-            info!(profile = %name, ?news, "told");
+            info!(profile = %name, ?news, "recording an event");
             if !self.events.record(name, &profile.uid, news).await {
                 self.metrics.events_dropped.inc();
             }
@@ -544,7 +544,7 @@ impl EventRecorder {
             Ok(()) => true,
             Err(error) => {
                 let error = chain(&error);
-                warn!(profile = %name, error, "an event could not be told");
+                warn!(profile = %name, error, "an event could not be recorded");
                 false
             }
         }

@@ -256,7 +256,7 @@ fn conditions(
     valid: Option<(String, String, String)>,
 ) -> Vec<Condition> {
     let accepted = match observed.rejected {
-        Some(diagnostics) => (ACCEPTED, "False", "Invalid", told(diagnostics)),
+        Some(diagnostics) => (ACCEPTED, "False", "Invalid", summary(diagnostics)),
         None => match &observed.accepted {
             Some(accepted) => {
                 let message = format!("the text is right and is revision {}", accepted.revision);
@@ -333,7 +333,7 @@ fn news(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publicati
         if known.is_none_or(|known| known.observed_generation != observed.generation) {
             let serving =
                 publication.newest.map_or_else(|| "none".to_owned(), |revision| format!("revision {revision}"));
-            news.push(News::Rejected(format!("{}; at work is {serving}", told(diagnostics))));
+            news.push(News::Rejected(format!("{}; at work is {serving}", summary(diagnostics))));
         }
     }
     if wanted.revision != observed.status.revision
@@ -358,7 +358,7 @@ fn news(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publicati
 }
 
 /// The errors as a bounded message.
-pub(super) fn told(diagnostics: &[Diagnostic]) -> String {
+pub(super) fn summary(diagnostics: &[Diagnostic]) -> String {
     let mut text = String::new();
     for (number, diagnostic) in diagnostics.iter().enumerate() {
         let line = diagnostic.to_string();

@@ -151,7 +151,7 @@ impl Term {
 
         let off = tasks.switch(&client, &release, metrics.disabled);
         let (finds, found) = watch::channel(None);
-        let known = wanted::Known { found, live: live.clone(), off };
+        let known = wanted::Inputs { found, live: live.clone(), off };
         tasks.held(known, policy.held_policies(&release), policy.held_releases(), metrics.held);
         let rotator = Rotator {
             settings: policy.rotator(&release),
@@ -238,7 +238,7 @@ impl Tasks {
     /// Starts the tasks for held pods.
     fn held(
         &mut self,
-        known: wanted::Known,
+        known: wanted::Inputs,
         settings: policies::PolicySettings,
         releases: ReleaseSettings,
         metrics: HeldMetrics,

@@ -82,7 +82,7 @@ fn seen(uid: &str, generation: i64, label: &str) -> StoredProfile {
 }
 
 /// Whether the planned status accepts the text: status and reason.
-fn told(plan: &Plan) -> (&str, &str) {
+fn accepted_condition(plan: &Plan) -> (&str, &str) {
     let conditions = &plan.status.as_ref().expect("a status").conditions;
     let found = conditions.iter().find(|condition| condition.type_ == ACCEPTED).expect("the condition");
     (found.status.as_str(), found.message.as_str())
@@ -104,7 +104,7 @@ fn text_that_panics_is_rejected_with_reason() {
         let fault = faults::at(meanwhile);
         let (plan, revision) = decide(&mut store, &profile, 10).expect("there is something to be told");
         drop(fault);
-        let (state, message) = told(&plan);
+        let (state, message) = accepted_condition(&plan);
         assert!(state == "False" && message.contains("a fault of Pillion's"), "{generation}: {state} {message}");
         assert!(revision.is_none());
     }

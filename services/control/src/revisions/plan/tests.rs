@@ -300,21 +300,21 @@ fn unlisted_revision_of_same_second_is_latest() {
 }
 
 #[test]
-fn what_is_told_is_bounded() {
+fn summary_of_errors_is_bounded() {
     let fault = |number: usize| Diagnostic {
         path: format!("spec.x[{number}]"),
         message: "é".repeat(300),
         help: None,
         part: Part::Value,
     };
-    let text = told(&(0..100).map(fault).collect::<Vec<_>>());
+    let text = summary(&(0..100).map(fault).collect::<Vec<_>>());
     assert!(text.len() < MESSAGE_BYTES + 50 && text.ends_with("more"), "{}", text.len());
     let long = Diagnostic { message: "é".repeat(5_000), ..fault(0) };
-    assert!(told(&[long]).len() <= MESSAGE_BYTES);
+    assert!(summary(&[long]).len() <= MESSAGE_BYTES);
 }
 
 /// The condition for the dry run: status, reason, and whether the message contains these words.
-fn told_of_dry_run(status: &ProfileStatus, words: &str) -> (String, String, bool) {
+fn condition_of_dry_run(status: &ProfileStatus, words: &str) -> (String, String, bool) {
     let found = status.conditions.iter().find(|condition| condition.type_ == VALID).expect("the condition");
     (found.status.clone(), found.reason.clone(), found.message.contains(words))
 }
@@ -324,14 +324,14 @@ fn dry_run_result_is_reported_once() {
     let of = |state: &str, reason: &str| (state.to_owned(), reason.to_owned(), true);
     let first = Case::new(Some("a"), &["a"]).plan();
     assert!(first.dry_run, "publishing does not wait for it: {first:?}");
-    assert_eq!(told_of_dry_run(first.status.as_ref().unwrap(), "revision a"), of("Unknown", "Pending"));
+    assert_eq!(condition_of_dry_run(first.status.as_ref().unwrap(), "revision a"), of("Unknown", "Pending"));
 
     let mut case = Case::new(Some("a"), &["a"]).after(&first);
     case.verdict = Some(Verdict::Rejected("spec.containers[1].name: Invalid value".to_owned()));
     let rejected = case.plan();
     assert!(!rejected.dry_run);
     let status = rejected.status.as_ref().unwrap();
-    assert_eq!(told_of_dry_run(status, "revision a: spec.containers[1].name"), of("False", "DryRun"));
+    assert_eq!(condition_of_dry_run(status, "revision a: spec.containers[1].name"), of("False", "DryRun"));
     assert_eq!(status.revision.as_deref(), Some("a"), "it is published all the same");
     assert!(matches!(rejected.news.as_slice(), [News::Invalid(text)] if text.contains("spec.containers[1].name")));
 
@@ -346,12 +346,12 @@ fn dry_run_result_is_reported_once() {
     let mut case = Case { status: case.status, ..Case::new(accepted, &existing) };
     let next = case.plan();
     assert!(next.dry_run);
-    assert_eq!(told_of_dry_run(next.status.as_ref().unwrap(), "revision b"), of("Unknown", "Pending"));
+    assert_eq!(condition_of_dry_run(next.status.as_ref().unwrap(), "revision b"), of("Unknown", "Pending"));
     case = case.after(&next);
     case.verdict = Some(Verdict::NotApplicable("a condition".to_owned()));
     let unknown = case.plan();
     assert!(!unknown.dry_run && unknown.news.is_empty());
-    assert_eq!(told_of_dry_run(unknown.status.as_ref().unwrap(), "a condition"), of("Unknown", "NotApplicable"));
+    assert_eq!(condition_of_dry_run(unknown.status.as_ref().unwrap(), "a condition"), of("Unknown", "NotApplicable"));
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn dry_run_without_answer_is_tried_again() {
     case.verdict = Some(Verdict::Valid);
     let plan = case.plan();
     assert!(!plan.dry_run);
-    assert_eq!(told_of_dry_run(plan.status.as_ref().unwrap(), "accepts").0, "True");
+    assert_eq!(condition_of_dry_run(plan.status.as_ref().unwrap(), "accepts").0, "True");
 
     // Without an accepted text, no dry run is needed.
     let never = Case::new(None, &[]).broken().plan();
