@@ -245,7 +245,7 @@ mod tests {
     const LIMIT: usize = 64 * 1024;
 
     #[test]
-    fn a_definition_is_small_enough_for_client_side_apply() {
+    fn crds_fit_into_client_side_apply() {
         for definition in definitions().unwrap() {
             let size = serde_json::to_string(&definition).unwrap().len();
             assert!(size < LIMIT, "{:?} is {size} bytes", definition.metadata.name);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schema_has_no_references_and_no_nulls() {
+    fn schema_has_no_references_or_nulls() {
         for definition in definitions().unwrap() {
             let text = serde_json::to_string(&definition).unwrap();
             for forbidden in ["$ref", "$schema", "anyOf", "oneOf", "\"null\"", ":null"] {
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_tenants_kind_refuses_what_is_the_platforms() {
+    fn only_namespaced_kind_rejects_platform_fields() {
         let [cluster, namespaced, ..] = definitions().unwrap().map(|d| serde_json::to_string(&d).unwrap());
         assert!(!cluster.contains("!has(self.namespaceSelector)"));
         assert!(namespaced.contains("!has(self.namespaceSelector)"));

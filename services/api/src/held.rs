@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policies_are_for_the_pods_that_the_webhook_is_called_for() {
+    fn policies_match_pods_of_webhook() {
         let excluded_namespaces = settings().excluded_namespaces;
         let levels = vec![InjectionLevel::Held];
         let webhook = webhook_configuration::Settings {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_that_was_taken_away_is_not_added_again() {
+    fn removed_gate_is_not_added_again() {
         let spec = gating(&settings()).spec.unwrap();
         assert_eq!(spec.reinvocation_policy.as_deref(), Some("Never"));
         assert_eq!(spec.failure_policy.as_deref(), Some("Fail"));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_controller_takes_gates_away() {
+    fn only_controller_removes_gates() {
         let [validation] = guarding(&settings()).spec.unwrap().validations.unwrap().try_into().unwrap();
         let user = "request.userInfo.username == 'system:serviceaccount:pillion-system:pillion-controller'";
         assert!(validation.expression.ends_with(user), "{}", validation.expression);

@@ -29,37 +29,37 @@ pub mod plural {
     pub const NAMESPACED_REVISION: &str = "profilerevisions";
 }
 
-/// What the controller has found out about a profile.
+/// The status of a profile, written by the controller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProfileStatus {
-    /// `Accepted`, `Ready`, `Conflicted`, `Valid`, and of the audit `Injected`.
+    /// `Accepted`, `Ready`, `Conflicted`, `Valid`, and the audit's `Injected`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
-    /// The generation that the rest of the status speaks of.
+    /// The generation that the rest of the status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The revision that is served; with a rollout, to its share of the workloads.
+    /// The served revision. With a rollout, it is served to a share of the workloads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub revision: Option<String>,
-    /// The revision that is served to all others.
+    /// The revision for all other workloads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub promoted_revision: Option<String>,
-    /// The last accepted revision. It is another one than `revision` while a rollback holds.
+    /// The last accepted revision. It differs from `revision` during a rollback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub accepted_revision: Option<String>,
-    /// Who gets `revision`, if not everybody.
+    /// The workloads that get `revision`, if not all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<Rollout>,
-    /// The revisions that are kept, the latest first.
+    /// The stored revisions, the latest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 64)))]
     pub revisions: Vec<String>,
-    /// How many namespaces the profile may act in.
+    /// The number of namespaces in which the profile may act.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespaces_matched: Option<i64>,
 }
@@ -118,9 +118,9 @@ macro_rules! profile_kind {
             $(#[$doc])*
             #[derive(Default)]
             $kind, $plural, $scope, {
-                /// What the profile says.
+                /// The spec of the profile.
                 pub spec: ProfileSpec,
-                /// What the controller has found out.
+                /// The status, written by the controller.
                 #[serde(default, skip_serializing_if = "Option::is_none")]
                 pub status: Option<ProfileStatus>,
             }
@@ -131,7 +131,7 @@ macro_rules! profile_kind {
 macro_rules! revision_kind {
     ($(#[$doc:meta])* $kind:ident, $plural:expr, $scope:ty) => {
         kind!($(#[$doc])* $kind, $plural, $scope, {
-            /// What the revision says.
+            /// The content of the revision.
             pub spec: RevisionSpec,
         });
     };

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_label_that_is_there_decides_whatever_it_says() {
+    fn first_present_label_decides() {
         let opt_in = OptIn::with(["istio-injection=enabled", "istio-injection=strict:required", "b=c:held"]).unwrap();
         let own = INJECTION_LABEL;
         for (labels, expected) in [
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn rejects_contradictory_labels() {
         let wrong = |texts: &[&str]| OptIn::with(texts.iter().copied()).unwrap_err().to_string();
         for (texts, expected) in [
             (&["istio-injection"][..], "expected KEY=VALUE"),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_webhooks_come_of_the_key_alone() {
+    fn webhook_names_depend_on_key_only() {
         let opt_in = OptIn::with(["Sidecar_Injector=on", "sidecar.istio.io/inject=true"]).unwrap();
         let suffixes: Vec<_> = opt_in.labels().iter().map(OptInLabel::webhook_suffix).collect();
         assert_eq!(suffixes, ["pillion.dev", "sidecar-injector.pillion.dev", "inject.sidecar.istio.io.pillion.dev"]);

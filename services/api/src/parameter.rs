@@ -5,92 +5,92 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What a label or an annotation says whose value is empty, or white space. Default: `Counts`, it is a value like any
-/// other, and a request of it asks for none. `Absent`: it is as if it was not there, and who comes next decides.
+/// The meaning of a label or an annotation whose value is empty or white space. Default: `Counts`, a value like any
+/// other, which requests no profile. `Absent` ignores it, and the next source decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EmptyValue {
     /// It is a value like any other.
     #[default]
     Counts,
-    /// It is as if it was not there: who comes next decides.
+    /// It is ignored, and the next source decides.
     Absent,
 }
 
 impl EmptyValue {
-    /// Whether this value says something.
+    /// Whether a value counts.
     #[must_use]
     pub fn says(self, value: &str) -> bool {
         self == Self::Counts || !value.trim().is_empty()
     }
 }
 
-/// A value that pod, service account or namespace may set. It is put into a JSON node and never becomes text that is
-/// parsed again.
+/// A value that a pod, its service account or its namespace may set. It only ever becomes a JSON value, never text that
+/// is parsed again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Parameter {
-    /// Name, as expressions say it: `params.name`.
+    /// Name in expressions: `params.name`.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
     /// Type of the value. Only a profile that extends another one leaves it out: the parent's parameter of this name has it.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<ParameterType>,
-    /// The value where nobody sets one; may be an expression.
+    /// The value if no source sets one. It may contain expressions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub default: Option<Value>,
-    /// Key of the annotation that sets it; of several, the first that is present.
+    /// Key of the annotation that sets it. Of several keys, the first that exists counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub annotation: Option<Keys>,
-    /// Key of the label that sets it; of several, the first that is present.
+    /// Key of the label that sets it. Of several keys, the first that exists counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub label: Option<Keys>,
-    /// What an empty value of these does. Default: `Counts`.
+    /// The meaning of an empty value. Default: `Counts`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty: Option<EmptyValue>,
-    /// Prefix of the annotations that set it: a map of the rest of each key to its value.
+    /// Prefix of the annotations that set it. The value is a map from the rest of each key to its value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotation_prefix: Option<String>,
-    /// Who may set it; the most specific wins. Absent or empty: only the profile. In a profile that extends another one,
-    /// absent means the parent's sources, and empty takes them away.
+    /// The sources that may set it. The most specific wins. Absent or empty: only the profile sets it. In a profile that
+    /// extends another one, absent inherits the parent's sources, and empty removes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 3))]
     pub sources: Option<Vec<Source>>,
-    /// Whether the sources replace one another or are united. Default: `Replace`.
+    /// Whether sources replace each other or merge. Default: `Replace`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<ParameterMerge>,
     /// How text becomes a list, a map or an object. Default: `CSV` for lists, `Pairs` for maps, `JSON` for objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<TextFormat>,
-    /// The only values that are allowed.
+    /// The only allowed values.
     #[serde(default, rename = "enum", skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "any_list")]
     pub enum_: Vec<Value>,
-    /// Regular expression that text has to match; of a boolean or a number, the text that it is read from.
+    /// A regular expression that the text must match. For a boolean or a number, the text as written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub pattern: Option<String>,
-    /// Longest text, in bytes.
+    /// Maximum length of the text, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_length: Option<u32>,
-    /// Smallest number, quantity or duration.
+    /// Minimum of a number, quantity or duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub minimum: Option<Value>,
-    /// Largest number, quantity or duration.
+    /// Maximum of a number, quantity or duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub maximum: Option<Value>,
-    /// What each item of a list has to be: `type`, `pattern` and so on.
+    /// Constraints of each item of a list: `type`, `pattern` and so on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub items: Option<Value>,
-    /// Moves a number into its range instead of refusing it.
+    /// Moves a number into its range instead of rejecting it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clamp: Option<bool>,
-    /// What a value does that is not allowed. Default: as `onError`.
+    /// What happens on an invalid value. Default: as `onError`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_invalid: Option<OnInvalid>,
     /// The families of annotations of a parameter of type `records`.
@@ -121,11 +121,11 @@ pub enum ParameterType {
     Map,
     /// Any object.
     Object,
-    /// Families of annotations, joined by what follows their prefix.
+    /// Families of annotations, joined by the rest of the key after the prefix.
     Records,
 }
 
-/// One key, or several of which the first that is present counts.
+/// One key, or several of which the first that exists counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Keys {
@@ -135,7 +135,7 @@ pub enum Keys {
     FirstOf(Vec<String>),
 }
 
-/// Who may set a parameter, the most specific first.
+/// The sources that may set a parameter, the most specific first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Source {
     /// The pod's labels and annotations.
@@ -146,16 +146,16 @@ pub enum Source {
     Namespace,
 }
 
-/// Whether the sources of a parameter replace one another.
+/// Whether the sources of a parameter replace each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ParameterMerge {
-    /// The most specific source is the value.
+    /// The value of the most specific source.
     Replace,
-    /// Maps are united by key, lists by the `name` of their items.
+    /// Maps merge by key, lists by the `name` of their items.
     Merge,
 }
 
-/// How the text of an annotation becomes a value.
+/// The format in which an annotation holds a list, a map or an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TextFormat {
     /// `a,b,c`.
@@ -171,14 +171,14 @@ pub enum TextFormat {
     Yaml,
 }
 
-/// What a value does that a parameter does not allow.
+/// What happens on an invalid value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnInvalid {
-    /// The default is taken, and the author is warned.
+    /// The default is used, and the author is warned.
     Default,
-    /// The profile is left out, and the author is warned.
+    /// The profile is skipped, and the author is warned.
     Skip,
-    /// The pod is refused.
+    /// The pod is rejected.
     Deny,
 }
 
@@ -189,9 +189,9 @@ pub struct RecordField {
     /// Name of the field in a record.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// Prefix of its annotations; what follows it names the record.
+    /// Prefix of its annotations. The rest of the key names the record.
     pub annotation_prefix: String,
-    /// Whether such an annotation makes a record, rather than only adding to one.
+    /// Whether such an annotation creates a record, instead of only adding to one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opens: Option<bool>,
 }

@@ -10,69 +10,69 @@ pub use crate::parameter::EmptyValue;
 use crate::parameter::Parameter;
 use crate::selector::LabelSelector;
 
-/// What an injection profile says. Both kinds carry it; some fields are for cluster profiles only.
+/// An injection profile, as both kinds have it. Some fields are for cluster profiles only.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ProfileSpec {
-    /// One line for people.
+    /// A one-line description for readers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Start from this cluster profile.
+    /// The cluster profile that this one extends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extends: Option<Extends>,
-    /// Which objects the profile is for. Default: pods, when they are created. Other than pods only in cluster profiles.
+    /// Which objects the profile applies to. Default: pods on creation. Only cluster profiles can target other objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Target>,
-    /// Who gets it without asking. Default: `Requested` in a cluster profile, `Always` in a namespaced one.
+    /// Which objects get the profile without a request. Default: `Requested` in a cluster profile, `Always` in a namespaced one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation: Option<Activation>,
-    /// How a pod or its namespace asks for it.
+    /// The label or annotation by which a pod or its namespace requests the profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<RequestKey>,
-    /// Whether the pod's author can drop it. `Forbidden` in cluster profiles only.
+    /// Whether the pod's author can opt out. `Forbidden` in cluster profiles only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opt_out: Option<OptOut>,
-    /// Which namespaces may have it. Cluster profiles only; default: all that are opted in.
+    /// Selects namespaces. Cluster profiles only. Default: all that are opted in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
-    /// Which objects may have it, by their labels. Default: all.
+    /// Selects objects by their labels. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object_selector: Option<LabelSelector>,
-    /// Expressions that all have to be true.
+    /// Expressions that must all be true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub match_conditions: Vec<MatchCondition>,
-    /// Of the profiles of one group that got this far, only the first in order is applied.
+    /// Of the matching profiles of one group, only the first in order is applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclusive_group: Option<String>,
-    /// Lower is applied first, then by name; all cluster profiles stand before all namespaced ones. Default: 100.
+    /// Profiles with a lower order are applied first, then by name. All cluster profiles come before all namespaced ones. Default: 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<i32>,
-    /// What pod, service account or namespace may set.
+    /// Values that a pod, its service account or its namespace may set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128))]
     pub parameters: Vec<Parameter>,
-    /// Objects of the cluster that expressions read. Cluster profiles only.
+    /// Objects of the cluster that expressions can read. Cluster profiles only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub lookups: Vec<Lookup>,
-    /// Expressions with a name, evaluated when they are used.
+    /// Named expressions, evaluated when they are used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128))]
     pub variables: Vec<Variable>,
-    /// The partial object that is laid over the one that is being created.
+    /// A partial object that is merged into the object of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "partial_object")]
     pub template: Option<Value>,
-    /// Rules for containers that are already there.
+    /// Rules for existing containers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub containers: Vec<ContainerRule>,
-    /// Checks of the final object, answered on the validating path.
+    /// Checks of the final object, evaluated on the validating path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub validations: Vec<Validation>,
-    /// What a fault or a name conflict in this profile does. Default: `Skip`; `Deny` where `optOut` is `Forbidden`.
+    /// What happens on an error or a name conflict in this profile. Default: `Skip`, or `Deny` if `optOut` is `Forbidden`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_error: Option<OnError>,
     /// Which workloads get the newest revision. Default: all.
@@ -88,7 +88,7 @@ pub struct Extends {
     pub name: String,
 }
 
-/// Which objects a profile is for.
+/// Which objects a profile applies to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Target {
@@ -97,7 +97,7 @@ pub struct Target {
     pub group: String,
     /// API version.
     pub version: String,
-    /// Resources in the plural, with the subresource behind a slash where there is one: `pods/ephemeralcontainers`.
+    /// Resources in the plural, with the subresource after a slash: `pods/ephemeralcontainers`.
     #[schemars(length(min = 1, max = 16))]
     pub resources: Vec<String>,
     /// Operations. Default: `CREATE`.
@@ -106,7 +106,7 @@ pub struct Target {
     pub operations: Vec<Operation>,
 }
 
-/// What is being done with an object.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Operation {
@@ -119,7 +119,7 @@ pub enum Operation {
 }
 
 impl Target {
-    /// What a profile is for that does not say: pods, when they are created.
+    /// The default target: pods on creation.
     #[must_use]
     pub fn pods() -> Self {
         Self {
@@ -143,18 +143,18 @@ impl Operation {
     }
 }
 
-/// Who gets a profile without asking for it.
+/// Which objects get a profile without a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Activation {
-    /// Everybody whom the selectors let have it.
+    /// All objects that the selectors match.
     Always,
-    /// Only who asks.
+    /// Objects that request it.
     Requested,
-    /// Nobody: the profile is there to be extended.
+    /// No objects: the profile exists to be extended.
     Never,
 }
 
-/// How a pod or its namespace asks for a profile: a label or an annotation of the profile's own.
+/// A label or an annotation of the profile's own, by which a pod or its namespace requests it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RequestKey {
@@ -162,40 +162,40 @@ pub struct RequestKey {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     pub annotation: Option<String>,
-    /// Key of the label. It is looked at before the annotation.
+    /// Key of the label. It is read before the annotation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     pub label: Option<String>,
-    /// Further words that ask for this profile, beside its name.
+    /// Further words that request this profile, besides its name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub values: Vec<String>,
-    /// Words that ask for the default profile of this key. Default: `true`, `yes`, `y`, `on`, `enabled`, `1`.
+    /// Words that request the default profile of this key. Default: `true`, `yes`, `y`, `on`, `enabled`, `1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub truthy: Option<Vec<String>>,
-    /// Words that ask for none. Default: `false`, `no`, `n`, `off`, `disabled`, `0`. Of an empty value `empty` decides.
+    /// Words that request no profile. Default: `false`, `no`, `n`, `off`, `disabled`, `0`. `empty` decides about an empty value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub falsy: Option<Vec<String>>,
-    /// What an empty value does. Default: `Counts`: it asks for none, as a falsy word does.
+    /// The meaning of an empty value. Default: `Counts`, so it requests no profile, like a falsy word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty: Option<EmptyValue>,
-    /// What a word that nobody knows does. Default: `Ignore`, with a warning.
+    /// What happens on an unknown word. Default: `Ignore`, with a warning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_unknown: Option<OnUnknown>,
 }
 
-/// What a word in a request does that nobody knows.
+/// What happens on an unknown word in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnUnknown {
     /// The author is warned.
     Ignore,
-    /// The pod is refused.
+    /// The pod is rejected.
     Deny,
 }
 
-/// Whether the pod's author can drop a profile.
+/// Whether the pod's author can opt out of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OptOut {
     /// By the pod label `pillion.dev/inject=false`, a falsy request, or `-name` in `pillion.dev/profiles`.
@@ -204,49 +204,49 @@ pub enum OptOut {
     Forbidden,
 }
 
-/// What a fault or a name conflict in a profile does.
+/// What happens on an error or a name conflict in a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnError {
-    /// The profile is left out, and the author is warned.
+    /// The profile is skipped, and the author is warned.
     Skip,
-    /// The pod is refused.
+    /// The pod is rejected.
     Deny,
 }
 
-/// An expression that has to be true.
+/// An expression that must be true.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MatchCondition {
-    /// Name, unique in the profile; a child profile replaces its parent's condition by it.
+    /// Name, unique in the profile. A child profile replaces its parent's condition of the same name.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
     /// The expression, in CEL.
     #[schemars(length(min = 1, max = 1024))]
     pub expression: String,
-    /// What happens where it is not true. Default: `NotMatched`.
+    /// What happens if it is not true. Default: `NotMatched`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub otherwise: Option<Otherwise>,
-    /// Said to the author where it is not true.
+    /// The message to the author if it is not true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// What happens where a condition is not true.
+/// What happens if a condition is not true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Otherwise {
-    /// The profile is not for this pod: nothing is said.
+    /// The profile does not match the object. There is no message.
     NotMatched,
-    /// The profile is left out, and the author is told.
+    /// The profile is skipped, and the author is warned.
     Skip,
-    /// The pod is refused.
+    /// The pod is rejected.
     Deny,
 }
 
-/// An expression with a name.
+/// A named expression.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Variable {
-    /// Name, as expressions say it: `variables.name`.
+    /// Name in expressions: `variables.name`.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
     /// The expression, in CEL.
@@ -258,7 +258,7 @@ pub struct Variable {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Lookup {
-    /// Name, as expressions say it.
+    /// Name in expressions.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
     /// API group; empty for the core group.
@@ -268,10 +268,10 @@ pub struct Lookup {
     pub version: String,
     /// Resource in the plural.
     pub resource: String,
-    /// Namespace to look in; empty for objects that are in none. Default: the object's.
+    /// The namespace to look in; empty for cluster-scoped objects. Default: the namespace of the request's object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Name of the one object.
+    /// Name of one object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object_name: Option<String>,
     /// Selects a list of objects.
@@ -279,26 +279,26 @@ pub struct Lookup {
     pub selector: Option<LabelSelector>,
 }
 
-/// A rule for containers that are already there.
+/// A rule for existing containers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ContainerRule {
-    /// Name, unique in the profile; a child profile merges its rule into its parent's by it.
+    /// Name, unique in the profile. A child profile merges its rule into its parent's rule of the same name.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// Which containers. All given parts have to hold. Default: all of type `App`.
+    /// Selects containers. All given parts must match. Default: all of type `App`.
     #[serde(default, rename = "match", skip_serializing_if = "Option::is_none")]
     pub match_: Option<ContainerMatch>,
-    /// Expressions that skip one container and say why.
+    /// Expressions that skip a container, with a message.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub match_conditions: Vec<MatchCondition>,
-    /// The partial container that is laid over each.
+    /// A partial container that is merged into each container.
     #[schemars(schema_with = "partial_object")]
     pub template: Value,
 }
 
-/// Which containers a rule is for.
+/// Selects containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ContainerMatch {
@@ -310,7 +310,7 @@ pub struct ContainerMatch {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub names: Vec<String>,
-    /// Images, with `*` for any part.
+    /// Patterns of images, in which `*` matches any string.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub images: Vec<String>,
@@ -336,39 +336,39 @@ pub enum ContainerType {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Validation {
-    /// Name, unique in the profile; a child profile replaces its parent's validation by it.
+    /// Name, unique in the profile. A child profile replaces its parent's validation of the same name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub name: Option<String>,
-    /// Has to be true, in CEL.
+    /// The expression that must be true, in CEL.
     #[schemars(length(min = 1, max = 1024))]
     pub expression: String,
-    /// Said where it is not.
+    /// The message if it is not true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Machine-readable reason of the refusal.
+    /// Machine-readable reason of the denial.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// HTTP status of the refusal, 400 to 599.
+    /// HTTP status of the denial, 400 to 599.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 400, max = 599))]
     pub code: Option<u16>,
-    /// The field that is wrong: `.spec.ports`.
+    /// The invalid field: `.spec.ports`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field_path: Option<String>,
-    /// What happens where it is not true. Default: `Deny`.
+    /// What happens if it is not true. Default: `Deny`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub action: Option<ValidationAction>,
 }
 
-/// What a failed validation does.
+/// The consequence of a failed validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ValidationAction {
-    /// The object is refused.
+    /// The object is rejected.
     Deny,
     /// The author is warned.
     Warn,
-    /// It stands in the audit log.
+    /// The violation is written to the audit log.
     Audit,
 }
 

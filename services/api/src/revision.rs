@@ -20,47 +20,47 @@ const LABEL_BYTES: usize = 63;
 /// Hexadecimal digits that stand for the rest of a name that is too long.
 const DIGITS: usize = 10;
 
-/// What a revision says. It is written by the controller alone.
+/// The content of a revision. Only the controller writes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RevisionSpec {
     /// The name of the profile.
     #[schemars(length(min = 1, max = 253))]
     pub profile: String,
-    /// The hash of what follows, as it stands in records and in `pillion.dev/profiles: name@hash`.
+    /// The hash of the following fields, as records and `pillion.dev/profiles: name@hash` contain it.
     #[schemars(length(min = 4, max = 64))]
     pub revision: String,
     /// The generation of the profile that was accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
-    /// What bounds the profile.
+    /// The limits of the profile.
     pub bounds: RevisionBounds,
     /// The cluster profiles that it extends, the nearest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), inner(length(max = 253)))]
     pub ancestors: Vec<String>,
-    /// The inherited parameters that a profile of a namespace sets.
+    /// The inherited parameters that a namespaced profile sets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 63)))]
     pub set_by_namespace: Vec<String>,
-    /// The `spec` of the profile with all that it inherits, as JSON.
+    /// The `spec` of the profile with everything that it inherits, as JSON.
     #[schemars(length(max = 262_144))]
     pub text: String,
-    /// The `spec` as its author wrote it, as JSON, where it extends another one: whoever leads next merges it anew when a
+    /// The `spec` as its author wrote it, as JSON, if it extends another profile. The next leader merges it again when a
     /// parent changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 262_144))]
     pub source: Option<String>,
 }
 
-/// What bounds the profile of a revision.
+/// The limits of the profile of a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RevisionBounds {
-    /// Nothing: it is the platform's.
+    /// No limits: it is a cluster profile.
     Platform,
-    /// What the platform's profile that it extends may do.
+    /// The limits of the cluster profile that it extends.
     Parent,
-    /// What namespaces may do with profiles of their own.
+    /// The limits for namespaced profiles.
     Tenant,
 }
 
@@ -95,13 +95,13 @@ mod tests {
     use crate::names::is_dns_name;
 
     #[test]
-    fn a_revision_is_called_like_its_profile_and_its_hash() {
+    fn revision_name_has_profile_and_hash() {
         assert_eq!(object_name("otel-java", "7f3a91c2d0"), "otel-java-7f3a91c2d0");
         assert_eq!(label_value("otel-java"), "otel-java");
     }
 
     #[test]
-    fn a_long_name_is_cut_and_still_told_apart() {
+    fn long_names_are_shortened_and_unique() {
         let dotted = |last: &str| format!("{}{last}", "ab.".repeat(84));
         let (one, other) = (dotted("x"), dotted("y"));
         assert_eq!(one.len(), 253);

@@ -12,21 +12,21 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LabelSelector {
-    /// Labels that have to be there with exactly these values.
+    /// Labels that must exist with exactly these values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub match_labels: BTreeMap<String, String>,
-    /// Further requirements, all of which have to hold.
+    /// Further requirements, all of which must be met.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub match_expressions: Vec<Requirement>,
 }
 
-/// One requirement on one label.
+/// A requirement for one label.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Requirement {
     /// The label's key.
     pub key: String,
-    /// How the label's value relates to `values`.
+    /// The operator between the label's value and `values`.
     pub operator: Operator,
     /// The values of `In` and `NotIn`; empty for the other two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -93,13 +93,13 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_selector_matches_everything() {
+    fn empty_selector_matches_everything() {
         assert!(matches("{}", &[]));
         assert!(matches("{}", &[("a", "b")]));
     }
 
     #[test]
-    fn every_part_has_to_hold() {
+    fn selector_requires_every_part() {
         let both = r#"{"matchLabels":{"a":"1"},"matchExpressions":[{"key":"b","operator":"Exists"}]}"#;
         assert!(matches(both, &[("a", "1"), ("b", "x")]));
         assert!(!matches(both, &[("a", "1")]));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_label_satisfies_the_negative_operators_only() {
+    fn absent_label_satisfies_negative_operators_only() {
         for (operator, values, absent, other, listed) in [
             ("In", r#"["x"]"#, false, false, true),
             ("NotIn", r#"["x"]"#, true, true, false),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_checked_against_the_operator() {
+    fn checks_values_by_operator() {
         let fault = |json| selector(json).fault().map(|(path, _)| path);
         assert_eq!(
             fault(r#"{"matchExpressions":[{"key":"k","operator":"Exists"},{"key":"k","operator":"In"}]}"#).as_deref(),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_field_is_refused() {
+    fn rejects_unknown_field() {
         assert!(serde_json::from_str::<LabelSelector>(r#"{"matchLabel":{}}"#).is_err());
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pillion_api::names::INJECTED_ANNOTATION;
 
 use crate::profile::CompiledProfile;
-use crate::profile::validations::Validation;
+use crate::profile::parts::Validation;
 
 pub use crate::reason::Reason;
 

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_long_text_begin_and_end_are_kept() {
+    fn shortens_long_text_in_the_middle() {
         let long = Diagnostic::new("spec", format!("begin {} end", "é".repeat(100_000)));
         assert!(long.message.len() < 1_010 && long.message.starts_with("begin é"), "{}", long.message.len());
         assert!(long.message.ends_with("é end") && long.message.contains("é…é"));

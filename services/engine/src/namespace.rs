@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_found_whatever_their_order() {
+    fn finds_labels_in_any_order() {
         let namespace = NamespaceMetadata::new([("b", "2"), ("a", "1"), ("c", "3")], [("x", "y")]);
         assert_eq!(namespace.label("a"), Some("1"));
         assert_eq!(namespace.label("c"), Some("3"));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn it_opts_in_by_the_labels_of_the_release() {
+    fn opts_in_by_labels_of_release() {
         let opt_in = OptIn::with(["istio-injection=enabled", "istio-injection=strict:required"]).unwrap();
         let level = |labels: &[(&'static str, &'static str)]| {
             let namespace = NamespaceMetadata::new(labels.iter().copied(), []);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_all_lengths_come_back_as_they_were() {
+    fn keeps_strings_of_all_lengths() {
         for length in [0, 1, 63, 64, 65, 4095, 4096, 4097, 262_144] {
             let value = "é@\u{0}"[..3].repeat(length).chars().take(length).collect::<String>();
             let namespace = NamespaceMetadata::new([("k", &*value), ("after", "é")], [(&*value, ""), ("", "v")]);

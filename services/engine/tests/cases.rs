@@ -1,4 +1,5 @@
-//! Profiles at work: each file in `tests/cases` has profiles, pods and what becomes of them.
+//! Profiles applied to pods: each file in `tests/cases` and `tests/primitives`, and each example of docs/profiles.md, has
+//! profiles, pods and the expected results.
 //!
 //! Of every pod that is changed, the result is given to the engine once more: the second patch has to be empty. Both are
 //! done with the record as it is found, and with managedFields that name what the author wrote, as the API server does.
@@ -10,11 +11,6 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
-#[path = "pages/primitives.rs"]
-mod primitives_page;
-#[path = "pages/profiles.rs"]
-mod profiles_page;
-
 use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,7 +21,7 @@ use pillion_engine::case::{Aspect, unequal};
 use pillion_engine::inject::undo;
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted, Which};
-use pillion_engine::profile::{Parent, Parents, ProfileName, compile_with};
+use pillion_engine::profile::{Parent, Parents, ProfileName, ProfileSource};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde::Deserialize;
@@ -106,7 +102,7 @@ fn profiles(file: &File) -> ProfileSet {
             Some((namespace, name)) => ProfileName::namespaced(namespace, name),
             None => ProfileName::cluster(name.as_str()),
         };
-        Arc::new(compile_with(&named, spec, &specs).unwrap_or_else(|faults| {
+        Arc::new(ProfileSource::Author(spec, &specs).compile(&named).unwrap_or_else(|faults| {
             panic!("{name}: {}", faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
         }))
     });
@@ -388,14 +384,114 @@ fn run(files: &[(String, File)]) -> usize {
     count
 }
 
+/// Its blocks are, in this order: `profile`s; once or more a `pod`, after what is known beside it (`namespace`, `facts`),
+/// and followed by its `result` and the messages to its author (`told`); the changes of `others` to the result, and the
+/// result `then`.
+const PAGE: &str = include_str!("../../../docs/profiles.md");
+
+/// The fenced blocks: the words behind the fence, the line, and the text.
+fn blocks() -> Vec<(&'static str, usize, String)> {
+    let mut blocks = Vec::new();
+    let mut lines = PAGE.lines().enumerate();
+    while let Some((line, text)) = lines.next() {
+        let Some(words) = text.strip_prefix("```") else { continue };
+        let body: Vec<_> = lines.by_ref().map(|(_, text)| text).take_while(|text| *text != "```").collect();
+        blocks.push((words, line + 1, body.join("\n")));
+    }
+    blocks
+}
+
+/// An example of the page, as a file of cases.
+#[derive(Default)]
+struct Example {
+    profiles: serde_json::Map<String, Json>,
+    cluster: Json,
+    /// What is known beside the next pod.
+    facts: serde_json::Map<String, Json>,
+    cases: Vec<Json>,
+}
+
+impl Example {
+    fn profile(&mut self, profile: &Json) {
+        let (name, spec) = match profile.get("spec") {
+            Some(spec) => (profile["metadata"]["name"].as_str().unwrap(), spec.clone()),
+            None => ("p", profile.clone()),
+        };
+        let mut spec = spec;
+        if profile.get("spec").is_none() {
+            spec.as_object_mut().unwrap().entry("activation").or_insert_with(|| "Always".into());
+        }
+        assert!(self.profiles.insert(name.to_owned(), spec).is_none(), "two profiles {name}");
+    }
+
+    /// Says something of the pod before.
+    fn of_pod(&mut self, line: usize, name: &str, value: Json) {
+        let case = self.cases.last_mut().unwrap_or_else(|| panic!("line {line}: there is no pod before it"));
+        assert!(case.get(name).is_none(), "line {line}: the pod before it has a {name} already");
+        case[name] = value;
+    }
+
+    fn file(self) -> File {
+        for case in &self.cases {
+            let shows = ["result", "told"].into_iter().any(|name| case.get(name).is_some());
+            assert!(shows, "{}: nothing says what becomes of it", case["name"]);
+        }
+        let Self { profiles, cluster, cases, .. } = self;
+        serde_json::from_value(whole(json!({"profiles": profiles, "cluster": cluster, "cases": cases}))).unwrap()
+    }
+}
+
+/// The examples of the page.
+fn examples() -> Vec<(String, File)> {
+    let mut examples: Vec<(String, Example)> = Vec::new();
+    for (words, line, text) in blocks() {
+        let value = || -> Json { serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("line {line}: {error}")) };
+        if words == "yaml profile" {
+            // A profile behind a pod begins the next example.
+            if examples.last().is_none_or(|(_, example)| !example.cases.is_empty()) {
+                examples.push((format!("docs/profiles.md:{line}"), Example::default()));
+            }
+            examples.last_mut().unwrap().1.profile(&value());
+            continue;
+        }
+        let (_, example) = examples.last_mut().unwrap_or_else(|| panic!("line {line}: there is no profile before it"));
+        match words {
+            "yaml namespace" => drop(example.facts.insert("namespace".to_owned(), value())),
+            "yaml facts" => {
+                let Json::Object(mut facts) = value() else { panic!("line {line}: facts are a map") };
+                example.cluster = facts.remove("cluster").unwrap_or_default();
+                example.facts.extend(facts);
+            }
+            "yaml pod" => {
+                let mut case = Json::Object(std::mem::take(&mut example.facts));
+                case["name"] = format!("line {line}").into();
+                case["pod"] = value();
+                example.cases.push(case);
+            }
+            "yaml result" => example.of_pod(line, "result", value()),
+            "yaml others" => example.of_pod(line, "foreign", value()),
+            "yaml then" => example.of_pod(line, "then", value()),
+            "text told" => example.of_pod(line, "told", text.lines().collect::<Vec<_>>().into()),
+            _ => panic!("line {line}: a block {words:?} is run by nothing"),
+        }
+    }
+    examples.into_iter().map(|(name, example)| (name, example.file())).collect()
+}
+
 #[test]
-fn every_case_is_as_it_says() {
+fn cases_have_expected_results() {
     let count = run(&files("cases"));
     assert!(count >= 25, "only {count} cases were found");
 }
 
 #[test]
-fn every_primitive_is_as_it_says() {
+fn primitives_have_expected_results() {
     let count = run(&files("primitives"));
     assert!(count >= 60, "only {count} cases were found");
+}
+
+#[test]
+fn examples_of_page_have_expected_results() {
+    let count = run(&examples());
+    assert!(count >= 20, "only {count} examples were found");
 }

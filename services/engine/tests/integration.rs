@@ -11,7 +11,6 @@ mod directives;
 mod expressions;
 mod fuzz;
 mod interference;
-mod large;
 mod peers;
 mod pod_resources;
 mod properties;

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use pillion_api::names::InjectionLevel;
 use pillion_api::profile::ProfileSpec;
 use pillion_engine::decision::{Outcome, ProfileDecision, ProfileOutcome, Reason};
-use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, compile_with};
+use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, ProfileSource};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use proptest::prelude::*;
@@ -63,7 +63,7 @@ fn compiled(
     let mut platform = Vec::new();
     for (name, spec) in cluster {
         if let Some(spec) = read(spec)
-            && let Ok(profile) = compile_with(&ProfileName::cluster(name.as_str()), &spec, &library)
+            && let Ok(profile) = ProfileSource::Author(&spec, &library).compile(&ProfileName::cluster(name.as_str()))
         {
             platform.push(Arc::new(profile));
             library.0.push((name.clone(), spec));
@@ -71,7 +71,7 @@ fn compiled(
     }
     let namespaced = own.iter().filter_map(|(name, spec)| {
         let name = ProfileName::namespaced(NAMESPACE, name.as_str());
-        Some(Arc::new(compile_with(&name, &read(spec)?, &library).ok()?))
+        Some(Arc::new(ProfileSource::Author(&read(spec)?, &library).compile(&name).ok()?))
     });
     (platform, namespaced.collect())
 }

@@ -1,7 +1,7 @@
 //! Profiles and pods that are made to keep a replica busy. Each ends in bounded time, with a reason.
 //!
-//! Whoever may write a profile may not stall a replica, and neither may whoever writes a pod for a profile that is there:
-//! what an author's long list or text costs is counted by the same budget as the expressions.
+//! Neither the author of a profile nor the author of a pod may stall a replica: the cost of a pod's long lists and strings
+//! is charged to the same budget as the expressions.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,15 +11,13 @@
 )]
 #![allow(clippy::needless_pass_by_value, reason = "profiles and pods read better without signs in front of them")]
 
-mod authors;
-mod profiles;
+mod bombs;
 
 use std::time::{Duration, Instant};
 
 use crate::common::{answer, patched, snapshot};
-use authors::what_authors_send;
+use bombs::{pod_bombs, profile_bombs};
 use pillion_engine::decision::Outcome;
-use profiles::profiles_own_work;
 use serde_json::{Value as Json, json};
 
 /// A build without optimisation needs some tenths of it for the longest; what is not bounded needs a minute.
@@ -138,23 +136,23 @@ fn each_ends(bombs: Vec<Bomb>) {
 }
 
 #[test]
-fn what_a_profile_does_ends() {
-    each_ends(profiles_own_work());
+fn profile_bombs_end() {
+    each_ends(profile_bombs());
 }
 
 #[test]
-fn what_an_author_sends_ends() {
-    each_ends(what_authors_send());
+fn pod_bombs_end() {
+    each_ends(pod_bombs());
 }
 
 #[test]
-fn what_is_done_within_the_budget_is_done() {
+fn work_within_budget_is_done() {
     let profile = env(json!([{"name": "B", "value": "${containers.map(c, c.name).join(',')}"}]));
     each_ends(vec![Bomb { name: "100 containers", profile, pod: many(100), reasons: DONE }]);
 }
 
 #[test]
-fn long_lists_of_arguments_are_work_that_is_done() {
+fn long_argument_lists_are_within_budget() {
     let texts = |from: usize, count: usize| -> Vec<String> {
         let text = |number| format!("{:x<60}", format!("--argument-{number:06}="));
         (from..from + count).map(text).collect()

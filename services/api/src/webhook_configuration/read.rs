@@ -81,7 +81,7 @@ mod tests {
     use crate::webhook_configuration::{Settings, mutating};
 
     #[test]
-    fn labels_are_read_as_they_were_written() {
+    fn reads_labels_as_written() {
         for others in [
             &[][..],
             &["istio-injection=enabled"],
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_or_contradicts_itself_is_not_read() {
+    fn rejects_empty_or_contradictory_entries() {
         assert_eq!(opt_in_of(&MutatingWebhookConfiguration::default()), None);
         let of = |label: &str| {
             let mut labels = OptIn::with([label]).unwrap().labels().to_vec();

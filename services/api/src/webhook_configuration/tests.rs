@@ -10,7 +10,7 @@ fn webhooks(levels: &[InjectionLevel]) -> Vec<MutatingWebhook> {
 }
 
 #[test]
-fn each_level_has_its_path_and_failure_policy() {
+fn failure_modes_have_path_and_failure_policy() {
     let told: Vec<_> = webhooks(&InjectionLevel::ALL)
         .into_iter()
         .map(|entry| (entry.name, entry.failure_policy.unwrap(), entry.client_config.service.unwrap().path.unwrap()))
@@ -24,7 +24,7 @@ fn each_level_has_its_path_and_failure_policy() {
 }
 
 #[test]
-fn system_namespaces_and_the_releases_own_are_excluded_by_name() {
+fn excludes_system_and_release_namespaces() {
     for entry in webhooks(&InjectionLevel::ALL) {
         let expressions = entry.namespace_selector.unwrap().match_expressions.unwrap();
         let excluded = expressions.iter().find(|e| e.key == NAMESPACE_NAME_LABEL).unwrap();
@@ -35,7 +35,7 @@ fn system_namespaces_and_the_releases_own_are_excluded_by_name() {
 }
 
 #[test]
-fn only_enabled_namespaces_opt_out_before_the_call() {
+fn only_enabled_namespaces_opt_out_before_call() {
     for (entry, level) in webhooks(&InjectionLevel::ALL).into_iter().zip(InjectionLevel::ALL) {
         let opts_out = entry.object_selector.unwrap().match_expressions.is_some();
         assert_eq!(opts_out, level == InjectionLevel::Enabled, "{level:?}");
@@ -58,7 +58,7 @@ fn validated(everywhere: Vec<RuleWithOperations>) -> Validated {
 }
 
 #[test]
-fn validations_are_called_for_by_their_targets_and_nothing_else() {
+fn validation_rules_match_targets_only() {
     use serde_json::{Value, json};
     let settings =
         Settings { levels: InjectionLevel::ALL.to_vec(), ..Settings::new("pillion-system", b"-----BEGIN".as_slice()) };
@@ -84,7 +84,7 @@ fn validations_are_called_for_by_their_targets_and_nothing_else() {
 }
 
 #[test]
-fn the_rule_is_pod_creation_and_nothing_else() {
+fn default_rule_matches_pod_creation_only() {
     for entry in webhooks(&InjectionLevel::ALL) {
         let [rule] = entry.rules.unwrap().try_into().unwrap();
         assert_eq!(rule.resources.unwrap(), ["pods"]);
@@ -105,7 +105,7 @@ fn told(rules: &[RuleWithOperations]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn what_is_injected_into_is_called_for_as_far_as_a_template_can_be_laid_over_it() {
+fn mutation_rules_match_targets_with_templates() {
     use serde_json::json;
     let only_pods = mutating(&Settings::new("s", "")).webhooks.unwrap().remove(0).rules.unwrap();
     for (targets, expected) in [
@@ -142,7 +142,7 @@ fn what_is_injected_into_is_called_for_as_far_as_a_template_can_be_laid_over_it(
 }
 
 #[test]
-fn no_namespace_is_selected_by_two_entries() {
+fn no_namespace_matches_two_entries() {
     let keys = [INJECTION_LABEL, "istio-injection", "team/injector"];
     let values = [None, Some("enabled"), Some("required"), Some("held"), Some("disabled"), Some("on")];
     let opt_in =
@@ -180,7 +180,7 @@ fn no_namespace_is_selected_by_two_entries() {
 }
 
 #[test]
-fn each_level_has_its_timeout() {
+fn failure_modes_have_own_timeouts() {
     let timeouts = Timeouts { enabled: 1, required: 90, held: 0 };
     let settings = Settings { levels: InjectionLevel::ALL.to_vec(), timeouts, ..Settings::new("system", "") };
     let told: Vec<_> = mutating(&settings).webhooks.unwrap().iter().map(|entry| entry.timeout_seconds).collect();
@@ -188,7 +188,7 @@ fn each_level_has_its_timeout() {
 }
 
 #[test]
-fn canaries_and_profiles_are_called_for_when_asked_and_selected_by_nothing_else() {
+fn canaries_and_profiles_are_opt_in() {
     let settings = Settings { canary: true, canary_epoch: 7, validates_profiles: true, ..Settings::new("system", "") };
     let entries = mutating(&settings).webhooks.unwrap();
     let canary = entries.last().unwrap();
@@ -213,7 +213,7 @@ fn canaries_and_profiles_are_called_for_when_asked_and_selected_by_nothing_else(
 }
 
 #[test]
-fn a_rehearsal_refuses_nobody_and_its_canary_leads_to_the_replicas() {
+fn connectivity_check_denies_nothing() {
     let armed = Settings {
         levels: InjectionLevel::ALL.to_vec(),
         canary: true,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{Answer, LookedUp};
-use pillion_engine::profile::{FlattenedProfile, NoParents, ProfileName, compile};
+use pillion_engine::profile::{NoParents, ProfileName, ProfileSource, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Served, Snapshot};
 use serde_json::{Value, json};
 
@@ -468,7 +468,7 @@ fn pinned_pod_needs_the_pinned_revision() {
     assert_eq!(wanted.objects.len(), 1);
     let spec = json!({"activation": "Always", "template": {"metadata": {"annotations": {"example.com/text": "old"}}}});
     let name = ProfileName::cluster("a");
-    let whole = FlattenedProfile::new(&name, &serde_json::from_value(spec).unwrap(), &NoParents).unwrap();
+    let whole = ProfileSource::Author(&serde_json::from_value(spec).unwrap(), &NoParents).flatten(&name).unwrap();
     let object = json!({"spec": whole.to_revision(&name, None, None).unwrap()}).to_string();
     let object = Answer::Found(Arc::new(OwnedTape::parse(object).unwrap()));
     let looked_up = LookedUp { objects: vec![(wanted.objects[0].clone(), object)], ..LookedUp::default() };

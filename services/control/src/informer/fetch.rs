@@ -14,7 +14,7 @@ use http_body_util::LengthLimitError;
 use kube::{Api, Client};
 use pillion_api::revision::{MAX_TEXT_BYTES, object_name};
 use pillion_api::{ClusterProfileRevision, ProfileRevision, RevisionSpec};
-use pillion_engine::profile::{Diagnostic, Part, compile_revision};
+use pillion_engine::profile::{Diagnostic, Part, ProfileSource};
 
 use crate::client::bounded::bounded;
 use crate::guard;
@@ -160,7 +160,7 @@ pub(crate) async fn get(client: Client, key: &RevisionKey) -> FetchResult {
         let message = format!("the published revision {name} is not there, or this build does not read it");
         return Ok(Fetched::Missing(vec![fault(message, "the controller makes it again if it is missing")]));
     };
-    Ok(match guard::compiled(&key.profile, || compile_revision(&key.profile, &spec)) {
+    Ok(match guard::compiled(&key.profile, || ProfileSource::Revision(&spec).compile(&key.profile)) {
         Ok(compiled) => Fetched::Compiled(Arc::new(compiled)),
         Err(diagnostics) => Fetched::Unusable(diagnostics),
     })

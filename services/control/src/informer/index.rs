@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use pillion_api::kinds::ProfileStatus;
 use pillion_engine::profile::{
-    CompiledProfile, FlattenedProfile, MAX_CHAIN, Parent, Parents, ProfileName, compile_with,
+    CompiledProfile, FlattenedProfile, MAX_CHAIN, Parent, Parents, ProfileName, ProfileSource,
 };
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::Value;
@@ -397,7 +397,9 @@ impl Index {
         let parents = AcceptedTexts(&self.entries);
         let lacks = Cell::new(None);
         let compiled = |text: &Text| {
-            let good = guard::compiled(name, || read(&text.json).and_then(|spec| compile_with(name, &spec, &parents)))?;
+            let good = guard::compiled(name, || {
+                read(&text.json).and_then(|spec| ProfileSource::Author(&spec, &parents).compile(name))
+            })?;
             // A text that was accepted before stays, even if its parent has grown.
             if state.accepted.as_ref() == Some(text) {
                 return Ok(good);
@@ -547,7 +549,7 @@ impl Index {
     #[must_use]
     pub fn whole(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
         let text = self.entries.get(name)?.text.accepted.as_ref()?;
-        let whole = FlattenedProfile::new(name, &read(&text.json).ok()?, &AcceptedTexts(&self.entries)).ok()?;
+        let whole = ProfileSource::Author(&read(&text.json).ok()?, &AcceptedTexts(&self.entries)).flatten(name).ok()?;
         Some((whole, Arc::clone(&text.json)))
     }
 

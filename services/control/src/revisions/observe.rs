@@ -12,7 +12,7 @@ use kube::{Api, Client, Resource};
 use pillion_api::names::GROUP;
 use pillion_api::revision::{RevisionBounds, RevisionSpec, object_name};
 use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
-use pillion_engine::profile::{Diagnostic, FlattenedProfile, Limits, ProfileName};
+use pillion_engine::profile::{Diagnostic, Limits, ProfileName, ProfileSource};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -162,7 +162,7 @@ impl RevisionStore {
     fn accept(&mut self, name: ProfileName, uid: Box<str>, spec: &RevisionSpec) {
         self.bounds.insert(name.clone(), spec.bounds);
         let now =
-            guarded(&name, || FlattenedProfile::from_revision(&name, spec).ok().and_then(|whole| whole.revision()));
+            guarded(&name, || ProfileSource::Revision(spec).flatten(&name).ok().and_then(|whole| whole.revision()));
         if let Ok(Some(now)) = now {
             self.aliases.insert(name.clone(), (now, spec.revision.as_str().into()));
         }

@@ -7,7 +7,7 @@ use pillion_api::profile::ProfileSpec;
 use serde_json::Value as Json;
 
 use super::{Case, Unusable};
-use crate::profile::{CompiledProfile, Diagnostic, Parent, Parents, ProfileName, compile_with};
+use crate::profile::{CompiledProfile, Diagnostic, Parent, Parents, ProfileName, ProfileSource};
 use crate::snapshot::ProfileSet;
 
 /// The profiles of a folder, and the profiles of other folders that they may extend.
@@ -129,7 +129,7 @@ impl Text {
 
     fn compile(&self, library: &Library<'_>) -> Result<Arc<CompiledProfile>, String> {
         let faults = |faults: Vec<Diagnostic>| faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        compile_with(&self.name, &self.spec, library).map(Arc::new).map_err(faults)
+        ProfileSource::Author(&self.spec, library).compile(&self.name).map(Arc::new).map_err(faults)
     }
 
     /// Sets the values that a case has for this profile.

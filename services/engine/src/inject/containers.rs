@@ -9,8 +9,8 @@ use pillion_api::profile::{ContainerType, Otherwise};
 
 use crate::decision::Reason;
 use crate::json::{Content, Document, OwnedTape, SlotId, State, Value};
-use crate::profile::container_rules::{Completeness, FIELDS, violation};
-use crate::profile::rules::ContainerRule;
+use crate::profile::parts::ContainerRule;
+use crate::profile::pod_schema::{Completeness, RULED_FIELDS, violation};
 use crate::{context, schema};
 
 use super::elements::ITEM_COST;
@@ -175,7 +175,7 @@ impl<'a> Merge<'_, 'a> {
             if self.truth(&condition.expression)? {
                 continue;
             }
-            let message = condition.told(self.bindings, &mut self.meter);
+            let message = condition.failure_message(self.bindings, &mut self.meter);
             let place = format!("{}: rule {}: {message}", self.pointer, rule.name);
             match condition.otherwise {
                 Otherwise::NotMatched => {}
@@ -215,7 +215,7 @@ impl<'a> Merge<'_, 'a> {
                 if !self.is_changed(container) {
                     continue;
                 }
-                for (field, type_name) in FIELDS {
+                for (field, type_name) in RULED_FIELDS {
                     let Some(rule) = self.violation_in(container, field, type_name)? else { continue };
                     let name = self.document.raw_of(container, "name").unwrap_or_default().to_owned();
                     if !self.is_violated_before(original, &name, field, type_name, &rule)? {

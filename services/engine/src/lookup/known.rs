@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_have_their_resources() {
+    fn kinds_have_plural_resources() {
         for (kind, resource) in [
             ("ServiceAccount", "serviceaccounts"),
             ("NetworkPolicy", "networkpolicies"),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_found_by_namespace_resource_and_labels() {
+    fn finds_objects_by_namespace_resource_and_labels() {
         let map = |name: &str, namespace: Option<&str>, team: &str| {
             json!({"apiVersion": "v1", "kind": "ConfigMap",
                 "metadata": {"name": name, "namespace": namespace, "labels": {"team": team}}})

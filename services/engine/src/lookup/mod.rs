@@ -5,25 +5,31 @@
 //! nothing is a valid result. A lookup that failed is an error of the expressions that read it, at the time they read
 //! it.
 
-mod declare;
 mod known;
-mod needs;
 mod owners;
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use pillion_api::names::is_dns_name;
+use pillion_api::profile::Lookup;
 use pillion_api::selector::LabelSelector;
 
-use crate::expression::EvaluationError;
-use crate::json::OwnedTape;
+use crate::diagnostic::Diagnostic;
+use crate::expression::{EvaluationError, Expression};
+use crate::json::{OwnedTape, Value};
 use crate::reason::Reason;
 
-pub(crate) use declare::{Declared, compile};
 pub use known::{KnownObjects, metadata_tape};
 pub(crate) use known::{group_of, plural};
-pub use needs::{Needs, OwnerNeeds};
 pub(crate) use owners::{Owner, workload};
 pub use owners::{OwnerChain, OwnerReference};
+
+/// The fields of an owner that are known from a reference or a name.
+const NAMED: [&str; 3] = ["apiVersion", "kind", "name"];
+
+/// The service account of a pod that sets none.
+const DEFAULT_ACCOUNT: &str = "default";
 
 /// The result of a lookup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,6 +96,72 @@ pub struct LookedUp {
     pub cluster: Option<Arc<OwnedTape>>,
 }
 
+/// The lookups that a profile may read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Whether it reads the service account.
+    pub service_account: bool,
+    /// What it reads of the owners.
+    pub owners: OwnerNeeds,
+    /// The names of the declared `lookups` that it reads.
+    pub lookups: BTreeSet<Box<str>>,
+}
+
+/// What a profile reads of owners.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OwnerNeeds {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Their API version, kind and name.
+    Names,
+    /// Also labels, annotations or UID, which need a lookup of each owner.
+    Metadata,
+}
+
+impl Needs {
+    /// Adds what an expression reads. All expressions of a profile count, even if they may not be evaluated.
+    pub(crate) fn add(&mut self, expression: &Expression) {
+        self.service_account |= expression.uses("serviceAccount");
+        for (name, is_list) in [("owner", false), ("owners", true)] {
+            if !expression.uses(name) {
+                continue;
+            }
+            let only_names = expression
+                .fields_of(name, is_list)
+                .is_some_and(|fields| fields.iter().all(|field| NAMED.contains(&&**field)));
+            self.owners = self.owners.max(if only_names { OwnerNeeds::Names } else { OwnerNeeds::Metadata });
+        }
+        self.lookups.extend(expression.members("lookups").map(Box::from));
+    }
+
+    /// Whether no pod needs a lookup.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A compiled lookup.
+#[derive(Clone, Debug)]
+pub(crate) struct Declared {
+    pub(crate) name: Box<str>,
+    /// The query. Its namespace counts only if the profile sets one.
+    query: Query,
+    in_objects_namespace: bool,
+}
+
+impl Declared {
+    /// The query for an object of a namespace.
+    pub(crate) fn query(&self, namespace: &str) -> Query {
+        let mut query = self.query.clone();
+        if self.in_objects_namespace {
+            query.namespace = namespace.into();
+        }
+        query
+    }
+}
+
 impl<T> Answer<T> {
     /// The object; `None` if it does not exist.
     ///
@@ -106,6 +178,26 @@ impl<T> Answer<T> {
 }
 
 impl Wanted {
+    /// Adds the lookups that a profile needs for an object.
+    pub(crate) fn add(&mut self, needs: &Needs, declared: &[Declared], object: Value<'_>) {
+        if needs.service_account && self.service_account.is_none() {
+            self.service_account = Some(account_of(object));
+        }
+        if needs.owners > OwnerNeeds::Nothing {
+            let chain = OwnerChain::of_pod(object, needs.owners == OwnerNeeds::Metadata);
+            // Only a chain that needs more replaces one that is there.
+            if chain.next().is_some() && (self.owners.is_none() || needs.owners == OwnerNeeds::Metadata) {
+                self.owners = Some(chain);
+            }
+        }
+        for lookup in declared.iter().filter(|lookup| needs.lookups.contains(&lookup.name)) {
+            let query = lookup.query(&self.namespace);
+            if !self.objects.contains(&query) {
+                self.objects.push(query);
+            }
+        }
+    }
+
     /// Whether no lookup is needed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -145,6 +237,98 @@ impl LookedUp {
 /// The reason for a profile whose expression could not be evaluated.
 pub(crate) fn reason_of(error: &EvaluationError) -> Reason {
     if error.is_unavailable() { Reason::LookupFailed } else { Reason::ExpressionFailed }
+}
+
+/// The name of a pod's service account.
+fn account_of(object: Value<'_>) -> Box<str> {
+    let field = |name: &str| object.at(&["spec", name]).and_then(Value::as_str).filter(|name| !name.is_empty());
+    // The second field is the deprecated name of the first. The API server sets both.
+    let name = field("serviceAccountName").or_else(|| field("serviceAccount"));
+    name.map_or_else(|| DEFAULT_ACCOUNT.into(), Into::into)
+}
+
+/// Compiles the lookups that a profile declares. Mistakes go to `diagnostics`.
+///
+/// Lookups run with Pillion's permissions, and their results go into pods of others. So only cluster profiles may
+/// declare them, their objects are known from the text alone, and Secrets are excluded.
+pub(crate) fn compile(lookups: &[Lookup], diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
+    let mut names = HashMap::new();
+    let mut compiled = Vec::new();
+    for (index, lookup) in lookups.iter().enumerate() {
+        let path = format!("spec.lookups[{index}]");
+        let before = diagnostics.len();
+        if let Some(first) = names.insert(&lookup.name, index) {
+            let message = format!("the name {:?} stands at spec.lookups[{first}] too", lookup.name);
+            diagnostics.push(Diagnostic::new(format!("{path}.name"), message));
+        }
+        check_resource(&path, lookup, diagnostics);
+        let which = which(&path, lookup, diagnostics);
+        if let (Some(which), true) = (which, diagnostics.len() == before) {
+            compiled.push(Declared {
+                name: lookup.name.as_str().into(),
+                query: Query {
+                    group: lookup.group.as_str().into(),
+                    version: lookup.version.as_str().into(),
+                    resource: lookup.resource.as_str().into(),
+                    namespace: lookup.namespace.as_deref().unwrap_or_default().into(),
+                    which,
+                },
+                in_objects_namespace: lookup.namespace.is_none(),
+            });
+        }
+    }
+    compiled.into()
+}
+
+fn check_resource(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>) {
+    if lookup.group.is_empty() && lookup.resource == "secrets" {
+        let diagnostic = Diagnostic::new(format!("{path}.resource"), "Secrets are never looked up");
+        diagnostics
+            .push(diagnostic.with_help("let the pod refer to the Secret: env[].valueFrom.secretKeyRef, or a volume"));
+        return;
+    }
+    for (field, value, may_be_empty) in [
+        ("group", lookup.group.as_str(), true),
+        ("version", &lookup.version, false),
+        ("resource", &lookup.resource, false),
+        ("namespace", lookup.namespace.as_deref().unwrap_or_default(), true),
+    ] {
+        if !(is_dns_name(value) || value.is_empty() && may_be_empty) {
+            let message = format!("{value:?} is not a name of lower-case letters, digits, '-' and '.'");
+            let diagnostic = Diagnostic::new(format!("{path}.{field}"), message);
+            diagnostics.push(match field {
+                "resource" => {
+                    diagnostic.with_help("it is the plural in lower case, without a sub-resource: configmaps")
+                }
+                _ => diagnostic,
+            });
+        }
+    }
+}
+
+fn which(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>) -> Option<Which> {
+    match (&lookup.object_name, &lookup.selector) {
+        (Some(name), None) if is_dns_name(name) => Some(Which::Named(name.as_str().into())),
+        (Some(name), None) => {
+            let diagnostic =
+                Diagnostic::new(format!("{path}.objectName"), format!("{name:?} is not the name of an object"));
+            diagnostics
+                .push(diagnostic.with_help("the name stands here as it is; expressions are not evaluated in it"));
+            None
+        }
+        (None, Some(selector)) => match selector.fault() {
+            None => Some(Which::Selected(selector.clone())),
+            Some((field, sentence)) => {
+                diagnostics.push(Diagnostic::new(format!("{path}.selector.{field}"), sentence));
+                None
+            }
+        },
+        (None, None) | (Some(_), Some(_)) => {
+            let diagnostic = Diagnostic::new(path, "a look-up has either an objectName or a selector");
+            diagnostics.push(diagnostic.with_help("objectName for one object, selector for a list"));
+            None
+        }
+    }
 }
 
 #[cfg(test)]

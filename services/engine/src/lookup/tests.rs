@@ -114,7 +114,7 @@ fn account(annotations: Json) -> LookedUp {
 }
 
 #[test]
-fn what_is_wanted_is_known_from_the_text() {
+fn expressions_determine_needs() {
     use OwnerNeeds::{Metadata, Names, Nothing};
     let needs = |service_account, owners, lookups: &[&str]| Needs {
         service_account,
@@ -163,7 +163,7 @@ fn what_is_wanted_is_known_from_the_text() {
 }
 
 #[test]
-fn a_review_wants_what_its_profiles_read_and_nearly_always_nothing() {
+fn review_wants_what_profiles_read() {
     assert!(wanted(condition("object.metadata.generateName != ''"), &of_deployment()).is_empty());
     let wants = wanted(condition("serviceAccount.hasValue()"), &bare());
     assert_eq!((wants.service_account.as_deref(), &*wants.namespace), (Some("builder"), "team-a"));
@@ -206,7 +206,7 @@ fn follow(object: &Json, with_metadata: bool, known: &[(&str, Json)]) -> (Vec<St
 }
 
 #[test]
-fn the_chain_of_owners_ends_at_the_workload() {
+fn owner_chain_ends_at_workload() {
     let cron = json!({"uid": "backup-1-uid", "ownerReferences": [owner("batch/v1", "CronJob", "backup")]});
     let rollout = json!({"ownerReferences": [owner("example.com/v1", "Rollout", "web")]});
     let other = json!({"uid": "another", "ownerReferences": [owner("batch/v1", "CronJob", "backup")]});
@@ -244,7 +244,7 @@ fn the_chain_of_owners_ends_at_the_workload() {
 }
 
 #[test]
-fn owners_are_values_of_expressions() {
+fn expressions_read_owners() {
     let nothing = LookedUp::default;
     assert!(holds(
         "owner.?name.orValue('') == 'web' && owner.?kind.orValue('') == 'Deployment'",
@@ -273,7 +273,7 @@ fn owners_are_values_of_expressions() {
 }
 
 #[test]
-fn a_service_account_is_found_or_missing_or_not_known() {
+fn service_account_is_found_missing_or_failed() {
     let expression = "serviceAccount.?annotations[?'a'].orValue('none') == 'x'";
     assert!(holds(expression, &bare(), account(json!({"a": "x"}))));
     assert!(!holds(expression, &bare(), account(json!({}))));
@@ -293,7 +293,7 @@ fn a_service_account_is_found_or_missing_or_not_known() {
 }
 
 #[test]
-fn cluster_facts_are_a_map() {
+fn expressions_read_cluster_facts() {
     let facts = tape(&json!({"region": "eu-west-1", "nativeSidecars": true}));
     let known = LookedUp { cluster: Some(facts), ..LookedUp::default() };
     assert!(holds("cluster.region == 'eu-west-1' && cluster.nativeSidecars", &bare(), known));
@@ -301,7 +301,7 @@ fn cluster_facts_are_a_map() {
 }
 
 #[test]
-fn declared_look_ups_are_read_by_name() {
+fn expressions_read_lookups_by_name() {
     let settings = json!({"name": "settings", "version": "v1", "resource": "configmaps", "objectName": "settings"});
     let selector = json!({"matchLabels": {"a": "b"}});
     let all = json!({"name": "all", "group": "apps", "version": "v1", "resource": "deployments", "namespace": "platform",
@@ -324,7 +324,7 @@ fn declared_look_ups_are_read_by_name() {
 }
 
 #[test]
-fn what_is_wrong_with_a_look_up_is_found_when_it_is_compiled() {
+fn compile_reports_invalid_lookups() {
     let base = json!({"name": "x", "version": "v1", "resource": "configmaps", "objectName": "a"});
     let with = |field: &str, value: Json| {
         let mut lookup = base.clone();
@@ -352,7 +352,7 @@ fn what_is_wrong_with_a_look_up_is_found_when_it_is_compiled() {
 }
 
 #[test]
-fn the_most_specific_source_sets_a_parameter() {
+fn most_specific_source_sets_parameter() {
     let parameter = |sources: &[&str], merge: &str| {
         json!({"name": "p", "type": "string", "annotation": "example.com/p", "default": "default", "sources": sources,
             "merge": merge})
@@ -391,7 +391,7 @@ fn the_most_specific_source_sets_a_parameter() {
 }
 
 #[test]
-fn a_default_may_be_computed() {
+fn default_may_be_computed() {
     let parameters = json!([
         {"name": "base", "type": "integer", "default": 2},
         {"name": "whole", "type": "integer", "default": "${params.base + 1}"},
@@ -437,7 +437,7 @@ fn a_default_may_be_computed() {
 }
 
 #[test]
-fn whoever_wrote_a_value_is_told_what_became_of_it() {
+fn notices_report_invalid_and_clamped_values() {
     let expiration = json!({"name": "e", "type": "integer", "minimum": 600, "clamp": true, "default": 86400,
         "onInvalid": "Default", "annotation": "example.com/e", "sources": ["Pod", "ServiceAccount"]});
     let notices = |annotations: Json, looked_up: LookedUp, expected: i64| {

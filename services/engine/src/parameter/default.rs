@@ -1,12 +1,10 @@
 //! The default of a parameter: a value, or expressions.
 
-use pillion_api::parameter::Source;
 use serde_json::Value as Json;
 
-use super::{Kind, Parameter};
+use super::Kind;
 use crate::diagnostic::Diagnostic;
 use crate::expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Part, Scope, Source as Piece, Text};
-use crate::lookup::Needs;
 
 /// The default of a parameter.
 #[derive(Debug)]
@@ -54,43 +52,6 @@ impl Default {
                 }
             },
             node => Some(Self::Computed(node)),
-        }
-    }
-}
-
-impl Parameter {
-    /// The value of the default; `None` if there is none.
-    pub(crate) fn default_value<'v>(
-        &'v self,
-        bindings: &dyn Bindings<'v>,
-        meter: &mut Meter,
-    ) -> Result<Option<Json>, EvaluationError> {
-        match &self.default {
-            None => Ok(None),
-            Some(Default::Value(value)) => Ok(Some(value.clone())),
-            Some(Default::Computed(node)) => {
-                let Some(value) = node.evaluate(bindings, meter)? else { return Ok(None) };
-                self.kind
-                    .check(value)
-                    .map(Some)
-                    .map_err(|message| EvaluationError::new(format!("the default of params.{}: {message}", self.name)))
-            }
-        }
-    }
-
-    /// The default, if it is a constant.
-    pub(crate) const fn plain_default(&self) -> Option<&Json> {
-        match &self.default {
-            Some(Default::Value(value)) => Some(value),
-            _ => None,
-        }
-    }
-
-    /// Adds the lookups that it may need.
-    pub(crate) fn add_needs(&self, needs: &mut Needs) {
-        needs.service_account |= self.sources.contains(&Source::ServiceAccount);
-        if let Some(Default::Computed(node)) = &self.default {
-            node.each_expression(&mut |expression| needs.add(expression));
         }
     }
 }
@@ -164,7 +125,11 @@ impl Node {
     }
 
     /// The value; `None` if it is left out, like an empty optional.
-    fn evaluate<'v>(&'v self, bindings: &dyn Bindings<'v>, meter: &mut Meter) -> Result<Option<Json>, EvaluationError> {
+    pub(super) fn evaluate<'v>(
+        &'v self,
+        bindings: &dyn Bindings<'v>,
+        meter: &mut Meter,
+    ) -> Result<Option<Json>, EvaluationError> {
         Ok(Some(match self {
             Self::Literal(value) => value.clone(),
             Self::Whole(expression) => match expression.evaluate_outcome(bindings, meter)? {
@@ -202,7 +167,7 @@ impl Node {
         }))
     }
 
-    fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
+    pub(super) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         match self {
             Self::Literal(_) => {}
             Self::Whole(expression) => see(expression),

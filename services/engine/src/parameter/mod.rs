@@ -1,27 +1,32 @@
 //! Parameters: values that a pod, a service account or a namespace sets in a profile, and the checks on them.
 //!
-//! A parameter is read from an annotation or a label that somebody else wrote. It is parsed into a typed value and
+//! A parameter is read from an annotation or a label that another author wrote. It is parsed into a typed value and
 //! checked. It only ever becomes a JSON node, never text that is parsed again. An error about a value names the key
 //! that holds it.
 
-mod compile;
 mod default;
-mod duration;
-mod read;
+mod value;
 mod resolve;
-mod values;
 
 use std::sync::Arc;
 
-use pillion_api::parameter::{OnInvalid, ParameterMerge, ParameterType, Source, TextFormat};
+use pillion_api::parameter::{Keys, OnInvalid, Parameter as Text, ParameterMerge, ParameterType, Source, TextFormat};
 use pillion_api::profile::EmptyValue;
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use serde_json::Value as Json;
 
-pub(crate) use compile::compile;
-pub(crate) use default::Default;
-pub(crate) use resolve::{Invalid, Metadata, Resolved, Sources, resolve};
-pub(crate) use values::{NONE as NO_VALUES, Values};
+use crate::diagnostic::Diagnostic;
+use crate::expression::{Bindings, EvaluationError, Meter, Scope};
+use crate::lookup::Needs;
+use default::Default;
+
+pub(crate) use resolve::{Invalid, Metadata, NO_VALUES, Resolved, Sources, Values, resolve};
+
+/// The maximum size of a compiled regular expression in bytes.
+const MAX_PATTERN_BYTES: usize = 256 * 1024;
+
+/// The message if `empty` has no effect.
+const EMPTY_OF_A_KEY: &str = "empty is about the value of one annotation or label, and here there is none";
 
 /// A compiled parameter.
 #[derive(Debug)]
@@ -44,6 +49,41 @@ impl Parameter {
     /// Whether a service account may set it.
     pub(crate) fn asks_service_account(&self) -> bool {
         self.sources.contains(&Source::ServiceAccount)
+    }
+
+    /// The value of the default; `None` if there is none.
+    pub(crate) fn default_value<'v>(
+        &'v self,
+        bindings: &dyn Bindings<'v>,
+        meter: &mut Meter,
+    ) -> Result<Option<Json>, EvaluationError> {
+        match &self.default {
+            None => Ok(None),
+            Some(Default::Value(value)) => Ok(Some(value.clone())),
+            Some(Default::Computed(node)) => {
+                let Some(value) = node.evaluate(bindings, meter)? else { return Ok(None) };
+                self.kind
+                    .check(value)
+                    .map(Some)
+                    .map_err(|message| EvaluationError::new(format!("the default of params.{}: {message}", self.name)))
+            }
+        }
+    }
+
+    /// The default, if it is a constant.
+    pub(crate) const fn plain_default(&self) -> Option<&Json> {
+        match &self.default {
+            Some(Default::Value(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Adds the lookups that it may need.
+    pub(crate) fn add_needs(&self, needs: &mut Needs) {
+        needs.service_account |= self.sources.contains(&Source::ServiceAccount);
+        if let Some(Default::Computed(node)) = &self.default {
+            node.each_expression(&mut |expression| needs.add(expression));
+        }
     }
 }
 
@@ -81,6 +121,240 @@ struct Kind {
 struct Bound {
     value: Json,
     size: f64,
+}
+
+/// Compiles a parameter at a field path. Its default may use the names in `scope`.
+///
+/// # Errors
+/// All diagnostics.
+pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Parameter, Vec<Diagnostic>> {
+    let mut diagnostics = Vec::new();
+    let kind = kind(path, text, &mut diagnostics);
+    let keys = keys(text);
+    let sources = text.sources.as_deref().unwrap_or_default();
+    if sources.is_empty() && (!keys.is_empty() || text.annotation_prefix.is_some() || !text.fields.is_empty()) {
+        diagnostics.push(
+            Diagnostic::new(format!("{path}.sources"), "a parameter with a key needs sources")
+                .with_help("say who may set it: Pod, ServiceAccount, Namespace"),
+        );
+    }
+    if !sources.is_empty() && keys.is_empty() && text.annotation_prefix.is_none() && text.fields.is_empty() {
+        diagnostics.push(
+            Diagnostic::new(path, "a parameter with sources needs a key")
+                .with_help("say annotation, label or annotationPrefix, or leave sources out"),
+        );
+    }
+    if text.annotation_prefix.is_some() && text.type_ != Some(ParameterType::Map) {
+        let diagnostic = Diagnostic::new(format!("{path}.annotationPrefix"), "annotationPrefix makes a map");
+        diagnostics.push(diagnostic.with_help("set type: map"));
+    }
+    if (text.type_ == Some(ParameterType::Records)) == text.fields.is_empty() {
+        let diagnostic = Diagnostic::new(format!("{path}.fields"), "type records and fields need one another");
+        diagnostics.push(diagnostic.with_help("records are joined from families of annotations, one for each field"));
+    }
+    check_empty(path, text, &mut diagnostics);
+    check_fields(path, text, &mut diagnostics);
+    check_format(path, text, &mut diagnostics);
+    let default = match (&kind, &text.default) {
+        (Some(kind), Some(default)) => {
+            Default::compile(&format!("{path}.default"), default, kind, scope, &mut diagnostics)
+        }
+        _ => None,
+    };
+    match kind {
+        Some(kind) if diagnostics.is_empty() => Ok(Parameter {
+            name: text.name.as_str().into(),
+            default,
+            set_by_namespace: false,
+            keys,
+            empty: text.empty.unwrap_or_default(),
+            prefix: text.annotation_prefix.as_deref().map(Box::from),
+            sources: sources.to_vec(),
+            merge: text.merge.unwrap_or(ParameterMerge::Replace),
+            kind,
+            on_invalid: text.on_invalid,
+            fields: text
+                .fields
+                .iter()
+                .map(|field| RecordField {
+                    name: field.name.as_str().into(),
+                    prefix: field.annotation_prefix.as_str().into(),
+                    opens: field.opens.unwrap_or(false),
+                })
+                .collect(),
+        }),
+        _ => Err(diagnostics),
+    }
+}
+
+/// `empty` is only allowed for a single annotation or label.
+fn check_empty(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
+    let is_gathered = text.annotation_prefix.is_some() || !text.fields.is_empty();
+    if text.empty.is_none() || (!is_gathered && (text.annotation.is_some() || text.label.is_some())) {
+        return;
+    }
+    let help = if is_gathered {
+        "leave it out: of annotations that begin alike each counts that is there"
+    } else {
+        "say annotation or label, or leave it out"
+    };
+    diagnostics.push(Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY).with_help(help));
+}
+
+/// `pattern` and `maxLength` are allowed for types with a text, and `items` for lists.
+fn check_bounds(path: &str, type_: ParameterType, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
+    if text.items.is_some() && type_ != ParameterType::List {
+        let diagnostic = Diagnostic::new(format!("{path}.items"), "only a list has items");
+        diagnostics.push(diagnostic.with_help("leave it out, or write type: list"));
+    }
+    let help = match type_ {
+        ParameterType::List => "write it under items, where it is about each of them",
+        ParameterType::Map | ParameterType::Object | ParameterType::Records => {
+            "leave it out, and say in matchConditions what has to be in the value"
+        }
+        _ => return,
+    };
+    for (field, is_said) in [("pattern", text.pattern.is_some()), ("maxLength", text.max_length.is_some())] {
+        if is_said {
+            let diagnostic =
+                Diagnostic::new(format!("{path}.{field}"), "a value of this type has no text that it could bound");
+            diagnostics.push(diagnostic.with_help(help));
+        }
+    }
+}
+
+/// Compiles the fields of records: each has a name, and at least one of them opens records.
+fn check_fields(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
+    for (index, field) in text.fields.iter().enumerate() {
+        let path = format!("{path}.fields[{index}]");
+        if field.name == "key" {
+            let diagnostic = Diagnostic::new(format!("{path}.name"), "key is what follows the prefix, in every record");
+            diagnostics.push(diagnostic.with_help("choose another name"));
+        }
+        if let Some(first) = text.fields.iter().take(index).position(|other| other.name == field.name) {
+            let message = format!("the name {:?} stands at fields[{first}] too", field.name);
+            diagnostics.push(Diagnostic::new(format!("{path}.name"), message));
+        }
+    }
+    if !text.fields.is_empty() && !text.fields.iter().any(|field| field.opens == Some(true)) {
+        let diagnostic = Diagnostic::new(format!("{path}.fields"), "no field opens a record, so there are never any");
+        diagnostics.push(diagnostic.with_help("set opens: true on the fields whose annotations make a record"));
+    }
+}
+
+/// Checks that the type can be written in the format.
+fn check_format(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
+    let Some(format) = text.format else { return };
+    let (allowed, names): (&[_], _) = match text.type_ {
+        Some(ParameterType::List) => (&[TextFormat::Csv, TextFormat::Json, TextFormat::Yaml], "CSV, JSON, YAML"),
+        Some(ParameterType::Map) => (&[TextFormat::Pairs, TextFormat::Json, TextFormat::Yaml], "Pairs, JSON, YAML"),
+        Some(ParameterType::Object) => (&[TextFormat::Json, TextFormat::Yaml], "JSON, YAML"),
+        _ => {
+            let diagnostic = Diagnostic::new(format!("{path}.format"), "a value of this type has one form only");
+            diagnostics.push(diagnostic.with_help("leave format out; it is for lists, maps and objects"));
+            return;
+        }
+    };
+    if !allowed.contains(&format) {
+        let diagnostic = Diagnostic::new(format!("{path}.format"), "this type is not written so");
+        diagnostics.push(diagnostic.with_help(format!("use one of {names}")));
+    }
+}
+
+fn keys(text: &Text) -> Vec<Key> {
+    let each = |keys: &Option<Keys>, make: fn(Box<str>) -> Key| -> Vec<Key> {
+        match keys {
+            None => Vec::new(),
+            Some(Keys::One(key)) => vec![make(key.as_str().into())],
+            Some(Keys::FirstOf(keys)) => keys.iter().map(|key| make(key.as_str().into())).collect(),
+        }
+    };
+    let mut all = each(&text.label, Key::Label);
+    all.extend(each(&text.annotation, Key::Annotation));
+    all
+}
+
+fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Kind> {
+    let Some(type_) = text.type_ else {
+        let diagnostic = Diagnostic::new(format!("{path}.type"), "the type is missing");
+        diagnostics
+            .push(diagnostic.with_help("only a parameter of the profile that this one extends has a type already"));
+        return None;
+    };
+    check_bounds(path, type_, text, diagnostics);
+    let pattern = match &text.pattern {
+        Some(pattern) => match RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).build() {
+            Ok(pattern) => Some(pattern),
+            Err(error) => {
+                let path = format!("{path}.pattern");
+                diagnostics.push(Diagnostic::new(path, format!("cannot be used as a regular expression: {error}")));
+                return None;
+            }
+        },
+        None => None,
+    };
+    let items = match &text.items {
+        Some(items) => {
+            let path = format!("{path}.items");
+            let mut items = items.clone();
+            if let Some(fields) = items.as_object_mut() {
+                // Items have the same constraints as a parameter, without a name.
+                fields.entry("name").or_insert_with(|| Json::from("item"));
+            }
+            match serde_json::from_value::<Text>(items) {
+                Ok(items) => {
+                    if items.empty.is_some() {
+                        let diagnostic = Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY);
+                        diagnostics
+                            .push(diagnostic.with_help("say it beside the annotation or label that holds the list"));
+                    }
+                    Some(Box::new(kind(&path, &items, diagnostics)?))
+                }
+                Err(error) => {
+                    diagnostics.push(Diagnostic::new(path, error.to_string()));
+                    return None;
+                }
+            }
+        }
+        None => None,
+    };
+    let format = text.format.unwrap_or(match type_ {
+        ParameterType::Map => TextFormat::Pairs,
+        ParameterType::Object => TextFormat::Json,
+        _ => TextFormat::Csv,
+    });
+    let mut kind = Kind {
+        type_,
+        format,
+        enum_: text.enum_.clone(),
+        pattern,
+        max_length: text.max_length.and_then(|length| usize::try_from(length).ok()),
+        minimum: None,
+        maximum: None,
+        clamp: text.clamp.unwrap_or(false),
+        items,
+    };
+    for (field, bound, is_minimum) in [("minimum", &text.minimum, true), ("maximum", &text.maximum, false)] {
+        let Some(value) = bound else { continue };
+        let Some(size) = kind.size(value) else {
+            let message = format!("{value} is no end of a range of this type");
+            diagnostics.push(Diagnostic::new(format!("{path}.{field}"), message));
+            return None;
+        };
+        let bound = Some(Bound { value: value.clone(), size });
+        if is_minimum {
+            kind.minimum = bound;
+        } else {
+            kind.maximum = bound;
+        }
+    }
+    if let (Some(minimum), Some(maximum)) = (&kind.minimum, &kind.maximum)
+        && minimum.size > maximum.size
+    {
+        let message = format!("the range from {} to {} is empty", minimum.value, maximum.value);
+        diagnostics.push(Diagnostic::new(format!("{path}.minimum"), message));
+    }
+    Some(kind)
 }
 
 #[cfg(test)]

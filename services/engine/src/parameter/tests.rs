@@ -58,7 +58,7 @@ fn value(text: Json, annotation: &'static str) -> Result<Json, String> {
 }
 
 #[test]
-fn text_becomes_what_the_type_says() {
+fn parses_text_by_type() {
     for (text, annotation, expected) in [
         (json!({"type": "string"}), " as it is\n\"}", json!(" as it is\n\"}")),
         (json!({"type": "integer"}), " 42 ", json!(42)),
@@ -81,7 +81,7 @@ fn text_becomes_what_the_type_says() {
 }
 
 #[test]
-fn what_does_not_fit_says_what_was_expected() {
+fn error_names_expected_type() {
     let endless: &'static str = format!("{}h", "9".repeat(400)).leak();
     for (text, annotation, told) in [
         (json!({"type": "integer"}), "4.2", "a: expected a whole number, found \"4.2\""),
@@ -127,7 +127,7 @@ fn what_does_not_fit_says_what_was_expected() {
 
 /// A value that nobody reads has no other text than the one that JSON gives it.
 #[test]
-fn a_pattern_bounds_defaults_and_items_that_were_never_text() {
+fn pattern_bounds_defaults_and_items() {
     let boolean = json!({"type": "boolean", "pattern": "^(yes|no)$"});
     let port = json!({"type": "integer", "pattern": "^[1-9][0-9]{3}$"});
     let with = |kind: &Json, field: &str, value: Json| {
@@ -170,7 +170,7 @@ fn a_pattern_bounds_defaults_and_items_that_were_never_text() {
 }
 
 #[test]
-fn a_quantity_is_held_against_its_pattern_without_blanks_and_in_its_range() {
+fn checks_trimmed_quantity() {
     let text = json!({"type": "quantity", "pattern": "^[0-9]+Mi$", "maximum": "512Mi", "clamp": true});
     assert_eq!(value(text.clone(), " 64Mi "), Ok(json!("64Mi")));
     assert_eq!(value(text.clone(), "1Gi"), Ok(json!("512Mi")));
@@ -183,7 +183,7 @@ fn a_quantity_is_held_against_its_pattern_without_blanks_and_in_its_range() {
 }
 
 #[test]
-fn a_number_is_clamped_where_the_parameter_says_so() {
+fn clamps_number_if_declared() {
     let text = json!({"type": "integer", "minimum": 600, "maximum": 86400, "clamp": true});
     assert_eq!(value(text.clone(), "1"), Ok(json!(600)));
     assert_eq!(value(text.clone(), "100000"), Ok(json!(86400)));
@@ -193,7 +193,7 @@ fn a_number_is_clamped_where_the_parameter_says_so() {
 }
 
 #[test]
-fn an_empty_value_is_one_or_leaves_it_to_the_next() {
+fn empty_value_counts_or_is_skipped() {
     let text = |empty: &str| {
         let mut text =
             parameter(json!({"type": "list", "annotation": ["new", "old"], "sources": ["Pod", "Namespace"]}));
@@ -216,7 +216,7 @@ fn an_empty_value_is_one_or_leaves_it_to_the_next() {
 /// Labels stand before annotations, and the service account between pod and namespace: an empty value is passed over in
 /// each of them.
 #[test]
-fn an_empty_value_that_is_absent_is_passed_over_wherever_it_stands() {
+fn skips_empty_value_of_every_source() {
     let text = |merge: &str| {
         parameter(json!({"type": "list", "label": "l", "annotation": "a", "empty": "Absent", "merge": merge,
             "sources": ["Pod", "ServiceAccount", "Namespace"]}))
@@ -242,7 +242,7 @@ fn an_empty_value_that_is_absent_is_passed_over_wherever_it_stands() {
 }
 
 #[test]
-fn the_most_specific_source_that_is_allowed_wins() {
+fn most_specific_allowed_source_wins() {
     let text = |sources: Json| {
         let mut text =
             parameter(json!({"type": "string", "annotation": ["new", "old"], "label": "l", "sources": ["Pod"]}));
@@ -266,7 +266,7 @@ fn the_most_specific_source_that_is_allowed_wins() {
 }
 
 #[test]
-fn sources_are_united_where_the_parameter_says_so() {
+fn merges_sources_if_declared() {
     let text = json!({"type": "map", "annotationPrefix": "x/", "sources": ["Pod", "Namespace"], "merge": "Merge"});
     let pod = annotated(&[("x/a", "pod"), ("y/z", "no")]);
     let namespace = annotated(&[("x/a", "namespace"), ("x/b", "namespace")]);
@@ -276,7 +276,7 @@ fn sources_are_united_where_the_parameter_says_so() {
 }
 
 #[test]
-fn records_are_joined_by_their_suffix() {
+fn joins_records_by_suffix() {
     let text = json!({"type": "records", "sources": ["Pod"], "fields": [
         {"name": "path", "annotationPrefix": "secret-", "opens": true},
         {"name": "perms", "annotationPrefix": "perms-"},
@@ -289,7 +289,7 @@ fn records_are_joined_by_their_suffix() {
 }
 
 #[test]
-fn what_is_wrong_with_a_parameter_is_found_when_it_is_compiled() {
+fn compile_reports_mistakes() {
     for (text, told) in [
         (json!({"type": "string", "pattern": "("}), "p.pattern"),
         (json!({"type": "string", "pattern": "(a{1000}){1000}"}), "p.pattern"),
@@ -335,7 +335,7 @@ fn what_is_wrong_with_a_parameter_is_found_when_it_is_compiled() {
 }
 
 #[test]
-fn items_may_have_items_and_what_is_moved_among_them_is_told() {
+fn reports_clamped_nested_items() {
     let rows = json!({"type": "list", "format": "JSON", "items": {"type": "list", "items": {"type": "integer", "maximum": 9}}});
     assert_eq!(value(rows.clone(), "[[1, 2], []]"), Ok(json!([[1, 2], []])));
     let message = value(rows.clone(), "[[1], [10]]").unwrap_err();
@@ -353,7 +353,7 @@ fn items_may_have_items_and_what_is_moved_among_them_is_told() {
 }
 
 #[test]
-fn records_of_several_sources_are_united_by_their_key() {
+fn merges_records_by_key() {
     let text = json!({"type": "records", "sources": ["Pod", "ServiceAccount", "Namespace"], "merge": "Merge",
         "fields": [{"name": "path", "annotationPrefix": "secret-", "opens": true}]});
     let pod = annotated(&[("secret-db", "pod"), ("secret-", "without a key")]);
@@ -367,7 +367,7 @@ fn records_of_several_sources_are_united_by_their_key() {
 
 /// Whoever may write two annotations may not stall a replica with the lists in them.
 #[test]
-fn two_long_lists_are_united_in_no_time() {
+fn merges_long_lists_quickly() {
     let list = |first: usize| -> &'static str {
         (first..first + 30_000).map(|number| number.to_string()).collect::<Vec<_>>().join(",").leak()
     };
@@ -382,7 +382,7 @@ fn two_long_lists_are_united_in_no_time() {
 }
 
 #[test]
-fn who_sets_records_has_a_key_that_opens_one() {
+fn records_need_opening_key() {
     let text = json!({"type": "records", "sources": ["Pod", "Namespace"],
         "fields": [{"name": "path", "annotationPrefix": "secret-", "opens": true}]});
     let pod = annotated(&[("secret-", "without a key")]);
@@ -395,7 +395,7 @@ fn who_sets_records_has_a_key_that_opens_one() {
 }
 
 #[test]
-fn records_and_formats_that_could_never_work_are_found() {
+fn compile_rejects_useless_records_and_formats() {
     let field = |name: &str, opens: bool| json!({"name": name, "annotationPrefix": "x-", "opens": opens});
     let records = |fields: Json| json!({"type": "records", "sources": ["Pod"], "fields": fields});
     for (text, told) in [

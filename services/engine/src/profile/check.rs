@@ -1,14 +1,20 @@
-//! Checks templates for pods. Every mistake is found when a profile is stored, not when a pod is created.
+//! Checks templates. Every mistake is found when a profile is stored, not when an object is created.
+//!
+//! The engine knows the fields of pods. It does not know those of other objects: the API server checks the result
+//! against its schema. All objects share the same metadata, and some of its fields cannot be set.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use pillion_api::parameter::Parameter;
+use pillion_api::profile::ProfileSpec;
 use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
 use super::elements::{Element, elements, entries, is_computed, literal, value_of};
 use super::pod_schema::Kind;
-use super::typed::{Root, check_types};
+use super::template::without_directives;
+use super::typed::{Root, called, check_types};
+use crate::expression::closest;
 
 /// The maximum size of a template as JSON, in bytes. A service mesh proxy, the largest in use, needs a tenth of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
@@ -256,6 +262,119 @@ impl Names {
     }
 }
 
+/// Fields that a template cannot set.
+const NOT_OURS: [(&str, &str); 3] = [
+    ("apiVersion", "the target says of which objects it is a part"),
+    ("kind", "the target says of which objects it is a part"),
+    ("status", "a status is what was observed"),
+];
+
+/// Fields of the metadata that a template can set.
+const METADATA: [&str; 4] = ["labels", "annotations", "finalizers", "ownerReferences"];
+
+/// Checks a template for an object other than a pod. Returns false if it is nested too deeply for further checks.
+pub(super) fn check_object(template: &Json, diagnostics: &mut Vec<Diagnostic>) -> bool {
+    if !check_values("spec.template", template, 0, diagnostics) {
+        return false;
+    }
+    let template = &without_directives(template);
+    let Some(fields) = object("spec.template", template, diagnostics) else { return true };
+    for (field, why) in NOT_OURS.iter().filter(|(field, _)| fields.contains_key(*field)) {
+        let diagnostic = Diagnostic::new(format!("spec.template.{field}"), format!("a template cannot set {field}"));
+        diagnostics.push(diagnostic.with_help(*why));
+    }
+    if let Some(metadata) = fields.get("metadata") {
+        check_object_metadata(metadata, diagnostics);
+    }
+    true
+}
+
+fn check_object_metadata(metadata: &Json, diagnostics: &mut Vec<Diagnostic>) {
+    let path = "spec.template.metadata";
+    let Some(fields) = object(path, metadata, diagnostics) else { return };
+    for field in fields.keys().filter(|field| !METADATA.contains(&field.as_str())) {
+        let diagnostic = Diagnostic::new(format!("{path}.{field}"), format!("a template cannot set metadata.{field}"));
+        diagnostics.push(diagnostic.with_help(format!("it can set {}", METADATA.join(", "))));
+    }
+    for map in ["labels", "annotations"] {
+        let path = format!("{path}.{map}");
+        let entries = fields.get(map).and_then(|entries| object(&path, entries, diagnostics));
+        for (key, value) in entries.into_iter().flat_map(Map::iter) {
+            let path = format!("{path}[{key:?}]");
+            if let Some(sentence) = check_key(key) {
+                diagnostics.push(Diagnostic::new(&path, sentence));
+            }
+            if key.starts_with("pillion.dev/") {
+                diagnostics.push(Diagnostic::new(&path, "keys below pillion.dev/ are Pillion's own"));
+            }
+            if !value.is_string() {
+                let message = format!("expected a string, found {}", called(value));
+                diagnostics.push(Diagnostic::new(&path, message).with_help("quote it"));
+            }
+        }
+    }
+    for list in ["finalizers", "ownerReferences"] {
+        if let Some(other) = fields.get(list).filter(|value| !value.is_array() && !value.is_string()) {
+            let message = format!("expected a list, found {}", called(other));
+            diagnostics.push(Diagnostic::new(format!("{path}.{list}"), message));
+        }
+    }
+}
+
+fn object<'t>(path: &str, value: &'t Json, diagnostics: &mut Vec<Diagnostic>) -> Option<&'t Map<String, Json>> {
+    let object = value.as_object();
+    // The type of an expression's result is not known here.
+    if object.is_none() && !value.is_string() {
+        diagnostics.push(Diagnostic::new(path, format!("expected an object, found {}", called(value))));
+    }
+    object
+}
+
+/// Returns warnings about a valid profile.
+#[must_use]
+pub fn advise(spec: &ProfileSpec) -> Vec<Diagnostic> {
+    let mut advice = Vec::new();
+    let template = spec.template.as_ref().map(value_of).and_then(|template| template.get("spec"));
+    let pod = template.map(value_of).and_then(Json::as_object);
+    let Some(volumes) = added_volumes(pod) else { return advice };
+    for list in ["initContainers", "containers"] {
+        for container in pod.into_iter().flat_map(|pod| elements("spec.template.spec", pod, list)) {
+            check_mounts(&container.path, container.fields, &volumes, &mut advice);
+        }
+    }
+    for (index, rule) in spec.containers.iter().enumerate() {
+        if let Some(container) = value_of(&rule.template).as_object() {
+            check_mounts(&format!("spec.containers[{index}].template"), container, &volumes, &mut advice);
+        }
+    }
+    advice
+}
+
+/// Returns the names of the volumes that a template adds; `None` if some names come from expressions.
+fn added_volumes(pod: Option<&Map<String, Json>>) -> Option<HashSet<String>> {
+    let Some(field) = pod.and_then(|pod| pod.get("volumes")) else { return Some(HashSet::new()) };
+    let known = value_of(field).as_array()?.iter().all(|item| !is_computed(item));
+    let volumes = pod.into_iter().flat_map(|pod| elements("", pod, "volumes"));
+    let names = volumes.map(|volume| volume.fields.get("name").map(value_of).and_then(literal));
+    let names: Option<HashSet<_>> = names.collect();
+    names.filter(|_| known)
+}
+
+fn check_mounts(path: &str, container: &Map<String, Json>, volumes: &HashSet<String>, advice: &mut Vec<Diagnostic>) {
+    for mount in elements(path, container, "volumeMounts") {
+        let Some(name) = mount.fields.get("name").map(value_of).and_then(literal) else { continue };
+        if !volumes.contains(&name) {
+            let message =
+                format!("no volume of this profile is called {name:?}: a pod without one of its own is left as it is");
+            let help = match closest(&name, volumes.iter().map(String::as_str)) {
+                Some(meant) => format!("did you mean {meant}?"),
+                None => "add it to spec.template.spec.volumes, unless the pods have it".to_owned(),
+            };
+            advice.push(Diagnostic::new(format!("{}.name", mount.path), message).with_help(help));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -269,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_expressions_decide_is_not_held_against_a_template() {
+    fn accepts_computed_values() {
         let right = json!({
             "volumes": [
                 {"name": "v-${index}", "$forEach": "x", "emptyDir": {}},
@@ -296,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_whatever_expressions_say_is_found() {
+    fn reports_mistakes_beside_expressions() {
         for (wrong, told) in [
             (
                 json!({"containers": [{"name": "a", "image": "i"}, {"$value": [{"name": "a", "image": "i"}]}]}),
@@ -339,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rules_template_is_a_part_of_a_container() {
+    fn checks_template_of_container_rule() {
         let diagnostics = |template: &Json| {
             let mut diagnostics = Vec::new();
             check_container_template("t", template, &[], &mut diagnostics);
@@ -356,5 +475,79 @@ mod tests {
             let diagnostics = diagnostics(&template);
             assert!(diagnostics.len() == 1 && diagnostics[0].starts_with(told), "{diagnostics:?} is not {told:?}");
         }
+    }
+
+    fn object_diagnostics(template: &Json) -> Vec<String> {
+        let mut diagnostics = Vec::new();
+        check_object(template, &mut diagnostics);
+        diagnostics.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn rejects_protected_fields_of_objects() {
+        for (template, path) in [
+            (json!({"kind": "Pod"}), "spec.template.kind"),
+            (json!({"status": {"ready": true}}), "spec.template.status"),
+            (json!({"metadata": {"name": "x"}}), "spec.template.metadata.name"),
+            (json!({"metadata": {"managedFields": []}}), "spec.template.metadata.managedFields"),
+            (json!({"metadata": {"finalizers": 1}}), "spec.template.metadata.finalizers"),
+            (json!({"metadata": {"labels": {"bad key": "x"}}}), "spec.template.metadata.labels[\"bad key\"]"),
+            (json!({"metadata": {"labels": {"n": 1}}}), "spec.template.metadata.labels[\"n\"]"),
+            (json!({"metadata": {"annotations": {"pillion.dev/injected": ""}}}), "spec.template.metadata.annotations"),
+            (json!([]), "spec.template"),
+            (json!({"spec": null}), "spec.template.spec"),
+        ] {
+            let diagnostics = object_diagnostics(&template);
+            let found = diagnostics.iter().any(|diagnostic| diagnostic.starts_with(path));
+            assert_eq!(found, !path.is_empty(), "{template}: {diagnostics:?}");
+        }
+    }
+
+    #[test]
+    fn accepts_unknown_fields_of_objects() {
+        let template = json!({
+            "metadata": {"finalizers": {"$value": ["example.com/a"], "$join": {}}, "labels": {"a": "b"}},
+            "spec": {"contaners": "anything", "containers": [{"name": "no-image"}], "health": {"periodSeconds": 5}},
+            "data": {"a": "b"},
+        });
+        assert_eq!(object_diagnostics(&template), Vec::<String>::new());
+    }
+
+    fn advice(template: &Json) -> Vec<String> {
+        let spec = serde_json::from_value(json!({"template": {"spec": template}})).unwrap();
+        advise(&spec).iter().map(ToString::to_string).collect()
+    }
+
+    fn mounting(name: &str, volumes: &Json) -> Json {
+        json!({"containers": [{"name": "a", "volumeMounts": [{"name": name, "mountPath": "/a"}]}], "volumes": volumes})
+    }
+
+    #[test]
+    fn warns_of_mount_without_volume() {
+        let told = advice(&mounting("cache", &json!([{"name": "cahce", "emptyDir": {}}])));
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(
+            told[0].starts_with("spec.template.spec.containers[0].volumeMounts[0].name: no volume of this profile")
+        );
+        assert!(told[0].ends_with("(help: did you mean cahce?)"), "{told:?}");
+        assert!(advice(&mounting("cache", &json!([])))[0].contains("unless the pods have it"));
+        let rule =
+            json!({"containers": [{"name": "r", "template": {"volumeMounts": [{"name": "x", "mountPath": "/x"}]}}]});
+        let told = advise(&serde_json::from_value(rule).unwrap());
+        assert_eq!(told[0].path, "spec.containers[0].template.volumeMounts[0].name");
+    }
+
+    #[test]
+    fn no_warning_if_volume_may_exist() {
+        for volumes in [
+            json!([{"name": "cache", "emptyDir": {}}]),
+            json!([{"$when": "x", "$value": [{"name": "cache", "emptyDir": {}}]}]),
+            json!([{"name": "${params.volume}", "emptyDir": {}}]),
+            json!(["${variables.volume}"]),
+            json!("${variables.volumes}"),
+        ] {
+            assert_eq!(advice(&mounting("cache", &volumes)), Vec::<String>::new(), "{volumes}");
+        }
+        assert_eq!(advice(&mounting("${params.volume}", &json!([]))), Vec::<String>::new());
     }
 }

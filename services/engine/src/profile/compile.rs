@@ -1,4 +1,4 @@
-//! Compiles the text of a profile into a [`CompiledProfile`], or into diagnostics.
+//! Compiles a flattened profile into a [`CompiledProfile`], or into diagnostics.
 //!
 //! All mistakes are reported, not only the first. A field that this build does not support is a mistake too: a profile
 //! must never take effect in part.
@@ -7,18 +7,17 @@ use pillion_api::profile::{Activation, OnError, OptOut, ProfileSpec};
 use pillion_api::selector::LabelSelector;
 use serde_json::{Map, Value as Json};
 
-use super::check::{check_template, is_small};
-use super::expressions::{self, Computed};
-use super::object::check_object;
+use super::check::{check_object, check_template, is_small};
+use super::flattened::FlattenedProfile;
+use super::parts;
 use super::pod_schema::Kind;
 use super::request;
-use super::revision::hash;
-use super::rules;
 use super::target::{self, Target};
-use super::template::{Compiler, LocalNames, Node, without_directives};
-use super::tenant::check_tenant;
+use super::template::{Compiler, Node, without_directives};
+use super::tenant;
 use super::{CompiledProfile, Diagnostic, Limits, ProfileName};
-use crate::expression::Scope;
+use crate::context;
+use crate::expression::{Expression, Scope};
 use crate::lookup::{self, Declared, Needs};
 
 /// The memory of the smallest profile, in bytes.
@@ -33,12 +32,20 @@ const VALUE_BYTES: usize = 256;
 /// The default of `order`.
 const DEFAULT_ORDER: i32 = 100;
 
-/// Compiles a profile that extends nothing, or a flattened one.
-pub(super) fn compile_text(
-    name: &ProfileName,
-    spec: &ProfileSpec,
-    limits: Limits,
-) -> Result<CompiledProfile, Vec<Diagnostic>> {
+impl FlattenedProfile {
+    /// Compiles the profile.
+    ///
+    /// # Errors
+    /// All diagnostics, each for the profile in which the part was written.
+    pub fn compile(&self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
+        let relocate = |diagnostics: Vec<_>| diagnostics.into_iter().map(|diagnostic| self.relocate(diagnostic));
+        compile(name, self).map_err(|diagnostics| relocate(diagnostics).collect())
+    }
+}
+
+/// Compiles a flattened profile. The paths of diagnostics are those of the flattened spec.
+fn compile(name: &ProfileName, flattened: &FlattenedProfile) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    let FlattenedProfile { spec, limits, ancestors, set_by_namespace, .. } = flattened;
     let mut diagnostics = Vec::new();
     check_rollout(spec, &mut diagnostics);
     for (path, selector) in
@@ -48,85 +55,95 @@ pub(super) fn compile_text(
     }
     let request = spec.request.as_ref().map(|request| request::compile(request, &mut diagnostics));
     let target = target::compile(name, spec, &mut diagnostics);
-    let lookups = compile_lookups(limits, spec, &mut diagnostics);
-    let computed = expressions::compile(spec, target.is_pods(), &mut diagnostics);
-    let Computed { parameters, variables, conditions, validations, scope, locals } = computed;
-    check_does_something(spec, &mut diagnostics);
-    let template = compile_template(limits, spec, (&scope, &locals), &target, &mut diagnostics);
-    if !target.is_pods() && !spec.containers.is_empty() {
-        let diagnostic =
-            Diagnostic::new("spec.containers", "rules for containers are for pods, and the target is not pods");
-        diagnostics.push(diagnostic.with_help("leave them out, or the target"));
+    let lookups = compile_lookups(*limits, spec, &mut diagnostics);
+
+    let scope = scope(spec, &target);
+    let mut parameters = parts::compile_parameters(spec, &scope, &mut diagnostics);
+    for parameter in &mut parameters {
+        parameter.set_by_namespace = set_by_namespace.iter().any(|name| **name == *parameter.name);
     }
-    let rules = rules::compile(&spec.containers, &spec.parameters, (&scope, &locals), &mut diagnostics);
-    let plain = spec.template.as_ref().map(without_directives).unwrap_or_default();
+    let mut compiler = Compiler::new(scope.clone(), &mut diagnostics);
+    let variables = parts::compile_variables(spec, &mut compiler);
+    let conditions = parts::compile_conditions("spec.matchConditions", &spec.match_conditions, &mut compiler);
+    let validations = parts::compile_validations(spec, &mut compiler);
+    check_has_effect(spec, compiler.diagnostics);
+    let template = compile_template(spec, *limits, &target, &mut compiler);
+    check_rules_target(spec, &target, compiler.diagnostics);
+    let rules = parts::compile_rules(spec, &mut compiler);
+    if !diagnostics.is_empty() {
+        return Err(diagnostics);
+    }
+
+    let plain = spec.template.as_ref().filter(|_| target.is_pods()).map(without_directives).unwrap_or_default();
+    let opt_out = spec.opt_out.unwrap_or(OptOut::Allowed);
+    let mut profile = CompiledProfile {
+        name: name.clone(),
+        display_name: name.to_string().into(),
+        revision: flattened.compiled_revision(),
+        memory: memory(spec) + scope.memory(),
+        limits: *limits,
+        ancestors: ancestors.as_slice().into(),
+        activation: spec.activation.unwrap_or(match name.namespace {
+            Some(_) => Activation::Always,
+            None => Activation::Requested,
+        }),
+        request,
+        opt_out,
+        namespace_selector: spec.namespace_selector.clone(),
+        rollout: spec.rollout.clone(),
+        object_selector: spec.object_selector.clone(),
+        exclusive_group: spec.exclusive_group.as_deref().map(Box::from),
+        order: spec.order.unwrap_or(DEFAULT_ORDER),
+        on_error: spec.on_error.unwrap_or(match opt_out {
+            OptOut::Allowed => OnError::Skip,
+            OptOut::Forbidden => OnError::Deny,
+        }),
+        adds_linux_containers: adds_linux_containers(&plain),
+        foreign_volumes: foreign_volumes(&plain),
+        own_containers: own_containers(&plain),
+        has_template: spec.template.is_some() || !spec.containers.is_empty(),
+        rules,
+        validations,
+        target,
+        parameters,
+        variables,
+        conditions,
+        lookups,
+        needs: Needs::default(),
+        template,
+    };
+    profile.needs = needs(&profile);
+    Ok(profile)
+}
+
+/// Returns the names that the expressions of a profile may use.
+fn scope(spec: &ProfileSpec, target: &Target) -> Scope {
+    let parameters = spec.parameters.iter().map(|parameter| parameter.name.as_str());
+    let variables = spec.variables.iter().map(|variable| variable.name.as_str());
+    let lookups = spec.lookups.iter().map(|lookup| lookup.name.as_str());
+    let scope = context::scope(parameters, variables).with_members("lookups", lookups);
+    if target.is_pods() { scope } else { context::without_pod(scope) }
+}
+
+/// Returns the lookups that the expressions of a profile may need.
+fn needs(profile: &CompiledProfile) -> Needs {
     let mut needs = Needs::default();
-    for parameter in &parameters {
+    for parameter in &profile.parameters {
         parameter.add_needs(&mut needs);
     }
-    let named = variables.iter().map(|variable| &variable.expression);
-    named.for_each(|expression| needs.add(expression));
-    for condition in &conditions {
-        condition.each_expression(&mut |expression| needs.add(expression));
-    }
-    for node in template.iter().chain(rules.iter().map(|rule| &rule.template)) {
-        node.each_expression(&mut |expression| needs.add(expression));
-    }
-    for rule in &rules {
-        for condition in &rule.conditions {
-            condition.each_expression(&mut |expression| needs.add(expression));
-        }
-        rule.condition.iter().for_each(|expression| needs.add(expression));
-    }
-    for validation in &validations {
-        validation.each_expression(&mut |expression| needs.add(expression));
-    }
-    let text = serde_json::to_string(spec).ok();
-    let revision = text.as_deref().and_then(|text| hash(text, limits, &[], &[]));
-    match revision {
-        Some(revision) if diagnostics.is_empty() => {
-            let size = text.map_or(0, |text| text.len());
-            let values = serde_json::to_value(spec).map_or(0, |spec| count_values(&spec));
-            let opt_out = spec.opt_out.unwrap_or(OptOut::Allowed);
-            Ok(CompiledProfile {
-                name: name.clone(),
-                display_name: name.to_string().into(),
-                revision,
-                memory: PROFILE_BYTES + size * TEXT_COPIES + values * VALUE_BYTES + scope.memory(),
-                limits,
-                ancestors: Box::default(),
-                activation: spec.activation.unwrap_or(match name.namespace {
-                    Some(_) => Activation::Always,
-                    None => Activation::Requested,
-                }),
-                request,
-                opt_out,
-                namespace_selector: spec.namespace_selector.clone(),
-                rollout: spec.rollout.clone(),
-                object_selector: spec.object_selector.clone(),
-                exclusive_group: spec.exclusive_group.as_deref().map(Box::from),
-                order: spec.order.unwrap_or(DEFAULT_ORDER),
-                on_error: spec.on_error.unwrap_or(match opt_out {
-                    OptOut::Allowed => OnError::Skip,
-                    OptOut::Forbidden => OnError::Deny,
-                }),
-                adds_linux_containers: target.is_pods() && adds_linux_containers(&plain),
-                foreign_volumes: if target.is_pods() { foreign_volumes(&plain) } else { Box::default() },
-                own_containers: if target.is_pods() { own_containers(&plain) } else { Box::default() },
-                has_template: spec.template.is_some() || !spec.containers.is_empty(),
-                rules,
-                validations,
-                target,
-                parameters,
-                variables,
-                conditions,
-                lookups,
-                needs,
-                template,
-            })
-        }
-        _ => Err(diagnostics),
-    }
+    let mut add = |expression: &Expression| needs.add(expression);
+    profile.variables.iter().for_each(|variable| add(&variable.expression));
+    profile.conditions.iter().for_each(|condition| condition.each_expression(&mut add));
+    profile.template.iter().for_each(|template| template.each_expression(&mut add));
+    profile.rules.iter().for_each(|rule| rule.each_expression(&mut add));
+    profile.validations.iter().for_each(|validation| validation.each_expression(&mut add));
+    needs
+}
+
+/// Returns an upper bound of the memory of a compiled profile without its expressions, in bytes.
+fn memory(spec: &ProfileSpec) -> usize {
+    let json = serde_json::to_value(spec).unwrap_or_default();
+    PROFILE_BYTES + json.to_string().len() * TEXT_COPIES + count_values(&json) * VALUE_BYTES
 }
 
 /// Counts the values in a document, nested ones included.
@@ -146,23 +163,6 @@ fn check_rollout(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     check_selector("spec.rollout.namespaceSelector", rollout.namespace_selector.as_ref(), diagnostics);
 }
 
-pub(super) fn refuse_cluster_only(name: &ProfileName, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
-    if name.namespace.is_none() {
-        return;
-    }
-    let sentence = "is for cluster profiles: a namespaced profile acts in its own namespace only";
-    if spec.namespace_selector.is_some() {
-        diagnostics.push(Diagnostic::new("spec.namespaceSelector", format!("namespaceSelector {sentence}")));
-    }
-    if spec.rollout.as_ref().is_some_and(|rollout| rollout.namespace_selector.is_some()) {
-        diagnostics.push(Diagnostic::new("spec.rollout.namespaceSelector", format!("namespaceSelector {sentence}")));
-    }
-    if spec.opt_out == Some(OptOut::Forbidden) {
-        diagnostics
-            .push(Diagnostic::new("spec.optOut", "optOut Forbidden is for cluster profiles").with_help("use Allowed"));
-    }
-}
-
 fn check_selector(path: &str, selector: Option<&LabelSelector>, diagnostics: &mut Vec<Diagnostic>) {
     if let Some((field, sentence)) = selector.and_then(LabelSelector::fault) {
         diagnostics.push(Diagnostic::new(format!("{path}.{field}"), sentence));
@@ -179,8 +179,16 @@ fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Dia
     lookup::compile(&spec.lookups, diagnostics)
 }
 
+/// Checks that rules for containers are in a profile for pods.
+fn check_rules_target(spec: &ProfileSpec, target: &Target, diagnostics: &mut Vec<Diagnostic>) {
+    if !target.is_pods() && !spec.containers.is_empty() {
+        let message = "rules for containers are for pods, and the target is not pods";
+        diagnostics.push(Diagnostic::new("spec.containers", message).with_help("leave them out, or the target"));
+    }
+}
+
 /// Checks that a profile does something, or exists to be extended.
-fn check_does_something(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
+fn check_has_effect(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let is_empty = |template: &Json| template.as_object().is_some_and(Map::is_empty);
     let says_nothing = spec.template.is_none() && spec.containers.is_empty() && spec.validations.is_empty();
     let does_nothing = says_nothing && spec.activation != Some(Activation::Never);
@@ -190,27 +198,22 @@ fn check_does_something(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-fn compile_template(
-    limits: Limits,
-    spec: &ProfileSpec,
-    (scope, needs): (&Scope, &LocalNames),
-    target: &Target,
-    diagnostics: &mut Vec<Diagnostic>,
-) -> Option<Node> {
-    let template = spec.template.as_ref().filter(|template| is_small("spec.template", template, diagnostics))?;
+fn compile_template(spec: &ProfileSpec, limits: Limits, target: &Target, compiler: &mut Compiler<'_>) -> Option<Node> {
+    let path = "spec.template";
+    let template = spec.template.as_ref().filter(|template| is_small(path, template, compiler.diagnostics))?;
     let is_bounded = if target.is_pods() {
-        check_template(template, &spec.parameters, diagnostics)
+        check_template(template, &spec.parameters, compiler.diagnostics)
     } else {
-        check_object(template, diagnostics)
+        check_object(template, compiler.diagnostics)
     };
     if !is_bounded || template.as_object().is_some_and(Map::is_empty) {
         return None;
     }
     if limits == Limits::Tenant {
-        check_tenant(&without_directives(template), diagnostics);
+        tenant::check_template(&without_directives(template), compiler.diagnostics);
     }
     let kind = if target.is_pods() { Kind::Object("Pod") } else { Kind::Any };
-    Compiler::new(scope, &[], needs, diagnostics).template("spec.template", template, kind)
+    compiler.template(path, template, kind)
 }
 
 /// Returns the literal names of the containers that a template adds.

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_in_lists_and_values_are_elements_with_their_places() {
+    fn finds_elements_in_nested_lists_and_values() {
         let spec = json!({"env": [
             {"name": "A"},
             {"$when": "x", "name": "B"},
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_expressions_compute_is_not_literal() {
+    fn computed_values_are_not_literal() {
         for (value, text, computed) in [
             (json!("a"), Some("a"), false),
             (json!("$${a}"), Some("${a}"), false),

@@ -4,16 +4,13 @@
 //!   validations merge by `name`, and templates by the keys of server-side apply. Everything else is replaced.
 //!   Parameters merge field by field: a child with `{name: endpoint, default: x}` keeps the type and the range of its
 //!   parent's, and `sources: []` removes the keys. `description`, `activation` and `rollout` are never inherited.
-//! * `tenant` checks that a namespaced profile does only what its parent allows. A profile that only extends and sets
-//!   values is bounded by its parent alone. Any other namespaced profile has the limits for tenants.
-//! * `origin` tracks which profile each part comes from, so that a mistake in an inherited part is reported for the
-//!   parent.
+//! * A namespaced profile that only extends and sets values is bounded by its parent alone. Any other namespaced
+//!   profile has the limits for tenants.
+//! * Each merged part keeps its origin, so that a mistake in an inherited part is reported for the parent.
 //!
 //! A revision is a hash of the flattened profile and its limits, so changing a parent gives its children new revisions.
 
-mod origin;
 mod merge;
-mod tenant;
 
 use std::borrow::Cow;
 
@@ -22,8 +19,8 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 
 use self::merge::Part;
-use self::origin::Origin;
-use super::{Diagnostic, Limits, ProfileName};
+use super::flattened::{EXTENDS, FlattenedProfile, Origin};
+use super::{Diagnostic, Limits, ProfileName, tenant};
 use crate::expression::closest;
 
 /// The maximum length of a chain: the profile, and four that it extends. A shipped language profile already extends two
@@ -38,9 +35,6 @@ const MAX_NAMES: usize = 128;
 
 /// The maximum number of lookups.
 const MAX_LOOKUPS: usize = 16;
-
-/// The field for which mistakes in a parent are reported.
-const EXTENDS: &str = "spec.extends.name";
 
 /// The result of looking up a cluster profile to extend.
 #[derive(Clone, Debug)]
@@ -75,18 +69,6 @@ impl Parents for NoParents {
     }
 }
 
-/// A profile merged with the profiles that it extends.
-#[derive(Clone, Debug)]
-pub(super) struct Effective {
-    pub(super) spec: ProfileSpec,
-    pub(super) limits: Limits,
-    /// The profiles that it extends, the nearest first.
-    pub(super) ancestors: Vec<Box<str>>,
-    /// The inherited parameters that a namespaced profile sets.
-    pub(super) set: Vec<String>,
-    origin: Origin,
-}
-
 /// A profile of the chain.
 struct Ancestor<'p> {
     name: Box<str>,
@@ -97,66 +79,51 @@ struct Ancestor<'p> {
 ///
 /// # Errors
 /// Mistakes in the chain, and changes that a namespaced profile must not make to inherited fields.
-pub(super) fn resolve(
+pub(super) fn flatten(
     name: &ProfileName,
     spec: &ProfileSpec,
     parents: &dyn Parents,
-) -> Result<Effective, Vec<Diagnostic>> {
+) -> Result<FlattenedProfile, Vec<Diagnostic>> {
+    if spec.extends.is_none() {
+        return Ok(FlattenedProfile::standalone(spec.clone(), Limits::of(name)));
+    }
     let ancestors = ancestors(name, spec, parents).map_err(|diagnostic| vec![diagnostic])?;
-    let mut diagnostics = Vec::new();
-    let mut set = Vec::new();
-    let mut merged: Option<Part> = None;
+    let mut inherited: Option<Part> = None;
     for (text, ancestor) in ancestors.iter().rev().enumerate() {
         let part = part(text, &ancestor.spec)?;
-        merged = Some(match merged {
-            Some(parent) => merge::lay_spec(parent, part),
+        inherited = Some(match inherited {
+            Some(parent) => merge::merge_spec(parent, part),
             None => part,
         });
     }
     let own = part(ancestors.len(), spec)?;
-    let merged = match merged {
+    let mut diagnostics = Vec::new();
+    let mut set_by_namespace = Vec::new();
+    let merged = match inherited {
         Some(parent) if name.namespace.is_some() => {
             let inherited = read(&parent.json)?;
-            tenant::check(spec, &inherited, &mut diagnostics);
-            let theirs = |name: &String| spec.parameters.iter().any(|own| own.name == *name);
-            set.extend(inherited.parameters.iter().map(|parameter| parameter.name.clone()).filter(theirs));
-            let mut merged = merge::lay_spec(parent, own);
-            tenant::narrow(&mut merged, &inherited, spec);
+            tenant::check_extension(spec, &inherited, &mut diagnostics);
+            let is_set = |name: &String| spec.parameters.iter().any(|own| own.name == *name);
+            set_by_namespace.extend(inherited.parameters.iter().map(|parameter| parameter.name.clone()).filter(is_set));
+            let mut merged = merge::merge_spec(parent, own);
+            tenant::narrow(&mut merged.json, &inherited, spec);
             merged
         }
-        Some(parent) => merge::lay_spec(parent, own),
+        Some(parent) => merge::merge_spec(parent, own),
         None => own,
     };
-    let mut spec_of_all = read(&merged.json)?;
-    spec_of_all.extends = None;
-    check_sizes(&spec_of_all, &mut diagnostics);
+    let flat = ProfileSpec { extends: None, ..read(&merged.json)? };
+    check_sizes(&flat, &mut diagnostics);
+    if !diagnostics.is_empty() {
+        return Err(diagnostics);
+    }
     let limits = match Limits::of(name) {
         Limits::Tenant if tenant::only_extends(spec) => Limits::Parent,
         limits => limits,
     };
-    if diagnostics.is_empty() {
-        let ancestors = ancestors.into_iter().map(|ancestor| ancestor.name).collect();
-        Ok(Effective { spec: spec_of_all, limits, ancestors, set, origin: merged.origin })
-    } else {
-        Err(diagnostics)
-    }
-}
-
-impl Effective {
-    /// Moves a mistake in the merged profile to the profile and path where the part was written.
-    pub(super) fn relocate(&self, diagnostic: Diagnostic) -> Diagnostic {
-        let Some(path) = diagnostic.path.strip_prefix("spec") else { return diagnostic };
-        let (text, path) = self.origin.locate(path);
-        // The last entry of the chain is the profile itself, the one before it its parent.
-        let up = self.ancestors.len().checked_sub(text + 1);
-        match up.and_then(|up| self.ancestors.get(up)) {
-            None => Diagnostic { path, ..diagnostic },
-            Some(ancestor) => {
-                let message = format!("{path} of {ancestor}, which it extends: {}", diagnostic.message);
-                Diagnostic { help: diagnostic.help, ..Diagnostic::new(EXTENDS, message) }
-            }
-        }
-    }
+    let ancestors = ancestors.into_iter().map(|ancestor| ancestor.name).collect();
+    let origin = Some(merged.origin);
+    Ok(FlattenedProfile { spec: flat, limits, ancestors, set_by_namespace, stored_revision: None, origin })
 }
 
 /// Returns the profiles that a profile extends, the nearest first.

@@ -3,13 +3,20 @@
 //! The webhook compiles what it serves from revisions alone. It reads neither current profiles nor their parents, so
 //! every replica compiles the same result at any time.
 
+use std::collections::BTreeMap;
+
 use pillion_api::profile::ProfileSpec;
 use pillion_api::revision::{MAX_TEXT_BYTES, RevisionBounds, RevisionSpec};
+use serde_json::Value as Json;
+use sha2::{Digest, Sha256};
 
-use super::compile::{compile_text, refuse_cluster_only};
-use super::extend::{self, Effective, NoParents, Parents};
-use super::revision::hash;
-use super::{CompiledProfile, Diagnostic, Limits, ProfileName};
+use super::{Diagnostic, Limits, ProfileName};
+
+/// The field for which mistakes in a parent are reported.
+pub(super) const EXTENDS: &str = "spec.extends.name";
+
+/// The number of hexadecimal digits of a revision. Forty bits distinguish the few revisions of one profile.
+const REVISION_LENGTH: usize = 10;
 
 /// A profile merged with everything that it inherits, and its limits.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,24 +29,16 @@ pub struct FlattenedProfile {
     pub ancestors: Vec<Box<str>>,
     /// The inherited parameters that a namespaced profile sets.
     pub set_by_namespace: Vec<String>,
+    /// The name of the revision that it was read from.
+    pub(super) stored_revision: Option<Box<str>>,
+    /// Where its parts were written; `None` if all are its own.
+    pub(super) origin: Option<Origin>,
 }
 
 impl FlattenedProfile {
-    /// Flattens a profile with those that it extends.
-    ///
-    /// # Errors
-    /// The mistakes in the chain. Success does not mean that the flattened profile compiles.
-    pub fn new(name: &ProfileName, spec: &ProfileSpec, parents: &dyn Parents) -> Result<Self, Vec<Diagnostic>> {
-        let mut diagnostics = Vec::new();
-        refuse_cluster_only(name, spec, &mut diagnostics);
-        if !diagnostics.is_empty() {
-            return Err(diagnostics);
-        }
-        if spec.extends.is_some() {
-            return extend::resolve(name, spec, parents).map(Self::from);
-        }
-        let limits = Limits::of(name);
-        Ok(Self { spec: spec.clone(), limits, ancestors: Vec::new(), set_by_namespace: Vec::new() })
+    /// Creates the flattened form of a profile that extends nothing.
+    pub(super) const fn standalone(spec: ProfileSpec, limits: Limits) -> Self {
+        Self { spec, limits, ancestors: Vec::new(), set_by_namespace: Vec::new(), stored_revision: None, origin: None }
     }
 
     /// Returns the revision: a hash of everything but `rollout`, which does not change the result for a pod.
@@ -86,7 +85,7 @@ impl FlattenedProfile {
     ///
     /// # Errors
     /// This build does not understand it, it belongs to another profile, or its hash does not match.
-    pub fn from_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<Self, Diagnostic> {
+    pub(super) fn from_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<Self, Diagnostic> {
         if *revision.profile != *name.name {
             return Err(Diagnostic::new("spec.profile", format!("the revision is of {:?}", revision.profile)));
         }
@@ -110,84 +109,142 @@ impl FlattenedProfile {
             let help = "only the controller writes revisions: delete this one, and it is made again";
             return Err(Diagnostic::new("spec.revision", message).with_help(help));
         }
-        let spec = ProfileSpec { extends: None, ..spec };
-        Ok(Self { spec, limits, ancestors, set_by_namespace: revision.set_by_namespace.clone() })
+        Ok(Self {
+            spec: ProfileSpec { extends: None, ..spec },
+            limits,
+            ancestors,
+            set_by_namespace: revision.set_by_namespace.clone(),
+            stored_revision: hash,
+            origin: None,
+        })
     }
 
-    /// Compiles the text.
-    ///
-    /// # Errors
-    /// All diagnostics.
-    pub fn compile(&self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
-        let mut compiled = compile_text(name, &self.spec, self.limits)?;
-        compiled.complete(&self.ancestors, &self.set_by_namespace);
-        Ok(CompiledProfile { revision: self.revision().unwrap_or_default(), ..compiled })
+    /// Returns the revision that a compiled profile has. A stored one keeps its name, because this build may serialize
+    /// it differently.
+    pub(super) fn compiled_revision(&self) -> Box<str> {
+        self.stored_revision.clone().or_else(|| self.revision()).unwrap_or_default()
     }
-}
 
-impl From<Effective> for FlattenedProfile {
-    fn from(effective: Effective) -> Self {
-        let Effective { spec, limits, ancestors, set, .. } = effective;
-        Self { spec, limits, ancestors, set_by_namespace: set }
-    }
-}
-
-/// Compiles a profile that extends none.
-///
-/// # Errors
-/// All diagnostics.
-pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    compile_with(name, spec, &NoParents)
-}
-
-/// Compiles a profile that may extend one of `parents`.
-///
-/// # Errors
-/// All diagnostics, including those of inherited parts.
-pub fn compile_with(
-    name: &ProfileName,
-    spec: &ProfileSpec,
-    parents: &dyn Parents,
-) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    // Only the author's own spec is checked: a namespaced profile may inherit fields that it must not set.
-    let mut diagnostics = Vec::new();
-    refuse_cluster_only(name, spec, &mut diagnostics);
-    let compiled = match spec.extends {
-        Some(_) => compile_extending(name, spec, parents),
-        None => compile_text(name, spec, Limits::of(name)),
-    };
-    match compiled {
-        Ok(compiled) if diagnostics.is_empty() => Ok(compiled),
-        Ok(_) => Err(diagnostics),
-        Err(more) => Err(diagnostics.into_iter().chain(more).collect()),
-    }
-}
-
-/// Compiles a profile that extends another one.
-fn compile_extending(
-    name: &ProfileName,
-    spec: &ProfileSpec,
-    parents: &dyn Parents,
-) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    let effective = extend::resolve(name, spec, parents)?;
-    match compile_text(name, &effective.spec, effective.limits) {
-        Ok(mut compiled) => {
-            compiled.complete(&effective.ancestors, &effective.set);
-            let revision = FlattenedProfile::from(effective).revision().unwrap_or_default();
-            Ok(CompiledProfile { revision, ..compiled })
+    /// Moves a mistake in the flattened spec to the profile and path where the part was written.
+    pub(super) fn relocate(&self, diagnostic: Diagnostic) -> Diagnostic {
+        let Some(origin) = &self.origin else { return diagnostic };
+        let Some(path) = diagnostic.path.strip_prefix("spec") else { return diagnostic };
+        let (text, path) = origin.locate(path);
+        // The last entry of the chain is the profile itself, the one before it its parent.
+        let up = self.ancestors.len().checked_sub(text + 1);
+        match up.and_then(|up| self.ancestors.get(up)) {
+            None => Diagnostic { path, ..diagnostic },
+            Some(ancestor) => {
+                let message = format!("{path} of {ancestor}, which it extends: {}", diagnostic.message);
+                Diagnostic { help: diagnostic.help, ..Diagnostic::new(EXTENDS, message) }
+            }
         }
-        Err(diagnostics) => Err(diagnostics.into_iter().map(|diagnostic| effective.relocate(diagnostic)).collect()),
     }
 }
 
-/// Compiles a stored revision. It keeps the stored revision name, because this build may serialize it differently.
-///
-/// # Errors
-/// This build does not understand it, or it no longer compiles.
-pub fn compile_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
-    let flattened = FlattenedProfile::from_revision(name, revision).map_err(|diagnostic| vec![diagnostic])?;
-    let compiled = flattened.compile(name)?;
-    Ok(CompiledProfile { revision: revision.revision.as_str().into(), ..compiled })
+/// Hashes a text and its limits, with sorted object keys.
+fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
+    // The text is parsed as a stored revision is, because parsing can change numbers.
+    let mut json: Json = serde_json::from_str(text).ok()?;
+    json.as_object_mut()?.remove("rollout");
+    if !ancestors.is_empty() {
+        let bounds = format!("{limits:?}");
+        json = serde_json::json!({"text": json, "bounds": bounds, "ancestors": ancestors, "set": set});
+    }
+    json.sort_all_objects();
+    let hash = Sha256::digest(json.to_string());
+    let mut hex = format!("{hash:x}");
+    hex.truncate(REVISION_LENGTH);
+    Some(hex.into())
+}
+
+/// Where a part and its nested parts were written.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Origin {
+    /// The index in the chain: 0 is the profile that extends nothing.
+    text: usize,
+    /// The field's path in that profile.
+    path: String,
+    below: Below,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Below {
+    /// All nested parts are at the same path in the same profile.
+    Same,
+    Fields(BTreeMap<String, Origin>),
+    Items(Vec<Origin>),
+}
+
+impl Origin {
+    /// Creates the origin of a part that was written entirely in one profile.
+    pub(super) fn of(text: usize, path: impl Into<String>) -> Self {
+        Self { text, path: path.into(), below: Below::Same }
+    }
+
+    /// Returns the same origin with fields that were written elsewhere.
+    pub(super) fn with_fields(&self, fields: BTreeMap<String, Self>) -> Self {
+        Self { text: self.text, path: self.path.clone(), below: Below::Fields(fields) }
+    }
+
+    /// Returns the same origin with items that were written elsewhere.
+    pub(super) fn with_items(&self, items: Vec<Self>) -> Self {
+        Self { text: self.text, path: self.path.clone(), below: Below::Items(items) }
+    }
+
+    /// Returns the origin of a field of this part.
+    pub(super) fn field(&self, name: &str) -> Self {
+        match &self.below {
+            Below::Fields(fields) if fields.contains_key(name) => fields.get(name).cloned(),
+            _ => None,
+        }
+        .unwrap_or_else(|| Self::of(self.text, format!("{}.{name}", self.path)))
+    }
+
+    /// Returns the origin of an item of this part.
+    pub(super) fn item(&self, index: usize) -> Self {
+        match &self.below {
+            Below::Items(items) => items.get(index).cloned(),
+            _ => None,
+        }
+        .unwrap_or_else(|| Self::of(self.text, format!("{}[{index}]", self.path)))
+    }
+
+    /// Returns the profile in which a path below this part was written, and the path there. For a path that was not
+    /// written, it is the nearest written part above, with the rest of the path.
+    pub(super) fn locate(&self, path: &str) -> (usize, String) {
+        let (mut here, mut rest) = (self, path);
+        // Every step goes one level down, and the tree is no deeper than the profile.
+        loop {
+            let next = match &here.below {
+                Below::Same => None,
+                Below::Fields(fields) => step_into_field(fields, rest),
+                Below::Items(items) => step_into_item(items, rest),
+            };
+            match next {
+                Some((next, remaining)) => (here, rest) = (next, remaining),
+                None => return (here.text, format!("{}{rest}", here.path)),
+            }
+        }
+    }
+}
+
+/// Finds the field that a path begins with. Keys may contain dots, so the longest match is taken. Some paths omit
+/// `$value`.
+fn step_into_field<'o, 'p>(fields: &'o BTreeMap<String, Origin>, rest: &'p str) -> Option<(&'o Origin, &'p str)> {
+    let ends = |remaining: &str| remaining.is_empty() || remaining.starts_with(['.', '[']);
+    let fitting = fields.iter().filter_map(|(key, origin)| {
+        let plain = rest.strip_prefix('.').and_then(|rest| rest.strip_prefix(key.as_str()));
+        let remaining = plain.or_else(|| rest.strip_prefix(&format!("[{key:?}]"))).filter(|rest| ends(rest))?;
+        Some((origin, remaining))
+    });
+    let longest = fitting.min_by_key(|(_, remaining)| remaining.len());
+    longest.or_else(|| fields.get("$value").filter(|_| !rest.is_empty()).map(|value| (value, rest)))
+}
+
+fn step_into_item<'o, 'p>(items: &'o [Origin], rest: &'p str) -> Option<(&'o Origin, &'p str)> {
+    let (index, remaining) = rest.strip_prefix('[')?.split_once(']')?;
+    Some((items.get(index.parse::<usize>().ok()?)?, remaining))
 }
 
 #[cfg(test)]
@@ -195,7 +252,7 @@ mod tests {
     use serde_json::{Value as Json, json};
 
     use super::*;
-    use crate::profile::{Library, compile_with};
+    use crate::profile::{CompiledProfile, Library, ProfileSource};
 
     fn spec(json: Json) -> ProfileSpec {
         serde_json::from_value(json).unwrap()
@@ -215,15 +272,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_compiles_to_what_was_accepted() {
+    fn stored_revision_compiles_to_same_profile() {
         for name in [ProfileName::cluster("child"), ProfileName::namespaced("shop", "child")] {
-            let accepted = compile_with(&name, &child("debug"), &library()).unwrap();
-            let flattened = FlattenedProfile::new(&name, &child("debug"), &library()).unwrap();
+            let accepted = ProfileSource::Author(&child("debug"), &library()).compile(&name).unwrap();
+            let flattened = ProfileSource::Author(&child("debug"), &library()).flatten(&name).unwrap();
             assert_eq!(flattened.revision().as_deref(), Some(accepted.revision()));
             let kept = flattened.to_revision(&name, Some(3), Some("{}")).unwrap();
             assert!(!kept.text.contains("extends") && !kept.text.contains("rollout"), "{}", kept.text);
             assert_eq!((kept.source.as_deref(), kept.ancestors.as_slice()), (Some("{}"), &["parent".to_owned()][..]));
-            let served = compile_revision(&name, &kept).unwrap();
+            let served = ProfileSource::Revision(&kept).compile(&name).unwrap();
             assert_eq!(served.revision(), accepted.revision());
             assert_eq!(served.limits(), accepted.limits());
             assert!(served.ancestors().eq(accepted.ancestors()));
@@ -237,8 +294,11 @@ mod tests {
     #[test]
     fn revision_of_tenants_child_has_the_text_of_its_parent() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept =
-            FlattenedProfile::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let kept = ProfileSource::Author(&child("debug"), &library())
+            .flatten(&name)
+            .unwrap()
+            .to_revision(&name, None, None)
+            .unwrap();
         let text: Json = serde_json::from_str(&kept.text).unwrap();
         assert_eq!(text["template"]["metadata"]["labels"]["level"], "${params.level}");
         let page = include_str!("../../../../docs/tenancy.md").split_whitespace().collect::<Vec<_>>().join(" ");
@@ -246,27 +306,30 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_it_is_no_part_of_it_and_what_bounds_it_is() {
+    fn revision_includes_limits_and_not_rollout() {
         let name = ProfileName::cluster("p");
         let text =
             |percent| spec(json!({"rollout": {"percent": percent}, "template": {"metadata": {"labels": {"a": "b"}}}}));
-        let revision = |spec: &ProfileSpec| FlattenedProfile::new(&name, spec, &library()).unwrap().revision();
+        let revision = |spec: &ProfileSpec| ProfileSource::Author(spec, &library()).flatten(&name).unwrap().revision();
         assert_eq!(revision(&text(1)), revision(&text(100)));
         assert_eq!(revision(&text(1)), revision(&ProfileSpec { rollout: None, ..text(1) }));
 
         // Written by the tenant itself, the same spec is limited and has another revision.
         let name = ProfileName::namespaced("shop", "child");
-        let inherited = FlattenedProfile::new(&name, &child("debug"), &library()).unwrap();
-        let own = FlattenedProfile::new(&name, &inherited.spec, &library()).unwrap();
+        let inherited = ProfileSource::Author(&child("debug"), &library()).flatten(&name).unwrap();
+        let own = ProfileSource::Author(&inherited.spec, &library()).flatten(&name).unwrap();
         assert_eq!((inherited.limits, own.limits), (Limits::Parent, Limits::Tenant));
         assert_ne!(inherited.revision(), own.revision());
     }
 
     #[test]
-    fn revision_with_another_content_than_its_name_says_is_refused() {
+    fn rejects_revision_with_wrong_hash() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept =
-            FlattenedProfile::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let kept = ProfileSource::Author(&child("debug"), &library())
+            .flatten(&name)
+            .unwrap()
+            .to_revision(&name, None, None)
+            .unwrap();
         let forged = [
             RevisionSpec { text: kept.text.replace("debug", "trace"), ..kept.clone() },
             RevisionSpec { ancestors: vec!["privileged".to_owned()], ..kept.clone() },
@@ -275,26 +338,26 @@ mod tests {
             RevisionSpec { revision: "0123456789".to_owned(), ..kept.clone() },
         ];
         for forged in forged {
-            let [diagnostic] = compile_revision(&name, &forged).unwrap_err().try_into().unwrap();
+            let [diagnostic] = ProfileSource::Revision(&forged).compile(&name).unwrap_err().try_into().unwrap();
             assert!(diagnostic.message.contains("the hash of its content is"), "{diagnostic}");
         }
         // A newer build may serialize the fields in another order. The revision stays the same.
         let Json::Object(fields) = serde_json::from_str(&kept.text).unwrap() else { panic!() };
         let text = Json::Object(fields.into_iter().rev().collect()).to_string();
         assert_ne!(text, kept.text);
-        assert!(compile_revision(&name, &RevisionSpec { text, ..kept }).is_ok());
+        assert!(ProfileSource::Revision(&RevisionSpec { text, ..kept }).compile(&name).is_ok());
     }
 
     #[test]
-    fn revision_with_bounds_of_tenants_has_limits_of_tenants() {
+    fn tenant_revision_has_tenant_limits() {
         let name = ProfileName::namespaced("shop", "own");
         let lookups = json!([{"name": "others", "version": "v1", "resource": "configmaps", "objectName": "settings", "namespace": "other"}]);
         let template = json!({"metadata": {"labels": {"a": "${lookups.?others.?data.?a.orValue('')}"}}});
         for limits in [Limits::Tenant, Limits::Platform] {
             let spec = spec(json!({"lookups": lookups, "template": template}));
-            let forged = FlattenedProfile { spec, limits, ancestors: Vec::new(), set_by_namespace: Vec::new() };
+            let forged = FlattenedProfile::standalone(spec, limits);
             let forged = forged.to_revision(&name, None, None).unwrap();
-            let diagnostics = compile_revision(&name, &forged).unwrap_err();
+            let diagnostics = ProfileSource::Revision(&forged).compile(&name).unwrap_err();
             let expected =
                 if limits == Limits::Tenant { "lookups are for cluster profiles" } else { "cannot have Platform" };
             assert!(diagnostics.iter().any(|diagnostic| diagnostic.message.contains(expected)), "{diagnostics:?}");
@@ -307,28 +370,53 @@ mod tests {
         for number in 1..2_000_u32 {
             let number = f64::from(number).sqrt() * 1e-7;
             let spec = spec(json!({"template": {"spec": {"x": number}}}));
-            let flattened = FlattenedProfile {
-                spec,
-                limits: Limits::Platform,
-                ancestors: Vec::new(),
-                set_by_namespace: Vec::new(),
-            };
+            let flattened = FlattenedProfile::standalone(spec, Limits::Platform);
             let kept = flattened.to_revision(&name, None, None).unwrap();
-            assert!(FlattenedProfile::from_revision(&name, &kept).is_ok(), "{number}");
+            assert!(ProfileSource::Revision(&kept).flatten(&name).is_ok(), "{number}");
         }
     }
 
     #[test]
-    fn a_revision_is_of_its_profile_and_bounded_as_that_may_be() {
+    fn rejects_revision_of_other_profile_or_scope() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept =
-            FlattenedProfile::new(&name, &child("debug"), &library()).unwrap().to_revision(&name, None, None).unwrap();
+        let kept = ProfileSource::Author(&child("debug"), &library())
+            .flatten(&name)
+            .unwrap()
+            .to_revision(&name, None, None)
+            .unwrap();
         let other = ProfileName::namespaced("shop", "other");
-        assert!(compile_revision(&other, &kept).unwrap_err()[0].message.contains("child"));
+        assert!(ProfileSource::Revision(&kept).compile(&other).unwrap_err()[0].message.contains("child"));
         let platforms = RevisionSpec { bounds: RevisionBounds::Platform, ..kept.clone() };
-        assert!(compile_revision(&name, &platforms).is_err(), "a namespace's is never the platform's");
-        assert!(compile_revision(&ProfileName::cluster("child"), &kept).is_err());
+        assert!(ProfileSource::Revision(&platforms).compile(&name).is_err(), "a namespace's is never the platform's");
+        assert!(ProfileSource::Revision(&kept).compile(&ProfileName::cluster("child")).is_err());
         let newer = RevisionSpec { text: r#"{"newField": 1}"#.to_owned(), ..kept };
-        assert!(compile_revision(&name, &newer).unwrap_err()[0].to_string().contains("newer version"));
+        assert!(ProfileSource::Revision(&newer).compile(&name).unwrap_err()[0].to_string().contains("newer version"));
+    }
+
+    fn merged() -> Origin {
+        let child = Origin::of(1, "spec");
+        let list = child.field("list").with_items(vec![Origin::of(0, "spec.list[4]"), child.field("list").item(0)]);
+        let value = child.field("args").with_fields([("$value".to_owned(), Origin::of(0, "spec.args"))].into());
+        let fields = [("list", list), ("a", Origin::of(0, "spec.a")), ("a.b/c", child.field("a.b/c")), ("args", value)];
+        child.with_fields(fields.into_iter().map(|(name, origin)| (name.to_owned(), origin)).collect())
+    }
+
+    #[test]
+    fn locates_path_in_originating_profile() {
+        for (path, text, own) in [
+            (".list[0].name", 0, "spec.list[4].name"),
+            (".list[1].name", 1, "spec.list[0].name"),
+            (".list[7]", 1, "spec.list[7]"),
+            (".list", 1, "spec.list"),
+            (".a.b", 0, "spec.a.b"),
+            (".a.b/c", 1, "spec.a.b/c"),
+            ("[\"a.b/c\"]", 1, "spec.a.b/c"),
+            (".args[2]", 0, "spec.args[2]"),
+            (".args.$value[2]", 0, "spec.args[2]"),
+            (".other", 1, "spec.other"),
+            ("", 1, "spec"),
+        ] {
+            assert_eq!(merged().locate(path), (text, own.to_owned()), "{path}");
+        }
     }
 }

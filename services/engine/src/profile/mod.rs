@@ -1,32 +1,31 @@
-//! Profiles: compiles what an author wrote into what the engine runs.
+//! Profiles: from the text of an author to what the engine runs.
 //!
-//! [`compile`] reports all mistakes in a profile before it takes effect, so that requests only read prepared data. A
-//! [`CompiledProfile`] never changes.
+//! All profiles take the same way, in [`ProfileSource::compile`]. Their source decides where it begins:
+//!
+//! 1. A spec of an author is checked by itself: a namespaced profile must not set the fields of cluster profiles.
+//! 2. It is flattened: merged with the cluster profiles that it extends ([`FlattenedProfile`]). The leader publishes
+//!    this form as a revision, and replicas read their revisions here.
+//! 3. The flattened profile is compiled ([`CompiledProfile`]). All mistakes are reported before a profile takes
+//!    effect, so that requests only read prepared data.
 
-mod contend;
 mod elements;
-mod advice;
-mod extend;
-pub(crate) mod container_rules;
-mod pod_schema;
-mod review;
-mod revision;
-pub(crate) mod target;
-mod tenant;
-mod typed;
-mod check;
-pub(crate) mod request;
-pub(crate) mod template;
-mod object;
-pub(crate) mod validations;
-pub(crate) mod expressions;
-pub(crate) mod rules;
-mod compile;
 mod flattened;
+pub(crate) mod pod_schema;
+mod typed;
+pub(crate) mod template;
+mod check;
+mod tenant;
+mod extend;
+pub(crate) mod request;
+pub(crate) mod target;
+pub(crate) mod parts;
+mod compile;
+mod review;
 
 use std::fmt;
 
-use pillion_api::profile::{Activation, OnError, OptOut, Rollout};
+use pillion_api::profile::{Activation, OnError, OptOut, ProfileSpec, Rollout};
+use pillion_api::revision::RevisionSpec;
 use pillion_api::selector::LabelSelector;
 
 use crate::context::{Definitions, Variable};
@@ -38,15 +37,74 @@ use request::Request;
 use target::{Action, Phase};
 
 pub use crate::diagnostic::{Diagnostic, Part};
-pub use advice::advise;
-pub use check::MAX_TEMPLATE_BYTES;
-pub(crate) use expressions::one_line;
+pub use check::{MAX_TEMPLATE_BYTES, advise};
 #[cfg(test)]
 pub(crate) use extend::tests::Library;
 pub use extend::{MAX_CHAIN, NoParents, Parent, Parents};
-pub use flattened::{FlattenedProfile, compile, compile_revision, compile_with};
+pub use flattened::FlattenedProfile;
+pub(crate) use parts::one_line;
 pub(crate) use pod_schema::{Expected, InvalidValue};
 pub use review::{KnownParents, ProfileReview};
+
+/// What a profile is compiled from.
+#[derive(Clone, Copy)]
+pub enum ProfileSource<'s> {
+    /// The spec of an author, from the API server or a file, and the cluster profiles that it may extend.
+    Author(&'s ProfileSpec, &'s dyn Parents),
+    /// A published revision, which is already flattened.
+    Revision(&'s RevisionSpec),
+}
+
+impl ProfileSource<'_> {
+    /// Merges the profile with those that it extends, or reads the revision.
+    ///
+    /// # Errors
+    /// Mistakes in the chain or in the revision. Success does not mean that the flattened profile compiles.
+    pub fn flatten(self, name: &ProfileName) -> Result<FlattenedProfile, Vec<Diagnostic>> {
+        let diagnostics = self.check(name);
+        if diagnostics.is_empty() { self.merge(name) } else { Err(diagnostics) }
+    }
+
+    /// Compiles the profile.
+    ///
+    /// # Errors
+    /// All diagnostics, including those of inherited parts.
+    pub fn compile(self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
+        let mut diagnostics = self.check(name);
+        match self.merge(name).and_then(|flattened| flattened.compile(name)) {
+            Ok(profile) if diagnostics.is_empty() => return Ok(profile),
+            Ok(_) => {}
+            Err(more) => diagnostics.extend(more),
+        }
+        Err(diagnostics)
+    }
+
+    /// Checks the author's own spec.
+    fn check(self, name: &ProfileName) -> Vec<Diagnostic> {
+        let mut diagnostics = Vec::new();
+        if let (Self::Author(spec, _), Some(_)) = (self, &name.namespace) {
+            tenant::check_fields(spec, &mut diagnostics);
+        }
+        diagnostics
+    }
+
+    fn merge(self, name: &ProfileName) -> Result<FlattenedProfile, Vec<Diagnostic>> {
+        match self {
+            Self::Author(spec, parents) => extend::flatten(name, spec, parents),
+            Self::Revision(revision) => {
+                FlattenedProfile::from_revision(name, revision).map_err(|diagnostic| vec![diagnostic])
+            }
+        }
+    }
+}
+
+/// Compiles the spec of a profile that extends nothing.
+///
+/// # Errors
+/// All diagnostics.
+pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    ProfileSource::Author(spec, &NoParents).compile(name)
+}
 
 /// The name of a profile. Cluster profiles sort before namespaced ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -122,14 +180,14 @@ pub struct CompiledProfile {
     pub(crate) on_error: OnError,
     pub(crate) parameters: Box<[Parameter]>,
     pub(crate) variables: Box<[Variable]>,
-    pub(crate) conditions: Box<[expressions::Condition]>,
+    pub(crate) conditions: Box<[parts::Condition]>,
     pub(crate) template: Option<template::Node>,
-    pub(crate) rules: Box<[rules::ContainerRule]>,
+    pub(crate) rules: Box<[parts::ContainerRule]>,
     /// The literal names of the containers that it adds.
     pub(crate) own_containers: Box<[Box<str>]>,
     pub(crate) lookups: Box<[Declared]>,
     pub(crate) needs: Needs,
-    pub(crate) validations: Box<[validations::Validation]>,
+    pub(crate) validations: Box<[parts::Validation]>,
     pub(crate) target: target::Target,
     /// Whether it has a template or container rules, and not only validations.
     pub(crate) has_template: bool,
@@ -264,14 +322,6 @@ impl CompiledProfile {
     #[must_use]
     pub const fn rollout(&self) -> Option<&Rollout> {
         self.rollout.as_ref()
-    }
-
-    /// Sets its ancestors, and the inherited parameters that the namespace set.
-    fn complete(&mut self, ancestors: &[Box<str>], set_by_namespace: &[String]) {
-        self.ancestors = ancestors.into();
-        for parameter in &mut self.parameters {
-            parameter.set_by_namespace = set_by_namespace.iter().any(|name| **name == *parameter.name);
-        }
     }
 
     /// Makes it namespaced without the checks of a tenant's spec, as if its values came from expressions.

@@ -2,13 +2,14 @@
 //!
 //! The table is text with a line for each type. It is parsed only while a profile is checked, so that replicas do not
 //! keep it in memory. `just generate` writes it from the API server's OpenAPI document.
+//!
+//! The API server also has rules about several fields of a container together. It rejects a pod that violates one.
 
 use std::collections::BTreeMap;
 
 use crate::expression::Quantity;
 use crate::json;
-
-use super::container_rules::{self, Completeness};
+use crate::schema::{HOOK_HANDLERS, PROBE_HANDLERS};
 
 /// Lines of `Type field:kind field:kind`, sorted by type.
 const TABLE: &str = include_str!("pod_schema.txt");
@@ -196,7 +197,7 @@ impl Kind {
                 value.members().find_map(|(_, value)| item.mistake_in(value))
             }
             Self::Object(of) if value.kind() == json::Kind::Object => {
-                container_rules::violation(of, value, Completeness::Partial).map(InvalidValue::Combination)
+                violation(of, value, Completeness::Partial).map(InvalidValue::Combination)
             }
             Self::Boolean | Self::Int32 | Self::Int64 | Self::List(_) | Self::Map(_) | Self::Object(_) => wrong(),
         }
@@ -291,12 +292,84 @@ fn shown(text: &str) -> &str {
     text.char_indices().nth(LETTERS).map_or(text, |(end, _)| text.get(..end).unwrap_or(text))
 }
 
+/// The fields of a container that the rules are about, with the names of their types.
+pub(crate) const RULED_FIELDS: [(&str, &str); 5] = [
+    ("resources", "ResourceRequirements"),
+    ("livenessProbe", "Probe"),
+    ("readinessProbe", "Probe"),
+    ("startupProbe", "Probe"),
+    ("lifecycle", "Lifecycle"),
+];
+
+/// Whether a value has all its fields.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Completeness {
+    Complete,
+    /// The value is merged into another one, so a missing handler is not a violation.
+    Partial,
+}
+
+/// Returns a description of the rule that a value of a type violates; `None` if it violates none. A null field counts as
+/// absent.
+pub(crate) fn violation(type_name: &str, value: json::Value<'_>, completeness: Completeness) -> Option<String> {
+    let field = |name: &str| value.get(name).filter(|field| !field.is_null());
+    let below = |name: &str, type_name: &str| {
+        let rule = violation(type_name, field(name)?, completeness)?;
+        Some(format!("{name}: {rule}"))
+    };
+    match type_name {
+        "Container" => RULED_FIELDS.into_iter().find_map(|(name, type_name)| below(name, type_name)),
+        "Lifecycle" => ["postStart", "preStop"].into_iter().find_map(|hook| below(hook, "LifecycleHandler")),
+        "ResourceRequirements" => field("requests")?.members().find_map(|(name, requests)| {
+            let name = name.text();
+            above_limit(&name, quantity(requests)?, quantity(field("limits")?.get(&name)?)?)
+        }),
+        _ => {
+            let known = handlers(type_name)?;
+            let found: Vec<_> = known.iter().copied().filter(|handler| field(handler).is_some()).collect();
+            match found.as_slice() {
+                [_] => None,
+                [] if completeness == Completeness::Partial => None,
+                found => Some(wrong_number_of_handlers(known, found)),
+            }
+        }
+    }
+}
+
+/// The handlers of which a probe or hook has exactly one; `None` for another type.
+pub(super) fn handlers(type_name: &str) -> Option<&'static [&'static str]> {
+    match type_name {
+        "Probe" => Some(&PROBE_HANDLERS),
+        "LifecycleHandler" => Some(&HOOK_HANDLERS),
+        _ => None,
+    }
+}
+
+fn quantity(value: json::Value<'_>) -> Option<Quantity> {
+    match value.as_str() {
+        Some(text) => Quantity::read(&text),
+        None => Quantity::read(value.raw()),
+    }
+}
+
+pub(super) fn wrong_number_of_handlers(known: &[&str], found: &[&str]) -> String {
+    let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
+    format!("expected exactly one of {}; found {found}", known.join(", "))
+}
+
+/// Describes a request above the limit of its resource; `None` if it is not above.
+pub(super) fn above_limit(name: &str, requests: Quantity, limit: Quantity) -> Option<String> {
+    requests
+        .is_more_than(limit)
+        .then(|| format!("requests {requests} of {name}, which is more than its limit of {limit}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_fields_of_a_pod_are_known_with_their_kinds() {
+    fn pod_fields_have_kinds() {
         let schema = PodSchema::new();
         for (of, field, kind) in [
             ("PodSpec", "containers", Kind::List("Container")),
@@ -317,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_leads_to_a_type_that_is_there() {
+    fn every_kind_names_existing_type() {
         let schema = PodSchema::new();
         for of in schema.types.keys() {
             for (field, kind) in schema.fields(of) {
@@ -333,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_is_found_where_it_stands_further_down() {
+    fn finds_misplaced_field_below() {
         let schema = PodSchema::new();
         assert_eq!(schema.below("Container", "RunAsUser", 2), ["securityContext.runAsUser"]);
         assert_eq!(schema.below("Container", "containerport", 2), ["ports[].containerPort"]);

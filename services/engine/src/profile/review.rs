@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use super::{Diagnostic, MAX_CHAIN, Parent, Parents, ProfileName, compile_with};
+use super::{Diagnostic, MAX_CHAIN, Parent, Parents, ProfileName, ProfileSource};
 use crate::json::OwnedTape;
 use crate::lookup::{Answer, Query, Which};
 
@@ -144,7 +144,7 @@ impl ProfileReview {
         let diagnostics = match &self.spec {
             Err(error) => vec![Diagnostic::new("spec", error.clone())],
             Ok(_) if known.uncertain => return Vec::new(),
-            Ok(spec) => match compile_with(&self.name, spec, known) {
+            Ok(spec) => match ProfileSource::Author(spec, known).compile(&self.name) {
                 Ok(_) => return Vec::new(),
                 Err(diagnostics) => diagnostics,
             },
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_is_answered_without_a_word() {
+    fn valid_profile_has_no_warnings() {
         let review = review(&json!({"template": {"metadata": {"labels": {"a": "b"}}}}), "");
         let warnings = review.warnings(&KnownParents::default());
         assert_eq!(warnings, Vec::<String>::new());
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_in_lines_and_allowed() {
+    fn invalid_profile_is_allowed_with_warnings() {
         let containers: Vec<_> = (0..20).map(|number| json!({"name": format!("c{number}")})).collect();
         let review = review(&json!({"template": {"spec": {"containers": containers}}}), "shop");
         let warnings = review.warnings(&KnownParents::default());
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_are_looked_up_one_after_the_other() {
+    fn looks_up_parents_in_order() {
         let child = review(&json!({"extends": {"name": "middle"}, "parameters": [{"name": "x", "default": 1}]}), "");
         let mut known = KnownParents::with_names(["middel".to_owned()]);
         let middle = child.wanted(&known).unwrap();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_review_is_the_callers_fault() {
+    fn rejects_invalid_reviews() {
         assert!(ProfileReview::parse(b"{}").is_err());
         assert!(ProfileReview::parse(br#"{"apiVersion":"v2","request":{"uid":"1"}}"#).is_err());
         let long = json!({"apiVersion": "admission.k8s.io/v1", "request": {"uid": "u".repeat(MAX_UID_BYTES + 1)}});
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_no_revision_could_have_is_not_read() {
+    fn rejects_profile_above_revision_size() {
         let large = review(&json!({"template": vec![0; MAX_TEXT_BYTES / 2]}), "");
         let warnings = large.warnings(&KnownParents::default());
         assert!(warnings[1].contains("262144 are allowed"), "{warnings:?}");

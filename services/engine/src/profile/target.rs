@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cluster_lives_by_cannot_be_a_target() {
+    fn rejects_targets_that_clusters_depend_on() {
         for (group, resource) in [
             ("coordination.k8s.io", "leases"),
             ("", "events"),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_has_pods_only_and_pods_stand_alone() {
+    fn tenant_targets_pods_only() {
         let own = ProfileName::namespaced("team-a", "p");
         let deployments = json!({"group": "apps", "version": "v1", "resources": ["deployments"]});
         assert!(faults_of(&own, &deployments, false)[0].contains("a namespaced profile is for pods"));
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_needs_something_to_be_laid_over() {
+    fn template_needs_applicable_target() {
         let cluster = ProfileName::cluster("p");
         let with = |target: Json| faults_of(&cluster, &target, true);
         for target in [

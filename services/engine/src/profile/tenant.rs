@@ -1,10 +1,20 @@
-//! Checks the template of a tenant's profile. Its author may create pods in the namespace, but the profile also acts on
-//! pods of other authors there. So it may only add to a pod, and grants nothing that the namespace's pods could not
-//! have had.
+//! Limits of namespaced profiles.
+//!
+//! The author of a namespaced profile may create pods in the namespace, but the profile also acts on pods of other
+//! authors there. So its template may only add to a pod, and grants nothing that the namespace's pods could not have
+//! had.
+//!
+//! If it extends a cluster profile, the platform decides which parameters the namespace may set, which pods get the
+//! profile, and whether it can be dropped. The namespaced profile may set parameters whose `sources` include
+//! `Namespace`, within their range, and narrow which pods get the profile.
 
+use pillion_api::parameter::{Parameter, Source};
+use pillion_api::profile::{OptOut, ProfileSpec};
+use pillion_api::selector::{LabelSelector, Operator, Requirement};
 use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
+use crate::expression::closest;
 
 /// Fields of a pod's spec that a tenant's template may set.
 const SPEC_FIELDS: [&str; 3] = ["containers", "initContainers", "volumes"];
@@ -16,8 +26,24 @@ const VOLUME_SOURCES: [&str; 6] =
 /// Domains of labels and annotations that Kubernetes interprets.
 const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 
+/// Checks that a namespaced profile sets no field that only cluster profiles may set. Only the author's own spec is
+/// checked: it may inherit such fields.
+pub(super) fn check_fields(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
+    let sentence = "is for cluster profiles: a namespaced profile acts in its own namespace only";
+    if spec.namespace_selector.is_some() {
+        diagnostics.push(Diagnostic::new("spec.namespaceSelector", format!("namespaceSelector {sentence}")));
+    }
+    if spec.rollout.as_ref().is_some_and(|rollout| rollout.namespace_selector.is_some()) {
+        diagnostics.push(Diagnostic::new("spec.rollout.namespaceSelector", format!("namespaceSelector {sentence}")));
+    }
+    if spec.opt_out == Some(OptOut::Forbidden) {
+        diagnostics
+            .push(Diagnostic::new("spec.optOut", "optOut Forbidden is for cluster profiles").with_help("use Allowed"));
+    }
+}
+
 /// Checks a tenant's template, from which the directives were removed.
-pub(super) fn check_tenant(template: &Json, diagnostics: &mut Vec<Diagnostic>) {
+pub(super) fn check_template(template: &Json, diagnostics: &mut Vec<Diagnostic>) {
     for (map, key) in ["labels", "annotations"].into_iter().flat_map(|map| {
         let entries = template.pointer(&format!("/metadata/{map}")).and_then(Json::as_object);
         entries.into_iter().flat_map(Map::keys).map(move |key| (map, key))
@@ -95,6 +121,165 @@ fn elements<'s>(spec: &'s Map<String, Json>, list: &str) -> Vec<(String, &'s Map
     items.filter_map(|(index, item)| Some((format!("spec.template.spec.{list}[{index}]"), item.as_object()?))).collect()
 }
 
+/// Whether a namespaced profile only extends another one and sets permitted values. Such a profile is bounded by its
+/// parent. Any other field makes it subject to the limits for tenants.
+pub(super) const fn only_extends(spec: &ProfileSpec) -> bool {
+    // All fields are listed, so that adding a field to the spec fails to compile here.
+    let ProfileSpec {
+        description: _,
+        extends: _,
+        activation: _,
+        request: _,
+        object_selector: _,
+        order: _,
+        parameters: _,
+        rollout: _,
+        target: None,
+        opt_out: None,
+        namespace_selector: None,
+        match_conditions,
+        exclusive_group: None,
+        lookups,
+        variables,
+        template: None,
+        containers,
+        validations,
+        on_error: None,
+    } = spec
+    else {
+        return false;
+    };
+    match_conditions.is_empty()
+        && lookups.is_empty()
+        && variables.is_empty()
+        && containers.is_empty()
+        && validations.is_empty()
+}
+
+/// Checks a namespaced profile against its inherited spec.
+pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
+    let only_extends = only_extends(own);
+    for (index, parameter) in own.parameters.iter().enumerate() {
+        let path = format!("spec.parameters[{index}]");
+        match inherited.parameters.iter().find(|other| other.name == parameter.name) {
+            Some(other) => check_parameter(&path, parameter, other, diagnostics),
+            // New parameters are useful only with a template of its own.
+            None if only_extends => diagnostics.push(unknown_parameter(&path, &parameter.name, inherited)),
+            None => {}
+        }
+    }
+    for (index, condition) in own.match_conditions.iter().enumerate() {
+        if inherited.match_conditions.iter().any(|other| other.name == condition.name) {
+            let message = format!("the condition {:?} is the cluster profile's", condition.name);
+            let diagnostic = Diagnostic::new(format!("spec.matchConditions[{index}].name"), message);
+            diagnostics.push(diagnostic.with_help("a namespaced profile adds conditions; give it another name"));
+        }
+    }
+    if own.opt_out == Some(OptOut::Allowed) && inherited.opt_out == Some(OptOut::Forbidden) {
+        let message = "the cluster profile cannot be dropped, and one that extends it neither";
+        diagnostics.push(Diagnostic::new("spec.optOut", message).with_help("leave optOut out"));
+    }
+    if !only_extends {
+        let said = |what: &str| {
+            let message =
+                format!("a namespaced profile that says more than values cannot have the cluster profile's {what}");
+            let help = "leave out what is not extends, parameters, request, activation, objectSelector or order";
+            Diagnostic::new("spec.extends.name", message).with_help(help)
+        };
+        if !inherited.lookups.is_empty() {
+            diagnostics.push(said("look-ups"));
+        }
+        if inherited.target.is_some() && own.target.is_none() {
+            diagnostics.push(said("target"));
+        }
+    }
+}
+
+/// Checks that a namespaced profile sets only the value of an inherited parameter, and only if the platform permits it.
+fn check_parameter(path: &str, own: &Parameter, inherited: &Parameter, diagnostics: &mut Vec<Diagnostic>) {
+    let Parameter { name, type_, default, sources, .. } = own;
+    let said = serde_json::to_value(own).unwrap_or_default();
+    for field in said.as_object().into_iter().flat_map(|fields| fields.keys()) {
+        let is_theirs = match field.as_str() {
+            "name" | "default" => false,
+            "type" => *type_ != inherited.type_,
+            _ => true,
+        };
+        if is_theirs {
+            let message = format!("{field} of the parameter {name:?} is the cluster profile's to say");
+            let diagnostic = Diagnostic::new(format!("{path}.{field}"), message);
+            diagnostics.push(diagnostic.with_help(format!("say {{name: {name}, default: ...}}")));
+        }
+    }
+    let Some(value) = default else {
+        if sources.is_none() {
+            let diagnostic = Diagnostic::new(path, format!("no value is set for the parameter {name:?}"));
+            diagnostics.push(diagnostic.with_help(format!("say {{name: {name}, default: ...}}")));
+        }
+        return;
+    };
+    if !inherited.sources.as_deref().unwrap_or_default().contains(&Source::Namespace) {
+        let message = format!("the cluster profile does not let a namespace set {name:?}");
+        let diagnostic = Diagnostic::new(format!("{path}.default"), message);
+        diagnostics.push(diagnostic.with_help("its sources would need Namespace"));
+    }
+    if has_expression(value) {
+        let message = "a namespace sets a value and not an expression: it has to be within its bounds";
+        diagnostics.push(Diagnostic::new(format!("{path}.default"), message).with_help("write the value itself"));
+    }
+}
+
+fn unknown_parameter(path: &str, name: &str, inherited: &ProfileSpec) -> Diagnostic {
+    let diagnostic = Diagnostic::new(format!("{path}.name"), format!("the cluster profile has no parameter {name:?}"));
+    let settable = |parameter: &&Parameter| {
+        parameter.sources.as_deref().is_some_and(|sources| sources.contains(&Source::Namespace))
+    };
+    let names: Vec<_> = inherited.parameters.iter().filter(settable).map(|parameter| &*parameter.name).collect();
+    match closest(name, names.iter().copied()) {
+        Some(meant) => diagnostic.with_help(format!("did you mean {meant:?}?")),
+        None if names.is_empty() => diagnostic.with_help("it lets namespaces set none"),
+        None => diagnostic.with_help(format!("a namespace can set {}", names.join(", "))),
+    }
+}
+
+/// Whether a value contains an expression.
+fn has_expression(value: &Json) -> bool {
+    match value {
+        Json::String(text) => text.contains("${"),
+        Json::Array(items) => items.iter().any(has_expression),
+        Json::Object(fields) => fields.values().any(has_expression),
+        Json::Null | Json::Bool(_) | Json::Number(_) => false,
+    }
+}
+
+/// Restricts a namespaced profile to objects that its own selectors and its parent's both match.
+pub(super) fn narrow(merged: &mut Json, inherited: &ProfileSpec, own: &ProfileSpec) {
+    let Some(fields) = merged.as_object_mut() else { return };
+    let selectors = [
+        ("objectSelector", &inherited.object_selector, &own.object_selector),
+        ("namespaceSelector", &inherited.namespace_selector, &own.namespace_selector),
+    ];
+    for (field, inherited, own) in selectors {
+        let (Some(inherited), Some(own)) = (inherited, own) else { continue };
+        if let Ok(both) = serde_json::to_value(both(inherited, own)) {
+            fields.insert(field.to_owned(), both);
+        }
+    }
+}
+
+/// Returns a selector that matches what both match. The namespace's requirements come first, as written.
+fn both(inherited: &LabelSelector, own: &LabelSelector) -> LabelSelector {
+    let LabelSelector { match_labels, mut match_expressions } = own.clone();
+    // Expressions are used because two values for one label, which match nothing, do not fit into a map.
+    match_expressions.extend(match_labels.into_iter().map(|(key, value)| Requirement {
+        key,
+        operator: Operator::In,
+        values: vec![value],
+    }));
+    match_expressions.extend(inherited.match_expressions.iter().cloned());
+    LabelSelector { match_labels: inherited.match_labels.clone(), match_expressions }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -103,12 +288,12 @@ mod tests {
 
     fn diagnostics(template: &Json) -> Vec<String> {
         let mut diagnostics = Vec::new();
-        check_tenant(template, &mut diagnostics);
+        check_template(template, &mut diagnostics);
         diagnostics.into_iter().map(|diagnostic| diagnostic.path).collect()
     }
 
     #[test]
-    fn what_reaches_beyond_the_namespaces_own_pods_is_refused() {
+    fn rejects_fields_beyond_tenant_limits() {
         let container = |context: Json| json!({"spec": {"containers": [{"name": "a", "securityContext": context}]}});
         for template in [
             json!({"spec": {"hostNetwork": true}}),
@@ -135,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_volumes_and_keys_of_ones_own_are_allowed() {
+    fn accepts_own_containers_volumes_and_keys() {
         let template = json!({
             "metadata": {"labels": {"team.example.com/x": "y", "notkubernetes.io/x": "y"}},
             "spec": {

@@ -18,7 +18,7 @@ fn container(more: &Json) -> Json {
 }
 
 #[test]
-fn every_mistake_is_reported_with_its_place() {
+fn reports_every_mistake_with_field_path() {
     let spec = json!({
         "request": {"truthy": ["a,b", "no"]},
         "objectSelector": {"matchExpressions": [{"key": "k", "operator": "In"}]},
@@ -59,7 +59,7 @@ fn every_mistake_is_reported_with_its_place() {
 }
 
 #[test]
-fn what_every_pod_would_be_refused_for_does_not_compile() {
+fn rejects_fields_that_api_server_rejects() {
     for more in [
         json!({"env": [{"name": "PORT", "value": 8080}]}),
         json!({"command": "sh"}),
@@ -73,14 +73,14 @@ fn what_every_pod_would_be_refused_for_does_not_compile() {
 }
 
 #[test]
-fn what_this_build_does_not_run_is_refused_and_not_left_out() {
+fn rejects_unsupported_directives() {
     for more in [json!({"$when": "x"}), json!({"args": ["${x}"]}), json!({"$forEech": "x"})] {
         assert!(!diagnostics(&ProfileName::cluster("p"), &container(&more)).is_empty(), "{more}");
     }
 }
 
 #[test]
-fn a_rollout_is_a_share_and_a_tenants_is_of_its_own_namespace() {
+fn checks_rollout() {
     let with = |name: &ProfileName, rollout: Json| {
         let mut spec = container(&json!({}));
         spec["rollout"] = rollout;
@@ -100,7 +100,7 @@ fn a_rollout_is_a_share_and_a_tenants_is_of_its_own_namespace() {
 }
 
 #[test]
-fn names_in_loops_mean_one_thing() {
+fn loop_names_cannot_shadow() {
     let element = |directives: &Json| {
         let mut entry = json!({"name": "A_${string(index)}", "value": "x"});
         entry.as_object_mut().unwrap().extend(directives.as_object().unwrap().clone());
@@ -118,7 +118,7 @@ fn names_in_loops_mean_one_thing() {
 }
 
 #[test]
-fn expressions_are_checked() {
+fn checks_expressions() {
     let conditions = |expression: &str| {
         let mut spec = container(&json!({}));
         spec["variables"] = json!([{"name": "team", "expression": "object.metadata.labels.team"}]);
@@ -144,7 +144,7 @@ fn expressions_are_checked() {
 }
 
 #[test]
-fn directives_are_checked() {
+fn checks_directives() {
     for (more, told) in [
         (json!({"$conflict": "Sometimes"}), "expected Merge, Keep, Replace or Fail"),
         (json!({"$position": "Middle"}), "expected First, Last"),
@@ -160,7 +160,7 @@ fn directives_are_checked() {
 }
 
 #[test]
-fn a_tenants_profile_is_held_to_its_limits() {
+fn tenant_profile_has_limits() {
     let own = ProfileName::namespaced("team-a", "p");
     let privileged = container(&json!({"securityContext": {"privileged": true}}));
     assert!(diagnostics(&ProfileName::cluster("p"), &privileged).is_empty());
@@ -176,7 +176,7 @@ fn a_tenants_profile_is_held_to_its_limits() {
 }
 
 #[test]
-fn a_template_is_bounded() {
+fn template_size_and_depth_are_bounded() {
     let deep = (0..200).fold(json!("x"), |inner, _| json!({"a": inner}));
     assert!(diagnostics(&ProfileName::cluster("p"), &json!({"template": {"spec": deep}}))[0].contains("levels deep"));
     let large = container(&json!({"args": ["x".repeat(MAX_TEMPLATE_BYTES)]}));
@@ -184,7 +184,7 @@ fn a_template_is_bounded() {
 }
 
 #[test]
-fn a_revision_is_of_the_text_and_not_of_its_order() {
+fn revision_ignores_order_of_fields() {
     let name = ProfileName::cluster("p");
     let revision = |json: &str| compile(&name, &serde_json::from_str(json).unwrap()).unwrap().revision().to_owned();
     let one = revision(r#"{"order": 1, "template": {"metadata": {"labels": {"a": "1", "b": "2"}}}}"#);

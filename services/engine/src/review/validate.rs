@@ -17,8 +17,8 @@ use crate::decision::{
     Decision, Outcome, ProfileDecision, ProfileOutcome, Reason, ValidationDecision, ValidationOutcome,
 };
 use crate::expression::{EvaluationError, Meter, Purpose};
+use crate::profile::parts::Validation;
 use crate::profile::template::Choice;
-use crate::profile::validations::Validation;
 use crate::profile::{CompiledProfile, one_line};
 use crate::record::Record;
 use crate::select::{Selected, Selection, select};

@@ -240,7 +240,7 @@ fn check_conditions<'v>(
                     Otherwise::Deny => ProfileOutcome::Denied,
                 },
                 reason: Reason::MatchCondition,
-                detail: Some(condition.told(&bindings, &mut meter)),
+                detail: Some(condition.failure_message(&bindings, &mut meter)),
             },
             // It reads an invalid parameter, which is reported by itself.
             Err(_) if invalid.is_some() => continue,

@@ -11,7 +11,7 @@ use crate::expression::Allowances;
 use crate::json::OwnedTape;
 use crate::lookup::LookedUp;
 use crate::profile::target::Action;
-use crate::profile::{Library, ProfileName, compile, compile_with};
+use crate::profile::{Library, ProfileName, ProfileSource, compile};
 use crate::snapshot::{Namespace, ProfileSet};
 
 use super::candidates::Candidates;
@@ -448,7 +448,8 @@ fn parameter_child_stands_in_for_parent() {
             (ProfileName::namespaced("team-a", "own"), own),
         ];
         let read = |text: Json| serde_json::from_value(text).unwrap();
-        let compiled = texts.map(|(name, text)| Arc::new(compile_with(&name, &read(text), &library).unwrap()));
+        let compiled =
+            texts.map(|(name, text)| Arc::new(ProfileSource::Author(&read(text), &library).compile(&name).unwrap()));
         let namespace = Namespace::default();
         let set = ProfileSet::new(compiled);
         let (cluster, own) = set.indexes("team-a");

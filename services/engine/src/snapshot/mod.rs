@@ -28,7 +28,7 @@ use crate::json::OwnedTape;
 use crate::limits::Guardrails;
 use crate::lookup::{Answer, LookedUp, Query};
 pub use crate::namespace::{NamespaceMetadata, Pairs};
-use crate::profile::{CompiledProfile, ProfileName, compile_revision};
+use crate::profile::{CompiledProfile, ProfileName, ProfileSource};
 use crate::select::candidates::Candidates;
 use crate::select::revisions::{self, TargetObject};
 pub use profile_set::{ProfileSet, Served, Stage};
@@ -403,7 +403,7 @@ impl RevisionCache {
         if *spec.revision != *revision {
             return None;
         }
-        let compiled = Arc::new(compile_revision(profile, &spec).ok()?);
+        let compiled = Arc::new(ProfileSource::Revision(&spec).compile(profile).ok()?);
         self.entries.lock().unwrap_or_else(PoisonError::into_inner).keep((profile.clone(), revision.into()), &compiled);
         Some(compiled)
     }
@@ -427,7 +427,7 @@ mod tests {
     use pillion_api::names::InjectionLevel;
     use serde_json::json;
 
-    use crate::profile::{FlattenedProfile, Library};
+    use crate::profile::Library;
 
     use super::*;
 
@@ -502,8 +502,9 @@ mod tests {
         let (cache, name) = (RevisionCache::default(), ProfileName::cluster("proxy"));
         let spec = |number: usize| {
             let spec = json!({"template": {"metadata": {"labels": {"a": number.to_string()}}}});
-            let whole =
-                FlattenedProfile::new(&name, &serde_json::from_value(spec).unwrap(), &Library::new([])).unwrap();
+            let whole = ProfileSource::Author(&serde_json::from_value(spec).unwrap(), &Library::new([]))
+                .flatten(&name)
+                .unwrap();
             whole.to_revision(&name, Some(1), None).unwrap()
         };
         let revision = |number: usize| spec(number).revision;

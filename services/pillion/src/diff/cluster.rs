@@ -21,7 +21,7 @@ use pillion_control::client::lists;
 use pillion_engine::decision::{Decision, Reason};
 use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
-use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, compile_with};
+use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, ProfileSource};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use prometheus_client::registry::Registry;
@@ -115,7 +115,7 @@ async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Resul
         let name = profile.name();
         let spec =
             stored.get(name).with_context(|| format!("profile {name} is at work, and its text cannot be read"))?;
-        let compiled = compile_with(name, spec, &library).map_err(|faults| {
+        let compiled = ProfileSource::Author(spec, &library).compile(name).map_err(|faults| {
             let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
             anyhow!("profile {name} extends a changed one, and does not compile with it: {}", faults.join("; "))
         })?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pillion_api::ProfileSpec;
 use pillion_engine::profile::{
-    CompiledProfile, Diagnostic, MAX_CHAIN, Parent, Parents, Part, ProfileName, advise, compile, compile_with,
+    CompiledProfile, Diagnostic, MAX_CHAIN, Parent, Parents, Part, ProfileName, ProfileSource, advise, compile,
 };
 
 use super::problem::{Problem, Source};
@@ -134,7 +134,7 @@ impl Gathered {
         order.sort_by_key(|(depth, text)| (text.name.namespace.is_some(), *depth));
         let mut compiled = BTreeMap::new();
         for (_, text) in order {
-            let profile = compile_with(&text.name, &text.spec, &parents);
+            let profile = ProfileSource::Author(&text.spec, &parents).compile(&text.name);
             if profile.is_err() && text.name.namespace.is_none() {
                 parents.broken.insert(text.name.name.clone());
             }

@@ -127,8 +127,8 @@ fn missing_revision_of_other_build_gets_own_hash() {
     let text = json!({"parameters": [], "template": {"metadata": {"labels": {"a": "a"}}}}).to_string();
     let stored = json!({"profile": "proxy", "revision": "0000", "generation": 1, "bounds": "Platform", "text": text});
     let mut stored: RevisionSpec = serde_json::from_value(stored).unwrap();
-    let fault = FlattenedProfile::from_revision(&name, &stored).unwrap_err();
-    let hash = fault.message.rsplit(' ').next().unwrap();
+    let diagnostics = ProfileSource::Revision(&stored).flatten(&name).unwrap_err();
+    let hash = diagnostics[0].message.rsplit(' ').next().unwrap();
     stored.revision = hash.to_owned();
     store.accept(name.clone(), "1".into(), &stored);
     for change in [Change::Restarted, Change::Listed(again), Change::ListComplete] {
@@ -143,7 +143,7 @@ fn missing_revision_of_other_build_gets_own_hash() {
     let (_, made) = decide(&mut store, &profile, 10).expect("it is gone");
     let made = made.expect("a revision is to be made");
     assert_ne!(made.revision, hash);
-    assert!(FlattenedProfile::from_revision(&name, &made).is_ok(), "replicas would refuse it: {made:?}");
+    assert!(ProfileSource::Revision(&made).flatten(&name).is_ok(), "replicas would refuse it: {made:?}");
 }
 
 #[test]

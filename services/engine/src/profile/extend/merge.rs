@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::{Map, Value as Json};
 
-use super::origin::Origin;
+use crate::profile::flattened::Origin;
 use crate::schema::{ANY, CONTAINER, Field, KeyedList, POD, Type};
 
 /// The maximum depth of a merge. A template that is nested more deeply does not compile.
@@ -39,7 +39,7 @@ enum Shape {
 }
 
 /// Merges the `spec` of a child into that of its parent.
-pub(super) fn lay_spec(parent: Part, child: Part) -> Part {
+pub(super) fn merge_spec(parent: Part, child: Part) -> Part {
     let is_pod = [&child, &parent].into_iter().find_map(|part| part.json.get("target")).is_none_or(is_pods);
     let template = if is_pod { &POD } else { &ANY };
     let mut parent = parent;
@@ -47,9 +47,9 @@ pub(super) fn lay_spec(parent: Part, child: Part) -> Part {
         fields.retain(|name, _| !OWN_FIELDS.contains(&name.as_str()));
     }
     merge_fields(parent, child, |name, parent, child| match name {
-        "template" => lay(parent, child, Shape::Object(template), 0),
-        "parameters" => keyed(parent, child, name_of, lay_parameter),
-        "containers" => keyed(parent, child, name_of, lay_rule),
+        "template" => merge_values(parent, child, Shape::Object(template), 0),
+        "parameters" => keyed(parent, child, name_of, merge_parameter),
+        "containers" => keyed(parent, child, name_of, merge_rule),
         "matchConditions" | "variables" | "lookups" | "validations" => keyed(parent, child, name_of, |_, child| child),
         _ => child,
     })
@@ -57,7 +57,7 @@ pub(super) fn lay_spec(parent: Part, child: Part) -> Part {
 
 /// Merges a parameter field by field, so that a new default keeps its type and bounds. A child with another type
 /// replaces the parent's parameter. `sources: []` also removes the keys.
-fn lay_parameter(parent: Part, child: Part) -> Part {
+fn merge_parameter(parent: Part, child: Part) -> Part {
     let type_of = |part: &Part| part.json.get("type").cloned();
     if type_of(&child).is_some_and(|type_| type_of(&parent) != Some(type_)) {
         return child;
@@ -71,33 +71,33 @@ fn lay_parameter(parent: Part, child: Part) -> Part {
 }
 
 /// Merges the conditions and the template of a container rule, and replaces its matchers.
-fn lay_rule(parent: Part, child: Part) -> Part {
+fn merge_rule(parent: Part, child: Part) -> Part {
     merge_fields(parent, child, |name, parent, child| match name {
         "matchConditions" => keyed(parent, child, name_of, |_, child| child),
-        "template" => lay(parent, child, Shape::Object(&CONTAINER), 0),
+        "template" => merge_values(parent, child, Shape::Object(&CONTAINER), 0),
         _ => child,
     })
 }
 
 /// Merges a part of a child's template into its parent's.
-fn lay(parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
+fn merge_values(parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
     if depth > MAX_DEPTH {
         return child;
     }
     match (&parent.json, &child.json, shape) {
-        (Json::Object(_), Json::Object(_), shape) => lay_map(parent, child, shape, depth),
+        (Json::Object(_), Json::Object(_), shape) => merge_map(parent, child, shape, depth),
         (Json::Array(_), Json::Array(_), Shape::Keyed(list)) => {
-            let element = |parent, child| lay(parent, child, Shape::Object(list.element), depth + 1);
+            let element = |parent, child| merge_values(parent, child, Shape::Object(list.element), depth + 1);
             keyed(parent, child, |element| key_of(element, list), element)
         }
         // One side is a plain value, the other a map of directives only. The directives apply to the value.
-        (Json::Object(fields), _, shape) if is_directives(fields) => lay_map(parent, as_value(child), shape, depth),
-        (_, Json::Object(fields), shape) if is_directives(fields) => lay_map(as_value(parent), child, shape, depth),
+        (Json::Object(fields), _, shape) if is_directives(fields) => merge_map(parent, as_value(child), shape, depth),
+        (_, Json::Object(fields), shape) if is_directives(fields) => merge_map(as_value(parent), child, shape, depth),
         _ => child,
     }
 }
 
-fn lay_map(mut parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
+fn merge_map(mut parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
     let object = match shape {
         Shape::Object(object) => object,
         Shape::Keyed(_) => &ANY,
@@ -110,11 +110,11 @@ fn lay_map(mut parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
         fields.retain(|name, _| !is_choice(name) || others.contains_key(name));
     }
     merge_fields(parent, child, |name, parent, child| match (name, object.field(name)) {
-        ("$value", _) => lay(parent, child, shape, depth + 1),
+        ("$value", _) => merge_values(parent, child, shape, depth + 1),
         (name, _) if name.starts_with('$') => child,
-        (_, Some(Field::Object(object))) => lay(parent, child, Shape::Object(object), depth + 1),
-        (_, Some(Field::Keyed(list))) => lay(parent, child, Shape::Keyed(list), depth + 1),
-        (_, None) => lay(parent, child, Shape::Object(&ANY), depth + 1),
+        (_, Some(Field::Object(object))) => merge_values(parent, child, Shape::Object(object), depth + 1),
+        (_, Some(Field::Keyed(list))) => merge_values(parent, child, Shape::Keyed(list), depth + 1),
+        (_, None) => merge_values(parent, child, Shape::Object(&ANY), depth + 1),
     })
 }
 
@@ -151,7 +151,7 @@ fn merge_fields(parent: Part, child: Part, merge: impl Fn(&str, Part, Part) -> P
 /// of them. Several elements of the child replace all of the parent's.
 fn keyed(parent: Part, child: Part, key: impl Fn(&Json) -> Option<String>, merge: impl Fn(Part, Part) -> Part) -> Part {
     let (Json::Array(items), Json::Array(others)) = (parent.json, child.json) else {
-        // Only templates can have other types here, and `lay` has checked those.
+        // Only templates can have other types here, and `merge_values` has checked those.
         return Part { json: Json::Array(Vec::new()), origin: child.origin };
     };
     let own: Vec<_> =

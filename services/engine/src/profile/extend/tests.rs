@@ -2,14 +2,18 @@
 
 #![expect(clippy::needless_pass_by_value, reason = "the cases are written where they are used")]
 
-mod tenants;
-
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use base64::Engine;
+use pillion_api::names::InjectionLevel;
+use pillion_api::profile::{Activation, OptOut};
 use serde_json::json;
 
 use super::*;
-use crate::profile::compile_with;
+use crate::profile::{CompiledProfile, ProfileSource};
+use crate::review::{Endpoint, Facts, Review};
+use crate::snapshot::{Namespace, ProfileSet, Snapshot};
 
 /// Cluster profiles by name. Null marks an invalid profile.
 pub(crate) struct Library(BTreeMap<String, Option<ProfileSpec>>);
@@ -44,8 +48,8 @@ fn merged_in(library: &Library, mut child: Json) -> Json {
     if child.get("extends").is_none() {
         child["extends"] = json!({"name": "parent"});
     }
-    let effective = resolve(&ProfileName::cluster("child"), &spec(child), library).unwrap();
-    serde_json::to_value(effective.spec).unwrap()
+    let flattened = flatten(&ProfileName::cluster("child"), &spec(child), library).unwrap();
+    serde_json::to_value(flattened.spec).unwrap()
 }
 
 fn merged(parent: Json, child: Json) -> Json {
@@ -68,11 +72,13 @@ fn container(parent: Json, child: Json) -> Json {
     container
 }
 
+fn compiled(name: &ProfileName, text: Json, library: &Library) -> Result<CompiledProfile, Vec<Diagnostic>> {
+    ProfileSource::Author(&spec(text), library).compile(name)
+}
+
 fn diagnostics(name: &ProfileName, child: Json, library: &Library) -> Vec<String> {
-    match compile_with(name, &spec(child), library) {
-        Ok(_) => Vec::new(),
-        Err(diagnostics) => diagnostics.iter().map(ToString::to_string).collect(),
-    }
+    let diagnostics = compiled(name, child, library).err().unwrap_or_default();
+    diagnostics.iter().map(ToString::to_string).collect()
 }
 
 fn extends(parent: &str) -> Json {
@@ -84,7 +90,7 @@ fn labels(value: &str) -> Json {
 }
 
 #[test]
-fn scalars_and_requests_are_replaced_and_what_the_child_does_not_say_is_inherited() {
+fn child_replaces_scalars_and_inherits_the_rest() {
     let parent = json!({
         "description": "the parent's", "activation": "Never", "request": {"annotation": "a/parent", "label": "a/parent"},
         "optOut": "Forbidden", "exclusiveGroup": "g", "order": 7, "onError": "Skip", "rollout": {"percent": 10},
@@ -106,7 +112,7 @@ fn scalars_and_requests_are_replaced_and_what_the_child_does_not_say_is_inherite
 }
 
 #[test]
-fn named_parts_merge_by_name_in_the_parents_place() {
+fn named_parts_merge_by_name() {
     let cases = [
         ("variables", json!({"expression": "1"}), json!({"expression": "2"})),
         ("matchConditions", json!({"expression": "true", "message": "m"}), json!({"expression": "false"})),
@@ -133,7 +139,7 @@ fn named_parts_merge_by_name_in_the_parents_place() {
 }
 
 #[test]
-fn a_parameter_that_loses_its_keys_loses_what_is_said_of_their_values() {
+fn parameter_without_keys_loses_key_fields() {
     let mut parent = labels("1");
     parent["parameters"] = json!([
         {"name": "port", "type": "integer", "default": 2, "annotation": "a/port", "empty": "Absent", "sources": ["Pod"]},
@@ -148,7 +154,7 @@ fn a_parameter_that_loses_its_keys_loses_what_is_said_of_their_values() {
 }
 
 #[test]
-fn a_parameter_keeps_what_the_child_does_not_say() {
+fn parameter_keeps_fields_without_child_value() {
     let parent = json!({"parameters": [
         {"name": "first", "type": "boolean"},
         {"name": "port", "type": "integer", "minimum": 1, "maximum": 9, "default": 2, "annotation": "a/port", "sources": ["Pod"]},
@@ -178,7 +184,7 @@ fn a_parameter_keeps_what_the_child_does_not_say() {
 }
 
 #[test]
-fn rules_for_containers_merge_their_conditions_and_templates() {
+fn container_rules_merge_conditions_and_templates() {
     let parent = json!({"containers": [
         {"name": "r", "match": {"types": ["App"], "names": ["x"]}, "matchConditions": [{"name": "c", "expression": "1"}],
          "template": {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}},
@@ -201,7 +207,7 @@ fn rules_for_containers_merge_their_conditions_and_templates() {
 }
 
 #[test]
-fn the_lists_of_a_pod_merge_by_their_keys() {
+fn pod_lists_merge_by_key() {
     for (list, parent, child, expected) in [
         (
             "ports",
@@ -225,7 +231,7 @@ fn the_lists_of_a_pod_merge_by_their_keys() {
 }
 
 #[test]
-fn elements_without_a_key_are_appended_the_parents_first() {
+fn elements_without_key_are_appended() {
     let group = |expression: &str| json!({"$forEach": expression, "name": "${item}", "value": "x"});
     let spliced = json!({"$when": "params.x", "$value": [{"name": "A", "value": "1"}]});
     let parent = json!({"env": ["${params.env}", {"name": "A", "value": "1"}, group("params.a"), spliced]});
@@ -237,7 +243,7 @@ fn elements_without_a_key_are_appended_the_parents_first() {
 }
 
 #[test]
-fn of_elements_with_one_key_the_child_means_each_or_replaces_all() {
+fn several_elements_with_one_key_replace_all() {
     let parent = json!({"env": [
         {"name": "A", "$when": "params.x", "value": "1"}, {"name": "B"}, {"name": "A", "$when": "!params.x", "value": "2"},
     ]});
@@ -255,7 +261,7 @@ fn of_elements_with_one_key_the_child_means_each_or_replaces_all() {
 }
 
 #[test]
-fn directives_are_the_childs_or_stay() {
+fn child_directives_replace_those_of_parent() {
     for (parent, child, expected) in [
         (
             json!({"$conflict": "Keep", "a": 1}),
@@ -285,7 +291,7 @@ fn directives_are_the_childs_or_stay() {
 }
 
 #[test]
-fn of_a_choice_the_childs_is_the_one() {
+fn child_replaces_member_of_union() {
     let volumes = |volume: Json| json!({"spec": {"volumes": [volume]}});
     let volume = |parent, child| template(volumes(parent), volumes(child))["spec"]["volumes"].take();
     assert_eq!(
@@ -319,7 +325,7 @@ fn of_a_choice_the_childs_is_the_one() {
 }
 
 #[test]
-fn the_template_of_another_kind_merges_as_json() {
+fn template_of_other_kind_merges_as_json() {
     let target = json!({"group": "example.com", "version": "v1", "resources": ["things"]});
     let text = |list: Json| json!({"template": {"spec": {"containers": list, "a": {"b": 1}}}, "target": target});
     let merged = merged(
@@ -330,7 +336,7 @@ fn the_template_of_another_kind_merges_as_json() {
 }
 
 #[test]
-fn an_instrumentation_for_one_language_extends_the_one_for_all() {
+fn language_profile_extends_common_one() {
     let read = |text: &str| crate::yaml::parse(text).unwrap();
     let java = read(include_str!("tests/otel-java.yaml"));
     let library = Library::new([("otel-sdk", read(include_str!("tests/otel-sdk.yaml")))]);
@@ -339,7 +345,7 @@ fn an_instrumentation_for_one_language_extends_the_one_for_all() {
 }
 
 #[test]
-fn a_chain_is_merged_from_its_far_end() {
+fn chain_merges_from_root() {
     let text = |parent: Option<&str>, value: &str, own: &str| {
         let mut text = json!({"template": {"metadata": {"labels": {"x": value, own: value}}}});
         if let Some(parent) = parent {
@@ -352,16 +358,13 @@ fn a_chain_is_merged_from_its_far_end() {
     let merged = merged_in(&library, text(Some("c"), "4", "d"));
     let expected = json!({"template": {"metadata": {"labels": {"a": "1", "b": "2", "c": "3", "d": "4", "x": "4"}}}});
     assert_eq!(merged, expected);
-    let compiled = compile_with(&ProfileName::cluster("d"), &spec(text(Some("c"), "4", "d")), &library).unwrap();
+    let compiled = compiled(&ProfileName::cluster("d"), text(Some("c"), "4", "d"), &library).unwrap();
     assert_eq!(compiled.ancestors().collect::<Vec<_>>(), ["c", "b", "a"]);
-    assert_eq!(
-        (compiled.limits(), compiled.activation()),
-        (Limits::Platform, pillion_api::profile::Activation::Requested)
-    );
+    assert_eq!((compiled.limits(), compiled.activation()), (Limits::Platform, Activation::Requested));
 }
 
 #[test]
-fn a_chain_that_cannot_be_followed_is_told() {
+fn reports_invalid_chain() {
     let link = |parent: &str| {
         let mut text = labels("x");
         text["extends"] = json!({"name": parent});
@@ -403,11 +406,11 @@ fn a_chain_that_cannot_be_followed_is_told() {
             diagnostics => panic!("{parent}: {diagnostics:?}"),
         }
     }
-    assert!(compile_with(&ProfileName::namespaced("team-a", "sdk"), &spec(extends("sdk")), &library).is_ok());
+    assert!(compiled(&ProfileName::namespaced("team-a", "sdk"), extends("sdk"), &library).is_ok());
 }
 
 #[test]
-fn a_revision_is_of_the_merged_text() {
+fn revision_hashes_merged_spec() {
     let child = || {
         let mut child = extends("parent");
         child["order"] = json!(5);
@@ -415,7 +418,11 @@ fn a_revision_is_of_the_merged_text() {
     };
     let name = ProfileName::cluster("child");
     let revision = |parent: Json| {
-        compile_with(&name, &child(), &Library::new([("parent", parent)])).unwrap().revision().to_owned()
+        ProfileSource::Author(&child(), &Library::new([("parent", parent)]))
+            .compile(&name)
+            .unwrap()
+            .revision()
+            .to_owned()
     };
     assert_ne!(revision(labels("1")), revision(labels("2")));
     let mut described = labels("1");
@@ -424,7 +431,7 @@ fn a_revision_is_of_the_merged_text() {
 }
 
 #[test]
-fn what_is_wrong_is_told_of_the_text_in_which_it_was_written() {
+fn reports_mistake_for_originating_profile() {
     let parent = json!({
         "variables": [{"name": "a", "expression": "1"}, {"name": "c", "expression": "variables.b"}, {"name": "b", "expression": "2"}],
         "template": {"spec": {"containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]}},
@@ -449,7 +456,7 @@ fn what_is_wrong_is_told_of_the_text_in_which_it_was_written() {
 }
 
 #[test]
-fn all_texts_together_are_bounded() {
+fn merged_profile_is_bounded() {
     let variables = |prefix: &str| -> Vec<Json> {
         (0..80).map(|index| json!({"name": format!("{prefix}{index}"), "expression": "1"})).collect()
     };
@@ -462,4 +469,240 @@ fn all_texts_together_are_bounded() {
     assert_eq!(diagnostics(&name, child.clone(), &library), Vec::<String>::new());
     child["variables"] = json!(variables("b"));
     assert!(diagnostics(&name, child, &library)[0].contains("there are 160 variables; 128 are allowed"));
+}
+
+fn own() -> ProfileName {
+    ProfileName::namespaced("team-a", "own")
+}
+
+/// Returns a cluster profile that exceeds the limits for tenants.
+fn platform() -> Json {
+    json!({
+        "request": {"annotation": "example.com/agent"},
+        "optOut": "Forbidden",
+        "namespaceSelector": {"matchLabels": {"env": "prod"}},
+        "objectSelector": {"matchLabels": {"tier": "web"}, "matchExpressions": [{"key": "team", "operator": "Exists"}]},
+        "parameters": [
+            {"name": "level", "type": "integer", "minimum": 1, "maximum": 5, "default": 1, "annotation": "a/l", "sources": ["Namespace"]},
+            {"name": "mode", "type": "string", "enum": ["a", "b"], "default": "a", "annotation": "a/m", "sources": ["Pod", "Namespace"]},
+            {"name": "host", "type": "string", "pattern": "^[a-z]+$", "default": "x", "annotation": "a/h", "sources": ["Namespace"]},
+            {"name": "port", "type": "integer", "pattern": "^[1-9][0-9]{3}$", "default": 8080, "annotation": "a/port", "sources": ["Namespace"]},
+            {"name": "locked", "type": "string", "default": "x"},
+            {"name": "by-pod", "type": "string", "default": "x", "annotation": "a/p", "sources": ["Pod"]},
+        ],
+        "matchConditions": [{"name": "level", "expression": "params.level > 2"}],
+        "template": {"spec": {"hostNetwork": true, "containers": [
+            {"name": "agent", "image": "agent:1", "securityContext": {"privileged": true}},
+        ]}},
+    })
+}
+
+fn child(more: Json) -> Json {
+    let mut child = extends("agent");
+    child.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    child
+}
+
+fn library() -> Library {
+    Library::new([("agent", platform())])
+}
+
+#[test]
+fn extending_only_keeps_limits_of_parent() {
+    let text = child(json!({
+        "description": "ours", "activation": "Requested", "request": {"annotation": "team-a/agent"}, "order": 3,
+        "objectSelector": {"matchLabels": {"tier": "db", "x": "y"}},
+        "parameters": [{"name": "level", "default": 3}, {"name": "mode", "type": "string", "default": "b"}],
+    }));
+    let profile = compiled(&own(), text, &library()).unwrap();
+    assert_eq!((profile.limits(), profile.is_limited()), (Limits::Parent, false));
+    assert_eq!((profile.activation, profile.opt_out, profile.order), (Activation::Requested, OptOut::Forbidden, 3));
+    let selects = |labels: &[(&str, &str)]| {
+        let selector = profile.object_selector.as_ref().unwrap();
+        selector.matches(|key| labels.iter().find(|(name, _)| *name == key).map(|(_, value)| *value))
+    };
+    assert!(!selects(&[("tier", "web"), ("team", "a")]) && !selects(&[("tier", "db"), ("x", "y"), ("team", "a")]));
+    assert_eq!(profile.namespace_selector, spec(platform()).namespace_selector);
+    let bare = compiled(&own(), child(json!({})), &library()).unwrap();
+    assert_eq!(bare.activation, Activation::Always);
+    assert_eq!(bare.request_keys().collect::<Vec<_>>(), ["example.com/agent"]);
+}
+
+#[test]
+fn namespaced_child_narrows_selectors() {
+    let narrowed = child(json!({"objectSelector": {"matchExpressions": [{"key": "x", "operator": "Exists"}]}}));
+    let profile = compiled(&own(), narrowed, &library()).unwrap();
+    for (labels, selected) in [
+        (&[("tier", "web"), ("team", "a"), ("x", "")][..], true),
+        (&[("tier", "web"), ("team", "a")], false),
+        (&[("tier", "web"), ("x", "")], false),
+        (&[("team", "a"), ("x", "")], false),
+    ] {
+        let selector = profile.object_selector.as_ref().unwrap();
+        let label = |key: &str| labels.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+        assert_eq!(selector.matches(label), selected, "{labels:?}");
+    }
+    let wrong = child(json!({"objectSelector": {"matchExpressions": [{"key": "x", "operator": "In"}]}}));
+    let wrong = diagnostics(&own(), wrong, &library());
+    assert!(wrong[0].starts_with("spec.objectSelector.matchExpressions[0].values: "), "{wrong:?}");
+}
+
+#[test]
+fn namespace_sets_permitted_parameters() {
+    let set = |parameter: Json| diagnostics(&own(), child(json!({"parameters": [parameter]})), &library());
+    for good in [
+        json!({"name": "level", "default": 5}),
+        json!({"name": "mode", "default": "b"}),
+        json!({"name": "host", "type": "string", "default": "abc"}),
+        json!({"name": "port", "default": 9090}),
+    ] {
+        assert_eq!(set(good.clone()), Vec::<String>::new(), "{good}");
+    }
+    for (parameter, told) in [
+        (json!({"name": "level", "default": 6}), "spec.parameters[0].default: 6 is more than 5"),
+        (json!({"name": "level", "default": "5"}), "spec.parameters[0].default: expected a whole number"),
+        (json!({"name": "mode", "default": "c"}), "spec.parameters[0].default: \"c\" is not one of"),
+        (json!({"name": "host", "default": "A"}), "spec.parameters[0].default: \"A\" does not match"),
+        (json!({"name": "port", "default": 1}), "spec.parameters[0].default: \"1\" does not match"),
+        (json!({"name": "host", "default": "${x}"}), "spec.parameters[0].default: a namespace sets a value"),
+        (json!({"name": "locked", "default": "y"}), "spec.parameters[0].default: the cluster profile does not let"),
+        (json!({"name": "by-pod", "default": "y"}), "spec.parameters[0].default: the cluster profile does not let"),
+        (
+            json!({"name": "lvel", "default": 1}),
+            "spec.parameters[0].name: the cluster profile has no parameter \"lvel\" (help: did you mean \"level\"?)",
+        ),
+        (json!({"name": "other", "default": 1}), "a namespace can set level, mode, host"),
+        (json!({"name": "level"}), "spec.parameters[0]: no value is set"),
+        (json!({"name": "level", "default": 3, "sources": []}), "spec.parameters[0].sources: "),
+        (json!({"name": "level", "default": 3, "sources": ["Pod"]}), "spec.parameters[0].sources: "),
+        (json!({"name": "level", "default": 3, "maximum": 9}), "spec.parameters[0].maximum: "),
+        (json!({"name": "level", "default": 3, "annotation": "a/x"}), "spec.parameters[0].annotation: "),
+        (json!({"name": "level", "default": "x", "type": "string"}), "spec.parameters[0].type: "),
+    ] {
+        let diagnostics = set(parameter.clone());
+        assert!(diagnostics.iter().any(|diagnostic| diagnostic.contains(told)), "{parameter}: {diagnostics:#?}");
+    }
+}
+
+#[test]
+fn namespace_cannot_widen_inherited_fields() {
+    for (more, told) in [
+        (json!({"optOut": "Allowed"}), "spec.optOut: the cluster profile cannot be dropped"),
+        (json!({"optOut": "Forbidden"}), "spec.optOut: optOut Forbidden is for cluster profiles"),
+        (json!({"namespaceSelector": {}}), "spec.namespaceSelector: "),
+        (
+            json!({"matchConditions": [{"name": "level", "expression": "true"}]}),
+            "spec.matchConditions[0].name: the condition \"level\" is the cluster profile's",
+        ),
+    ] {
+        let diagnostics = diagnostics(&own(), child(more.clone()), &library());
+        assert!(diagnostics.iter().any(|diagnostic| diagnostic.starts_with(told)), "{more}: {diagnostics:#?}");
+    }
+}
+
+#[test]
+fn child_with_own_fields_has_tenant_limits() {
+    let harmless = json!({"parameters": platform()["parameters"], "template": {"metadata": {"labels": {"x": "y"}}}});
+    let library = Library::new([("agent", platform()), ("harmless", harmless)]);
+    for more in [
+        json!({"template": {"metadata": {"labels": {"a": "b"}}}}),
+        json!({"variables": [{"name": "v", "expression": "1"}]}),
+        json!({"matchConditions": [{"name": "more", "expression": "true"}]}),
+        json!({"exclusiveGroup": "g"}),
+        json!({"onError": "Skip"}),
+    ] {
+        let mut text = child(more.clone());
+        let privileged = diagnostics(&own(), text.clone(), &library);
+        let told = |text: &str| privileged.iter().any(|diagnostic| diagnostic.contains(text));
+        assert!(
+            told("agent, which it extends: a namespaced profile cannot set hostNetwork"),
+            "{more}: {privileged:#?}"
+        );
+        assert!(told("cannot add a privileged container"), "{more}: {privileged:#?}");
+        text["extends"]["name"] = json!("harmless");
+        let limited = compiled(&own(), text, &library).unwrap();
+        assert_eq!((limited.limits(), limited.is_limited()), (Limits::Tenant, true), "{more}");
+    }
+    // Expressions of a namespaced profile must not use the platform's lookups or target.
+    let parent = json!({
+        "lookups": [{"name": "l", "version": "v1", "resource": "configmaps"}],
+        "target": {"group": "example.com", "version": "v1", "resources": ["things"]},
+        "template": {"metadata": {"labels": {"x": "y"}}},
+    });
+    let text = child(json!({"variables": [{"name": "v", "expression": "1"}]}));
+    let lent = diagnostics(&own(), text, &Library::new([("agent", parent)]));
+    assert_eq!(lent.iter().filter(|diagnostic| diagnostic.contains("says more than values")).count(), 2, "{lent:#?}");
+}
+
+#[test]
+fn child_injects_parents_sidecar_with_own_value() {
+    let inject = |text: Json, env: &'static str| {
+        let own = compiled(&own(), text, &library()).unwrap();
+        let platforms = compiled(&ProfileName::cluster("agent"), platform(), &Library::new([])).unwrap();
+        let profiles = ProfileSet::new([Arc::new(platforms), Arc::new(own)]);
+        let namespace = Namespace::new([("env", env), ("pillion.dev/injection", "enabled")], []);
+        let snapshot = Snapshot::new(profiles).with_namespace("team-a", Some(namespace));
+        injected(&snapshot)
+    };
+    // The condition requires a level above two, and the platform's default is one.
+    assert_eq!(inject(child(json!({})), "prod"), None);
+    let raised = child(json!({"parameters": [{"name": "level", "default": 3}]}));
+    assert_eq!(inject(raised.clone(), "prod").as_deref(), Some("agent:1"));
+    assert_eq!(inject(raised, "test"), None, "the platform's profile is not for this namespace");
+}
+
+#[test]
+fn namespace_value_merges_with_pod_values() {
+    let parent = |merge: &str| {
+        json!({
+            "parameters": [{"name": "tags", "type": "map", "annotationPrefix": "tags/", "sources": ["Pod", "Namespace"],
+                            "merge": merge, "default": {"by": "platform"}}],
+            "template": {"metadata": {"labels": {"x": "y"}}},
+            "matchConditions": [{"name": "c", "expression": "params.tags == {'own': '1', 'team': '2'}"}],
+        })
+    };
+    let own = child(json!({"parameters": [{"name": "tags", "default": {"team": "2", "own": "0"}}]}));
+    let matches = |merge: &str| {
+        let library = Library::new([("agent", parent(merge))]);
+        let own = compiled(&self::own(), own.clone(), &library).unwrap();
+        let namespace = Namespace::new([("pillion.dev/injection", "enabled")], []);
+        let snapshot = Snapshot::new(ProfileSet::new([Arc::new(own)])).with_namespace("team-a", Some(namespace));
+        patched(&snapshot)["metadata"]["labels"]["x"] == "y"
+    };
+    assert!(matches("Merge"));
+    assert!(!matches("Replace"), "the pod's value hides the namespace's");
+}
+
+/// Returns the image of the sidecar in a pod of `team-a`.
+fn injected(snapshot: &Snapshot) -> Option<String> {
+    patched(snapshot)["spec"]["containers"][1]["image"].as_str().map(str::to_owned)
+}
+
+/// Returns a patched pod of `team-a`.
+fn patched(snapshot: &Snapshot) -> Json {
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "operation": "CREATE", "namespace": "team-a", "name": "p",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "object": {
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": "p", "labels": {"tier": "web", "team": "a"}, "annotations": {"tags/own": "1"}},
+                "spec": {"containers": [{"name": "app", "image": "app:1"}]},
+            },
+        },
+    });
+    let bytes = review.to_string();
+    let review_read = Review::parse(bytes.as_bytes()).unwrap();
+    let level = Endpoint::Level(InjectionLevel::Enabled);
+    let facts = Facts { namespace: snapshot.namespace("team-a"), ..Facts::default() };
+    let decided = review_read.decide(level, snapshot, &facts).unwrap();
+    let answer: Json = serde_json::from_slice(&review_read.respond(&decided)).unwrap();
+    let mut pod = review["request"]["object"].clone();
+    if let Some(patch) = answer["response"]["patch"].as_str() {
+        let patch = base64::engine::general_purpose::STANDARD.decode(patch).unwrap();
+        json_patch::patch(&mut pod, &serde_json::from_slice::<json_patch::Patch>(&patch).unwrap()).unwrap();
+    }
+    pod
 }

@@ -1,22 +1,32 @@
-//! Compiles the JSON of a template into nodes, or into diagnostics.
+//! Compiles the JSON of a template into nodes, or into diagnostics. Directives are the keys that begin with `$`.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json};
 
-use super::{Changed, Choice, Kind, Node, Piece, Rules, Text};
+use super::{
+    Changed, Choice, ConflictRule, End, ForEach, Join, JoinFormat, JoinReference, Kind, Node, Piece, Position, Rules,
+    Text,
+};
 use crate::context::EXISTING;
 use crate::expression::{self, Expression, ExpressionError, Scope};
 use crate::json::{OwnedTape, write_escaped};
 use crate::profile::Diagnostic;
 use crate::profile::pod_schema::{Expected, Kind as FieldKind, PodSchema};
+use crate::profile::typed::unknown_directive;
 
 /// The local names, `container` or `item`, that each variable reads. They exist only in some parts of a profile.
 pub(crate) type LocalNames = BTreeMap<Box<str>, Vec<&'static str>>;
 
+/// The default name of an item, which `$as` overrides.
+const ITEM: &str = "item";
+
+/// Names that come into scope together with an item.
+const BESIDE_ITEM: [&str; 2] = ["index", "key"];
+
 /// The position of a part of a template, which decides which directives are valid.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+enum Place {
     /// The value of a field.
     Field,
     /// An element of a list.
@@ -25,31 +35,46 @@ pub(super) enum Place {
     InitContainer,
 }
 
-/// Compiles templates. Mistakes go to `diagnostics`.
-pub(crate) struct Compiler<'s> {
-    pub(super) diagnostics: &'s mut Vec<Diagnostic>,
-    pub(super) scope: Scope,
+/// Compiles the expressions and templates of one profile.
+pub(crate) struct Compiler<'d> {
+    /// The mistakes that were found.
+    pub(crate) diagnostics: &'d mut Vec<Diagnostic>,
+    /// The local names that each variable reads. Empty until the variables are compiled.
+    pub(crate) variable_locals: LocalNames,
+    scope: Scope,
     /// The local names in scope.
-    pub(super) locals: Vec<String>,
-    needs: &'s LocalNames,
-    pub(super) path: String,
+    locals: Vec<String>,
+    path: String,
     schema: PodSchema,
     /// The schema's kind of the value at the path.
     expected: FieldKind,
 }
 
-impl<'s> Compiler<'s> {
-    /// Creates a compiler. Expressions may use the names of `scope`, and of the local names only `locals`.
-    pub(crate) fn new(
-        scope: &Scope,
-        locals: &[&str],
-        needs: &'s LocalNames,
-        diagnostics: &'s mut Vec<Diagnostic>,
-    ) -> Self {
-        let scope = locals.iter().fold(scope.clone(), |scope, local| scope.with(*local));
-        let locals = locals.iter().map(|local| (*local).to_owned()).collect();
-        let (path, schema) = (String::new(), PodSchema::new());
-        Self { diagnostics, scope, locals, needs, path, schema, expected: FieldKind::Any }
+impl<'d> Compiler<'d> {
+    /// Creates a compiler whose expressions may use the names of `scope`.
+    pub(crate) fn new(scope: Scope, diagnostics: &'d mut Vec<Diagnostic>) -> Self {
+        Self {
+            diagnostics,
+            variable_locals: LocalNames::new(),
+            scope,
+            locals: Vec::new(),
+            path: String::new(),
+            schema: PodSchema::new(),
+            expected: FieldKind::Any,
+        }
+    }
+
+    /// Runs a function while local names are in scope.
+    pub(crate) fn with_locals<T>(&mut self, locals: &[&str], work: impl FnOnce(&mut Self) -> T) -> T {
+        let around = self.scope.clone();
+        let outer = self.locals.len();
+        for local in locals {
+            self.bind(local);
+        }
+        let result = work(self);
+        self.scope = around;
+        self.locals.truncate(outer);
+        result
     }
 
     /// Compiles a template of this kind at a field path; `None` if it has a mistake.
@@ -57,23 +82,18 @@ impl<'s> Compiler<'s> {
         let before = self.diagnostics.len();
         path.clone_into(&mut self.path);
         self.expected = kind;
-        let around = self.scope.clone();
-        self.scope = around.clone().with(EXISTING);
-        self.locals.push(EXISTING.to_owned());
-        let node = self.node(template, Place::Field);
-        self.locals.pop();
-        self.scope = around;
+        let node = self.with_locals(&[EXISTING], |compiler| compiler.node(template, Place::Field));
         if self.diagnostics.len() == before { node } else { None }
     }
 
     /// Compiles an expression at a field path.
-    pub(crate) fn condition(&mut self, path: &str, source: &str) -> Option<Expression> {
+    pub(crate) fn expression_at(&mut self, path: &str, source: &str) -> Option<Expression> {
         path.clone_into(&mut self.path);
         self.expression(source)
     }
 
     /// Compiles a string at a field path that may contain expressions.
-    pub(crate) fn words(&mut self, path: &str, text: &str) -> Option<Choice<Box<str>>> {
+    pub(crate) fn text_at(&mut self, path: &str, text: &str) -> Option<Choice<Box<str>>> {
         path.clone_into(&mut self.path);
         match expression::Text::parse(text) {
             Ok(expression::Text::Literal(text)) => Some(Choice::Known(text.into())),
@@ -85,7 +105,7 @@ impl<'s> Compiler<'s> {
         }
     }
 
-    pub(super) fn node(&mut self, template: &Json, place: Place) -> Option<Node> {
+    fn node(&mut self, template: &Json, place: Place) -> Option<Node> {
         if is_plain(template) {
             return self.plain(template);
         }
@@ -180,7 +200,7 @@ impl<'s> Compiler<'s> {
     }
 
     /// Compiles a string that contains at least one expression.
-    pub(super) fn text(&mut self, whole: &str, parsed: expression::Text) -> Option<Text> {
+    fn text(&mut self, whole: &str, parsed: expression::Text) -> Option<Text> {
         match parsed {
             expression::Text::Literal(literal) => Some(Text::Mixed([Piece::Literal(literal.into())].into())),
             expression::Text::Whole(source) => self.part(whole, &source).map(Text::Whole),
@@ -209,7 +229,7 @@ impl<'s> Compiler<'s> {
     }
 
     /// Compiles a string that is an expression as a whole.
-    pub(super) fn expression(&mut self, source: &str) -> Option<Expression> {
+    fn expression(&mut self, source: &str) -> Option<Expression> {
         match Expression::compile(source, &self.scope) {
             Ok(expression) => self.known(expression),
             Err(error) => {
@@ -222,7 +242,7 @@ impl<'s> Compiler<'s> {
     /// Returns an expression if the local names that its variables read are in scope.
     fn known(&mut self, expression: Expression) -> Option<Expression> {
         let missing = expression.members("variables").find_map(|variable| {
-            let needed = self.needs.get(variable)?.iter();
+            let needed = self.variable_locals.get(variable)?.iter();
             let missing = needed.copied().find(|needed| !self.locals.iter().any(|local| local == needed))?;
             Some((variable.to_owned(), missing))
         });
@@ -248,11 +268,11 @@ impl<'s> Compiler<'s> {
         }
     }
 
-    pub(super) fn wrong(&mut self, text: &str, error: &ExpressionError) {
+    fn wrong(&mut self, text: &str, error: &ExpressionError) {
         self.diagnostics.push(Diagnostic::of_expression(self.path.clone(), text, error));
     }
 
-    pub(super) fn report(&mut self, message: &str, help: &str) {
+    fn report(&mut self, message: &str, help: &str) {
         self.diagnostics.push(Diagnostic::new(self.path.clone(), message).with_help(help));
     }
 
@@ -263,12 +283,202 @@ impl<'s> Compiler<'s> {
         result
     }
 
-    pub(super) fn below<T>(&mut self, part: &str, work: impl FnOnce(&mut Self) -> T) -> T {
+    fn below<T>(&mut self, part: &str, work: impl FnOnce(&mut Self) -> T) -> T {
         let length = self.path.len();
         self.path.push_str(part);
         let result = work(self);
         self.path.truncate(length);
         result
+    }
+
+    /// Compiles the directives of a map; `None` if one is invalid. The names that they bind are in scope afterwards.
+    fn rules(&mut self, fields: &Map<String, Json>, place: Place) -> Option<Rules> {
+        let before = self.diagnostics.len();
+        let mut rules = Rules::default();
+        if let Some(list) = fields.get("$forEach") {
+            rules.for_each = self.below(".$forEach", |compiler| compiler.for_each(list, fields.get("$as"), place));
+        }
+        for name in ["$each", "$prune"] {
+            if fields.contains_key(name) {
+                self.bind_item(ITEM);
+            }
+        }
+        for (name, value) in fields.iter().filter(|(name, _)| name.starts_with('$')) {
+            self.below(&format!(".{name}"), |compiler| compiler.rule(&mut rules, name, value, fields, place));
+        }
+        if rules.join.is_some() && rules.conflict.is_some() {
+            self.report("$join and $conflict exclude one another", "$join keeps the object's value and adds to it");
+        }
+        if rules.each.is_some() && (rules.for_each.is_some() || rules.prune.is_some()) {
+            let help = "$each changes elements that are there, $forEach adds new ones, $prune removes some";
+            self.report("$each stands alone, without $forEach and $prune", help);
+        }
+        (self.diagnostics.len() == before).then_some(rules)
+    }
+
+    fn rule(&mut self, rules: &mut Rules, name: &str, value: &Json, fields: &Map<String, Json>, place: Place) {
+        match name {
+            "$value" | "$forEach" => {}
+            "$when" => rules.when = self.source(value),
+            "$as" => {
+                if !fields.contains_key("$forEach") {
+                    self.report("$as names the item of $forEach, and there is none", "add $forEach, or leave $as out");
+                }
+            }
+            "$conflict" => rules.conflict = self.choice(value, ConflictRule::from_word, ConflictRule::WORDS),
+            "$position" if place == Place::Field => {
+                self.report("$position stands on an element of a list", "move it there");
+            }
+            "$position" => rules.position = self.position(value),
+            "$join" => rules.join = self.join(value),
+            "$each" if place == Place::Field => {
+                self.report("$each stands in an element of a list", "write it as [{$each: \"...\", ...}]");
+            }
+            "$each" => rules.each = self.source(value).and_then(|each| self.without_existing(each)),
+            "$prune" => rules.prune = self.source(value).and_then(|prune| self.without_existing(prune)),
+            "$sidecar" if place == Place::InitContainer => rules.sidecar = self.source(value),
+            "$sidecar" => {
+                self.report("$sidecar stands on a container in initContainers", "move the container there");
+            }
+            _ => self.diagnostics.push(unknown_directive(&self.path, name)),
+        }
+    }
+
+    fn for_each(&mut self, list: &Json, name: Option<&Json>, place: Place) -> Option<ForEach> {
+        if place == Place::Field {
+            self.report("$forEach stands on an element of a list", "move it there");
+            return None;
+        }
+        let list = self.source(list).and_then(|list| self.without_existing(list));
+        let item = match name {
+            Some(Json::String(name)) if self.is_taken(name) => {
+                let message = format!("{name} has a meaning of its own, so it cannot be the name of the item");
+                self.report(&message, "take another word");
+                return None;
+            }
+            None => ITEM,
+            Some(Json::String(name)) if is_name(name) => name,
+            Some(other) => {
+                let message = format!("$as is the name of the item, not {other}");
+                self.report(&message, "write a word of letters, digits and '_'");
+                return None;
+            }
+        };
+        self.bind_item(item);
+        list.map(|list| ForEach { list, item: item.into() })
+    }
+
+    /// Whether a name already has a meaning in expressions, so that it cannot name an item.
+    fn is_taken(&self, name: &str) -> bool {
+        let is_namespace = matches!(name, "params" | "variables" | "lookups" | "cluster" | EXISTING);
+        let is_local = self.locals.iter().any(|local| local == name);
+        is_namespace || (!is_local && Expression::compile(name, &self.scope).is_ok())
+    }
+
+    /// Returns an expression that does not read `existing`. It is evaluated for several elements, not at one path.
+    fn without_existing(&mut self, expression: Expression) -> Option<Expression> {
+        if expression.uses(EXISTING) {
+            self.report("`existing` is not known here", "`item` is the element at hand, `object` the object as it was");
+            return None;
+        }
+        Some(expression)
+    }
+
+    /// Adds the name of an item, and the names in [`BESIDE_ITEM`], to the scope.
+    fn bind_item(&mut self, item: &str) {
+        for name in BESIDE_ITEM.into_iter().chain([item]) {
+            self.bind(name);
+        }
+    }
+
+    fn bind(&mut self, name: &str) {
+        self.scope = std::mem::take(&mut self.scope).with(name);
+        self.locals.push(name.to_owned());
+    }
+
+    /// Compiles a directive whose value is an expression.
+    fn source(&mut self, value: &Json) -> Option<Expression> {
+        match value {
+            Json::String(source) if !source.contains("${") => self.expression(source),
+            Json::Bool(value) => self.expression(if *value { "true" } else { "false" }),
+            Json::String(_) => {
+                self.report("the text of this directive is an expression itself", "write it without ${ and }");
+                None
+            }
+            _ => {
+                self.report(&format!("expected an expression, found {value}"), "quote it");
+                None
+            }
+        }
+    }
+
+    fn position(&mut self, value: &Json) -> Option<Position> {
+        let Json::Object(fields) = value else {
+            return self.choice(value, End::from_word, End::WORDS).map(Position::End);
+        };
+        let mut fields = fields.iter();
+        let name = |text: &str| Some(Box::from(text));
+        match (fields.next(), fields.next()) {
+            (Some((side, key)), None) if side == "before" => self.choice(key, name, "a name").map(Position::Before),
+            (Some((side, key)), None) if side == "after" => self.choice(key, name, "a name").map(Position::After),
+            _ => {
+                let help = "a name is that of another element of the list";
+                self.report(&format!("expected {}, found {value}", End::WORDS), help);
+                None
+            }
+        }
+    }
+
+    fn join(&mut self, value: &Json) -> Option<Join> {
+        let Json::Object(fields) = value else {
+            let help = "for instance {separator: \",\"}, or {} for a list";
+            self.report(&format!("expected an object, found {value}"), help);
+            return None;
+        };
+        let mut join = Join::default();
+        for (name, value) in fields {
+            match (name.as_str(), value.as_str()) {
+                ("separator", Some(text)) => join.separator = text.into(),
+                ("key", Some(text)) if !text.is_empty() => join.key = Some(text.into()),
+                ("prepend", Some(_)) => {
+                    join.prepend = self
+                        .below(".prepend", |compiler| compiler.choice(value, |text| Some(Box::from(text)), "a text"));
+                }
+                ("format", Some("Text")) => join.format = JoinFormat::Text,
+                ("format", Some("JSON")) => join.format = JoinFormat::Json,
+                ("format", Some("Auto")) => join.format = JoinFormat::Auto,
+                ("valueFrom", Some("Skip")) => join.value_from = JoinReference::Skip,
+                ("valueFrom", Some("Compose")) => join.value_from = JoinReference::Compose,
+                _ => {
+                    let known =
+                        "it has separator, key, prepend, format (Text, JSON or Auto) and valueFrom (Skip or Compose)";
+                    self.report(&format!("$join has no {name} that is {value}"), known);
+                }
+            }
+        }
+        Some(join)
+    }
+
+    fn choice<T>(&mut self, value: &Json, known: impl Fn(&str) -> Option<T>, expected: &str) -> Option<Choice<T>> {
+        if let Json::String(text) = value {
+            if text.contains("${") {
+                match expression::Text::parse(text) {
+                    Ok(parsed) => return self.text(text, parsed).map(Choice::Found),
+                    Err(error) => {
+                        self.wrong(text, &error);
+                        return None;
+                    }
+                }
+            }
+            if let Some(known) = known(text) {
+                return Some(Choice::Known(known));
+            }
+        }
+        self.report(
+            &format!("expected {expected}, found {value}"),
+            "a word is written as it stands, or found by ${...}",
+        );
+        None
     }
 }
 
@@ -316,14 +526,9 @@ fn escaped(name: &str) -> Box<str> {
     out.into()
 }
 
-impl Rules {
-    fn is_empty(&self) -> bool {
-        let Self { when, for_each, conflict, position, join, each, prune, sidecar } = self;
-        let expressions = [when, each, prune, sidecar];
-        expressions.iter().all(|expression| expression.is_none())
-            && for_each.is_none()
-            && conflict.is_none()
-            && position.is_none()
-            && join.is_none()
-    }
+fn is_name(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    bytes.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
+        && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        && text.len() <= 63
 }

@@ -4,8 +4,8 @@
 //! only its bytes in the patch.
 
 mod compile;
-mod directives;
 
+use crate::context::EXISTING;
 use crate::expression::{Bindings, EvaluationError, Expression, Meter};
 use crate::json::OwnedTape;
 use crate::profile::pod_schema::Expected;
@@ -244,6 +244,47 @@ impl Rules {
         if let Some(prepend) = join.as_ref().and_then(|join| join.prepend.as_ref()) {
             prepend.each_expression(see);
         }
+    }
+
+    /// Whether one of its expressions reads `existing`, the object's value at this path.
+    fn use_existing(&self) -> bool {
+        let found = |text: &Text| text.uses(EXISTING);
+        let in_conflict = matches!(&self.conflict, Some(Choice::Found(text)) if found(text));
+        let in_position = match &self.position {
+            Some(
+                Position::End(Choice::Found(text))
+                | Position::Before(Choice::Found(text))
+                | Position::After(Choice::Found(text)),
+            ) => found(text),
+            _ => false,
+        };
+        let in_join = self.join.as_ref().and_then(|join| join.prepend.as_ref());
+        let in_join = matches!(in_join, Some(Choice::Found(text)) if found(text));
+        let expressions = [&self.when, &self.sidecar];
+        in_conflict
+            || in_position
+            || in_join
+            || expressions.into_iter().flatten().any(|expression| expression.uses(EXISTING))
+    }
+
+    /// Whether it changes or removes what an earlier pass added.
+    const fn acts_again(&self) -> bool {
+        let replaces = match &self.conflict {
+            Some(Choice::Known(rule)) => matches!(rule, ConflictRule::Replace),
+            Some(Choice::Found(_)) => true,
+            None => false,
+        };
+        replaces || self.join.is_some() || self.each.is_some() || self.prune.is_some()
+    }
+
+    fn is_empty(&self) -> bool {
+        let Self { when, for_each, conflict, position, join, each, prune, sidecar } = self;
+        let expressions = [when, each, prune, sidecar];
+        expressions.iter().all(|expression| expression.is_none())
+            && for_each.is_none()
+            && conflict.is_none()
+            && position.is_none()
+            && join.is_none()
     }
 }
 

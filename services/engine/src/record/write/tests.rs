@@ -8,7 +8,7 @@ fn record(text: &str) -> Record {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn reads_back_written_record() {
     let mut writer = RecordWriter::new();
     writer.begin("a", "1", None);
     writer.add("/spec/containers/x");
@@ -26,7 +26,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn an_earlier_entry_is_continued_and_others_are_kept() {
+fn continues_entry_and_keeps_others() {
     let earlier = record(
         r#"{"version":1,"profiles":[{"profile":"a","revision":"1","added":["/x"]},{"profile":"b","revision":"1","added":["/y"]}]}"#,
     );
@@ -40,7 +40,7 @@ fn an_earlier_entry_is_continued_and_others_are_kept() {
 }
 
 #[test]
-fn what_is_in_it_may_need_escapes() {
+fn escapes_strings() {
     let mut writer = RecordWriter::new();
     writer.begin("a", "1", None);
     writer.add("/metadata/annotations/a\"b\\c");
@@ -78,7 +78,7 @@ fn finished(writer: RecordWriter, earlier: Option<&Record>) -> String {
 }
 
 #[test]
-fn moves_are_read_back_among_what_was_replaced() {
+fn reads_back_moves() {
     let mut writer = RecordWriter::new();
     writer.begin("a", "1", None);
     writer.moves(&a_move("/spec/containers/x", "", 0));
@@ -113,7 +113,7 @@ fn moves_are_read_back_among_what_was_replaced() {
 }
 
 #[test]
-fn moves_take_no_room_from_others_and_are_left_out_if_they_are_too_many() {
+fn omits_moves_above_size_limit() {
     let mut writer = RecordWriter::new();
     let long = "x".repeat(100);
     for profile in ["a", "b"] {
@@ -150,7 +150,7 @@ fn moves_take_no_room_from_others_and_are_left_out_if_they_are_too_many() {
 }
 
 #[test]
-fn what_is_kept_goes_back_to_its_place() {
+fn restores_kept_values() {
     let entry = |name: &str| format!(r#"{{"profile":"{name}","revision":"1","added":["/{name}"]}}"#);
     let earlier = format!(r#"{{"version":1,"profiles":[{},{},{}]}}"#, entry("a"), entry("b"), entry("c"));
     let earlier = record(&earlier);
@@ -172,13 +172,13 @@ fn no_entry_is_no_record() {
 }
 
 #[test]
-fn another_version_is_not_understood() {
+fn rejects_other_version() {
     assert!(Record::read(r#"{"version":2,"profiles":[]}"#).is_none());
     assert!(Record::read("nonsense").is_none());
 }
 
 #[test]
-fn a_record_is_genuine_if_managed_fields_do_not_name_it() {
+fn record_is_genuine_without_managed_fields() {
     let genuine = |managed: &str| {
         let text = format!(r#"{{"metadata":{{"managedFields":{managed}}}}}"#);
         is_genuine(OwnedTape::parse(text).unwrap().root())

@@ -6,7 +6,7 @@ use super::*;
 use crate::decision::Outcome;
 use crate::json::OwnedTape;
 use crate::lookup::LookedUp;
-use crate::profile::{FlattenedProfile, NoParents, Parent, Parents};
+use crate::profile::{FlattenedProfile, NoParents, Parent, Parents, ProfileSource};
 use crate::review::{Endpoint, Facts, RecordTrust, Review};
 use crate::snapshot::{ProfileSet, Served, Snapshot, Stage};
 
@@ -26,7 +26,7 @@ impl Parents for OneParent {
 fn whole(name: &ProfileName, more: &Json) -> FlattenedProfile {
     let mut spec = json!({"activation": "Always"});
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    FlattenedProfile::new(name, &serde_json::from_value(spec).unwrap(), &NoParents).unwrap()
+    ProfileSource::Author(&serde_json::from_value(spec).unwrap(), &NoParents).flatten(name).unwrap()
 }
 
 fn labelled(label: &str) -> Json {
@@ -270,7 +270,7 @@ fn parameter_child_cannot_be_pinned() {
     let text = |more: &Json| {
         let mut spec = json!({"extends": {"name": "proxy"}});
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        FlattenedProfile::new(&name, &serde_json::from_value(spec).unwrap(), &parents).unwrap()
+        ProfileSource::Author(&serde_json::from_value(spec).unwrap(), &parents).flatten(&name).unwrap()
     };
     let compiled = |whole: &FlattenedProfile| Arc::new(whole.compile(&name).unwrap());
     let value = |value: &str| text(&json!({"parameters": [{"name": "a", "default": value}]}));
