@@ -14,7 +14,7 @@ const MAX_LISTS: usize = 8;
 
 /// A given object.
 #[derive(Debug)]
-struct Known {
+struct KnownObject {
     group: String,
     resource: String,
     /// `None` if it sets none: then it is in the default namespace, or cluster-scoped.
@@ -26,7 +26,7 @@ struct Known {
 /// The objects that answer lookups.
 #[derive(Debug, Default)]
 pub struct KnownObjects {
-    objects: Vec<Known>,
+    objects: Vec<KnownObject>,
     default_namespace: String,
 }
 
@@ -52,7 +52,7 @@ impl KnownObjects {
         let (Some(version), Some(kind), Some(name)) = (text("apiVersion"), text("kind"), metadata("name")) else {
             return;
         };
-        self.objects.push(Known {
+        self.objects.push(KnownObject {
             group: group_of(version).to_owned(),
             resource: plural(kind),
             namespace: metadata("namespace"),
@@ -61,7 +61,12 @@ impl KnownObjects {
         });
     }
 
-    fn all<'k>(&'k self, group: &'k str, resource: &'k str, namespace: &'k str) -> impl Iterator<Item = &'k Known> {
+    fn all<'k>(
+        &'k self,
+        group: &'k str,
+        resource: &'k str,
+        namespace: &'k str,
+    ) -> impl Iterator<Item = &'k KnownObject> {
         self.objects.iter().filter(move |known| {
             let is_there = match &known.namespace {
                 Some(other) => other == namespace,
@@ -109,7 +114,7 @@ impl KnownObjects {
         let value = match &query.which {
             Which::Named(name) => all.find(|known| *known.name == **name)?.object.clone(),
             Which::Selected(selector) => {
-                let is_selected = |known: &&Known| {
+                let is_selected = |known: &&KnownObject| {
                     let labels = known.object.pointer("/metadata/labels");
                     selector.matches(|key| labels?.get(key)?.as_str())
                 };

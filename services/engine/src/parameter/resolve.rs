@@ -61,10 +61,10 @@ struct Read {
 
 /// A source of values, for messages.
 #[derive(Clone, Copy)]
-struct From<'m> {
+struct MetadataSource<'m> {
     metadata: &'m dyn Metadata,
     /// The suffix after the key in messages; empty for the pod.
-    whose: &'static str,
+    place: &'static str,
 }
 
 /// Resolves the value that was set for a parameter.
@@ -105,13 +105,13 @@ fn with_general(found: Option<Json>, general: Json, name: &str) -> Json {
 
 impl<'s> Sources<'s> {
     /// Returns the metadata of a source; `None` if the object does not exist, an error if the lookup failed.
-    fn from(self, source: Source) -> Result<Option<From<'s>>, &'s EvaluationError> {
-        let (metadata, whose) = match source {
+    fn from(self, source: Source) -> Result<Option<MetadataSource<'s>>, &'s EvaluationError> {
+        let (metadata, place) = match source {
             Source::Pod => (Some(self.pod), ""),
             Source::ServiceAccount => (self.service_account?, " of the service account"),
             Source::Namespace => (Some(self.namespace), " of the namespace"),
         };
-        Ok(metadata.map(|metadata| From { metadata, whose }))
+        Ok(metadata.map(|metadata| MetadataSource { metadata, place }))
     }
 }
 
@@ -126,7 +126,7 @@ impl Parameter {
     pub(crate) fn found_in(&self, sources: Sources<'_>) -> Vec<(Source, Box<str>)> {
         let mut found = Vec::new();
         for source in self.allowed() {
-            let Ok(Some(From { metadata, .. })) = sources.from(source) else { continue };
+            let Ok(Some(MetadataSource { metadata, .. })) = sources.from(source) else { continue };
             let Some(key) = self.key_in(metadata) else { continue };
             found.push((source, key));
             if self.merge == ParameterMerge::Replace {
@@ -150,19 +150,19 @@ impl Parameter {
         self.written_in(metadata).map(|(name, _)| name.into())
     }
 
-    fn set_by(&self, from: From<'_>) -> Result<Option<Read>, Invalid> {
-        let From { metadata, whose } = from;
+    fn set_by(&self, from: MetadataSource<'_>) -> Result<Option<Read>, Invalid> {
+        let MetadataSource { metadata, place } = from;
         if !self.fields.is_empty() {
             return self.records(from);
         }
         if let Some(prefix) = &self.prefix {
             let gathered = metadata.annotations_below(prefix).take(MAX_GATHERED);
             let map: Map<_, _> = gathered.map(|(key, value)| (key.into_owned(), Json::from(value.as_ref()))).collect();
-            return if map.is_empty() { Ok(None) } else { self.checked(prefix, whose, &Json::Object(map)).map(Some) };
+            return if map.is_empty() { Ok(None) } else { self.checked(prefix, place, &Json::Object(map)).map(Some) };
         }
         let Some((name, text)) = self.written_in(metadata) else { return Ok(None) };
-        let written = self.kind.parse(&text).map_err(|message| self.invalid(name, whose, &message))?;
-        self.checked(name, whose, &written).map(Some)
+        let written = self.kind.parse(&text).map_err(|message| self.invalid(name, place, &message))?;
+        self.checked(name, place, &written).map(Some)
     }
 
     /// The first of its keys that an object has, with its value.
@@ -177,8 +177,8 @@ impl Parameter {
     }
 
     /// Collects one record for each suffix of a family that opens records, sorted by suffix.
-    fn records(&self, from: From<'_>) -> Result<Option<Read>, Invalid> {
-        let From { metadata, whose } = from;
+    fn records(&self, from: MetadataSource<'_>) -> Result<Option<Read>, Invalid> {
+        let MetadataSource { metadata, place } = from;
         let mut records: BTreeMap<String, Map<String, Json>> = BTreeMap::new();
         for field in self.fields.iter().filter(|field| field.opens) {
             let suffixes = metadata.annotations_below(&field.prefix).filter(|(suffix, _)| !suffix.is_empty());
@@ -198,19 +198,19 @@ impl Parameter {
             return Ok(None);
         }
         let records = Json::Array(records.into_values().map(Json::Object).collect());
-        self.checked(&self.name, whose, &records).map(Some)
+        self.checked(&self.name, place, &records).map(Some)
     }
 
-    fn checked(&self, key: &str, whose: &str, written: &Json) -> Result<Read, Invalid> {
-        let value = self.kind.check_read(written.clone()).map_err(|message| self.invalid(key, whose, &message))?;
+    fn checked(&self, key: &str, place: &str, written: &Json) -> Result<Read, Invalid> {
+        let value = self.kind.check_read(written.clone()).map_err(|message| self.invalid(key, place, &message))?;
         let was_moved = self.kind.was_moved(written, &value);
         let moved = was_moved
-            .then(|| format!("{key}{whose}: {written} is outside of what is allowed, {value} was taken").into());
+            .then(|| format!("{key}{place}: {written} is outside of what is allowed, {value} was taken").into());
         Ok(Read { value, moved })
     }
 
-    fn invalid(&self, key: &str, whose: &str, message: &str) -> Invalid {
-        Invalid { message: format!("{key}{whose}: {message}").into(), consequence: self.on_invalid }
+    fn invalid(&self, key: &str, place: &str, message: &str) -> Invalid {
+        Invalid { message: format!("{key}{place}: {message}").into(), consequence: self.on_invalid }
     }
 }
 

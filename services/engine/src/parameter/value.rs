@@ -16,11 +16,11 @@ const FALSE: [&str; 7] = ["false", "f", "0", "no", "n", "off", "disabled"];
 
 /// The form of a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Said {
+enum Form {
     /// A text that was parsed.
-    AsText,
+    Text,
     /// A typed value: in a default, or in a JSON or YAML list.
-    AsValue,
+    Value,
 }
 
 impl Kind {
@@ -77,18 +77,18 @@ impl Kind {
 
     /// Checks a typed value, such as a default, and clamps it to its range if the parameter allows.
     pub(super) fn check(&self, value: Json) -> Result<Json, String> {
-        self.check_said(value, Said::AsValue)
+        self.check_form(value, Form::Value)
     }
 
     /// Checks a value that [`Kind::parse`] returned.
     pub(super) fn check_read(&self, value: Json) -> Result<Json, String> {
-        self.check_said(value, Said::AsText)
+        self.check_form(value, Form::Text)
     }
 
-    fn check_said(&self, value: Json, said: Said) -> Result<Json, String> {
-        let value = self.fit_type(value, said)?;
+    fn check_form(&self, value: Json, form: Form) -> Result<Json, String> {
+        let value = self.fit_type(value, form)?;
         // A parsed text was checked when it was parsed. Any other value has its JSON text.
-        if self.is_read() && said == Said::AsValue {
+        if self.is_read() && form == Form::Value {
             self.check_text(&value.to_string())?;
         }
         let value = self.fit_range(value)?;
@@ -120,7 +120,7 @@ impl Kind {
         }
     }
 
-    fn fit_type(&self, value: Json, said: Said) -> Result<Json, String> {
+    fn fit_type(&self, value: Json, form: Form) -> Result<Json, String> {
         let name = match self.type_ {
             ParameterType::String if value.is_string() => return Ok(value),
             ParameterType::Integer if value.is_i64() || value.is_u64() => return Ok(value),
@@ -141,8 +141,8 @@ impl Kind {
                 Json::Array(items) => {
                     let Some(kind) = &self.items else { return Ok(Json::Array(items)) };
                     // The items of a JSON or YAML list are typed values.
-                    let said = if self.format == TextFormat::Csv { said } else { Said::AsValue };
-                    let checked = items.into_iter().map(|item| kind.check_said(item, said));
+                    let form = if self.format == TextFormat::Csv { form } else { Form::Value };
+                    let checked = items.into_iter().map(|item| kind.check_form(item, form));
                     return checked.collect::<Result<_, String>>().map(Json::Array);
                 }
                 _ => "a list",

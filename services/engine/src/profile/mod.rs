@@ -342,7 +342,7 @@ impl CompiledProfile {
     /// Whether it acts on the object of a request.
     pub(crate) fn acts_on(&self, action: Action<'_>) -> bool {
         match action.phase {
-            Phase::Mutate => self.has_template && self.target.lays(action),
+            Phase::Mutate => self.has_template && self.target.takes_template(action),
             Phase::Validate => !self.validations.is_empty() && self.target.holds(action),
         }
     }

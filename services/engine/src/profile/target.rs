@@ -118,7 +118,7 @@ impl Target {
 
     /// Whether a template is applied for an action. It is applied to whole objects that remain afterwards, and to pods
     /// only on creation, because most fields of a pod are immutable.
-    pub(crate) fn lays(&self, action: Action<'_>) -> bool {
+    pub(crate) fn takes_template(&self, action: Action<'_>) -> bool {
         let lasts = match action.operation {
             Operation::Create => true,
             Operation::Update => !self.is_pods(),
@@ -145,7 +145,10 @@ pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, diagnostics: &mut 
         resources: text.resources.iter().map(|resource| resource.as_str().into()).collect(),
         operations: operations.into(),
     };
-    if diagnostics.len() == before && (spec.template.is_some() || !spec.containers.is_empty()) && !can_lay(&target) {
+    if diagnostics.len() == before
+        && (spec.template.is_some() || !spec.containers.is_empty())
+        && !can_take_template(&target)
+    {
         let message = if target.is_pods() {
             "a template is laid over pods when they are created, and this target has no pods or no CREATE"
         } else {
@@ -158,11 +161,11 @@ pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, diagnostics: &mut 
 }
 
 /// Whether a template of this target is ever applied.
-fn can_lay(target: &Target) -> bool {
+fn can_take_template(target: &Target) -> bool {
     target.resources.iter().any(|resource| {
         target.operations.iter().any(|operation| {
             let (group, version) = (&*target.group, &*target.version);
-            target.lays(Action { phase: Phase::Mutate, group, version, resource, operation: *operation })
+            target.takes_template(Action { phase: Phase::Mutate, group, version, resource, operation: *operation })
         })
     })
 }
