@@ -357,12 +357,21 @@ fn legible(key: &str, text: &[u8], release: &Release) -> Option<(Generation, Cer
     let [certificate] = certificates(text).try_into().ok()?;
     let is_whole = X509Certificate::from_der(&certificate).is_ok_and(|(rest, parsed)| {
         // It is self-signed, so a changed byte is noticed, except in the copy of the algorithm outside the signed part.
-        let is_signed =
-            parsed.verify_signature(None).is_ok() && parsed.signature_algorithm == parsed.tbs_certificate.signature;
+        let is_signed = parsed.verify_signature(None).is_ok() && repeats_its_algorithm(&certificate, &parsed);
         rest.is_empty() && parsed.is_ca() && is_signed
     });
     let is_it = is_whole && claimed_generation(release, &certificate) == Some(generation);
     is_it.then_some((generation, certificate))
+}
+
+/// Whether the algorithm after the signed part equals the one inside it, byte for byte: the parser accepts other tags.
+fn repeats_its_algorithm(certificate: &[u8], parsed: &X509Certificate<'_>) -> bool {
+    let signed: &[u8] = parsed.tbs_certificate.as_ref();
+    let at = certificate.windows(signed.len()).position(|bytes| bytes == signed);
+    let behind = at.and_then(|at| certificate.get(at + signed.len()..)).unwrap_or_default();
+    // Tag, length, content; the length is one byte, as for all algorithms.
+    let algorithm = behind.get(1).and_then(|length| behind.get(..2 + usize::from(*length)));
+    algorithm.is_some_and(|algorithm| signed.windows(algorithm.len()).any(|bytes| bytes == algorithm))
 }
 
 fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, CorruptSecret> {
