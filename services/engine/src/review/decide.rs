@@ -34,10 +34,14 @@ struct EarlierChanges<'v> {
 }
 
 impl<'v> EarlierChanges<'v> {
-    /// Leaves out profiles that stand in for cluster profiles. If an earlier pass applied one, all its changes are
-    /// undone, and those of the other profiles of the namespace with them.
-    fn without_stand_ins<'p>(self, why: &'p str) -> Exclusions<'p, 'v> {
-        Exclusions { stand_ins: Some(why), others: self.all.map(|changes| (why, changes)) }
+    /// Leaves out profiles that stand in for cluster profiles, and all others if `interference` says why. If an earlier
+    /// pass applied one that stands in, the changes of all are undone.
+    fn without_stand_ins<'p>(self, why: &'p str, interference: Option<&'p str>) -> Exclusions<'p, 'v> {
+        let others = match self.all {
+            Some(changes) => Some((why, changes)),
+            None => interference.zip(self.of_others),
+        };
+        Exclusions { stand_ins: Some(why), others }
     }
 }
 
@@ -180,27 +184,28 @@ fn apply_profiles<'v>(
     let mut applied = apply(Exclusions::default())?;
 
     // Stand-ins are applied before other cluster profiles.
-    let mut stand_ins = None;
-    if profiles.iter().any(|selected| selected.stands_in) {
-        stand_ins = too_large(target.object, patch::length(&applied.document));
-        if stand_ins.is_some() {
-            applied = apply(Exclusions { stand_ins: stand_ins.as_deref(), others: None })?;
-        } else if applied.verdicts.iter().flatten().any(Verdict::is_left_out) {
-            stand_ins = displaced(profiles, &applied, &apply(earlier.without_stand_ins(""))?);
-            if let Some(why) = &stand_ins {
-                applied = apply(earlier.without_stand_ins(why))?;
-                if earlier.all.is_some() {
-                    return Ok(applied);
-                }
-            }
+    let mut has_stand_ins = profiles.iter().any(|selected| selected.stands_in);
+    let excess = if has_stand_ins { too_large(target.object, patch::length(&applied.document)) } else { None };
+    let stand_ins = excess.as_deref();
+    if stand_ins.is_some() {
+        applied = apply(Exclusions { stand_ins, others: None })?;
+        has_stand_ins = false;
+    }
+
+    let mut interfering = None;
+    if let Some(changes) = earlier.of_others {
+        let alone = apply(Exclusions { stand_ins, others: Some(("", changes)) })?;
+        if let Err(excess) = interference(&applied, &alone) {
+            let why = interfering.insert(excess.to_string());
+            applied = apply(Exclusions { stand_ins, others: Some((&**why, changes)) })?;
         }
     }
 
-    if let Some(changes) = earlier.of_others {
-        let stand_ins = stand_ins.as_deref();
-        let alone = apply(Exclusions { stand_ins, others: Some(("", changes)) })?;
-        if let Err(excess) = interference(&applied, &alone) {
-            applied = apply(Exclusions { stand_ins, others: Some((&excess.to_string(), changes)) })?;
+    if has_stand_ins && applied.verdicts.iter().flatten().any(Verdict::is_left_out) {
+        let interfering = interfering.as_deref();
+        let without = apply(earlier.without_stand_ins("", interfering))?;
+        if let Some(why) = displaced(profiles, &applied, &without) {
+            applied = apply(earlier.without_stand_ins(&why, interfering))?;
         }
     }
     Ok(applied)
