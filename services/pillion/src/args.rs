@@ -1,5 +1,6 @@
-//! Arguments that several commands share: the release and the API server.
+//! Arguments that several commands share: the release and the API server. And how a command runs requests to them.
 
+use std::future::Future;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -19,10 +20,10 @@ pub(crate) struct ReleaseArgs {
 }
 
 impl ReleaseArgs {
-    /// The release.
+    /// Returns the release.
     ///
     /// # Errors
-    /// The domain is none.
+    /// The domain is invalid.
     pub(crate) fn release(&self) -> anyhow::Result<Release> {
         Ok(Release::new(self.release.name(), self.release.namespace(), &self.cluster_domain)?)
     }
@@ -37,19 +38,19 @@ pub(crate) struct ApiServerArgs {
 }
 
 impl ApiServerArgs {
-    /// A client of an API server that answers.
+    /// Returns a client of an API server that responds.
     ///
     /// # Errors
-    /// There is no way to one, or it does not answer.
+    /// There is no configuration, or the API server does not respond.
     pub(crate) async fn connect(&self) -> anyhow::Result<kube::Client> {
         let client = match &self.kubeconfig {
             Some(file) => client::connect(Some(file)).await?,
             None => client::inferred().await?,
         };
-        // Else each look of a command would wait for the same, and tell it.
+        // Otherwise each request of a command would wait for the same failure, and report it.
         match client.apiserver_version().await {
             Ok(_) => Ok(client),
-            // It answers, if only that this is not for everybody.
+            // It responds: the user lacks this permission only.
             Err(kube::Error::Api(status)) if status.code == 403 => Ok(client),
             Err(error) => Err(error).context("the API server cannot be asked: is the kubeconfig the right one?"),
         }
@@ -66,28 +67,37 @@ pub(crate) struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// The release alone: for who asks no cluster.
+    /// Returns the release, without a connection.
     ///
     /// # Errors
-    /// There is no such release.
+    /// The release is invalid.
     pub(crate) fn release(&self) -> anyhow::Result<Release> {
         self.release.release()
     }
 
-    /// A client, and the release.
+    /// Returns a client, and the release.
     ///
     /// # Errors
-    /// There is no way to an API server, or no such release.
+    /// The API server is unavailable, or the release is invalid.
     pub(crate) async fn connect(&self) -> anyhow::Result<(kube::Client, Release)> {
         let release = self.release.release()?;
         Ok((self.api_server.connect().await?, release))
     }
 }
 
-/// A release as it is typed: `NAMESPACE/NAME`.
+/// Parses a release, `NAMESPACE/NAME`.
 pub(crate) fn release(text: &str) -> Result<Release, String> {
     let (namespace, name) = text.split_once('/').ok_or("expected NAMESPACE/NAME, as in pillion-system/pillion")?;
     Release::new(name, namespace, DEFAULT_CLUSTER_DOMAIN).map_err(|error| error.to_string())
+}
+
+/// Runs a short command's future to its end on one thread.
+///
+/// # Errors
+/// The future's own error, or the runtime cannot be created.
+pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    runtime.block_on(work)
 }
 
 #[cfg(test)]
@@ -95,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_release_is_named_by_namespace_and_name() {
+    fn release_has_namespace_and_name() {
         let named = release("pillion-system/pillion").unwrap();
         assert_eq!((named.namespace(), named.name()), ("pillion-system", "pillion"));
         assert!(release("pillion").unwrap_err().contains("NAMESPACE/NAME"));

@@ -1,9 +1,17 @@
-//! The command line: all commands with their arguments.
+//! The command line: all commands with their arguments and exit codes, and what is generated from it: help, manual pages,
+//! completions, and the tables of flags and keys in the documentation.
 
-use clap::{Parser, Subcommand};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::certs::CertsArgs;
+use crate::config::{ControllerPolicy, PolicyFile, WebhookPolicy, settings};
 use crate::convert::ConvertArgs;
 use crate::crds::CrdsArgs;
 use crate::diff::DiffArgs;
@@ -12,7 +20,7 @@ use crate::explain::ExplainArgs;
 use crate::export::ExportArgs;
 use crate::inject::InjectArgs;
 use crate::lint::LintArgs;
-use crate::manual::ManArgs;
+use crate::output;
 use crate::profiles::ProfilesArgs;
 use crate::rollout::RolloutArgs;
 use crate::serve::controller::ControllerArgs;
@@ -96,8 +104,143 @@ pub(crate) enum Command {
     },
 }
 
+/// The exit codes of a command besides success. 2 is also the code of a command line that cannot be parsed.
+type Exits = &'static [(u8, &'static str)];
+
+const WRONG: (u8, &str) = (1, "something is wrong, and standard error says what");
+const LEFT_OUT: (u8, &str) = (3, "something was left out, and standard error says what");
+const CONVERT: Exits = &[WRONG, LEFT_OUT];
+
+/// All commands without subcommands.
+const COMMANDS: &[(&str, Exits)] = &[
+    ("certs rotate", &[(1, "something is wrong, or the rotation is not done after --wait")]),
+    ("certs status", &[WRONG]),
+    ("completions", &[]),
+    ("controller", &[WRONG]),
+    ("convert morvencao", CONVERT),
+    ("convert opentelemetry", CONVERT),
+    ("convert sidecarset", CONVERT),
+    ("convert tumblr", CONVERT),
+    ("crds", &[WRONG]),
+    ("dev", &[WRONG]),
+    ("diff", &[(1, "something would be different"), (2, "it cannot be said what would be different")]),
+    ("doctor", &[(1, "something keeps it from working"), (2, "it could not be looked for")]),
+    ("explain", &[(1, "it is not, or would not be, as its profiles say"), (2, "the question could not be answered")]),
+    ("export", &[WRONG, LEFT_OUT]),
+    ("inject", &[(1, "something is wrong, or a pod is refused; nothing is printed")]),
+    ("lint", &[(1, "a profile is wrong")]),
+    ("man", &[WRONG]),
+    ("profiles history", &[WRONG]),
+    ("profiles rollback", &[(1, "something is wrong, or it is not published after --wait")]),
+    ("rollout", &[(1, "a workload is stale still, or something is wrong")]),
+    ("status", &[(1, "a pod is not as its profiles say, or something is wrong")]),
+    ("test", &[(1, "a case is not as it says, or cannot be read"), (2, "there is nothing to test")]),
+    ("uninject", &[WRONG, (3, "something could not be undone, and standard error says what")]),
+    ("uninstall", &[WRONG]),
+    ("webhook", &[WRONG]),
+];
+
+/// Returns the command line, with exit codes in the help of each command.
+pub(crate) fn command() -> clap::Command {
+    with_exit_codes(Arguments::command(), "")
+}
+
+fn with_exit_codes(command: clap::Command, path: &str) -> clap::Command {
+    let command = match COMMANDS.iter().find(|(known, _)| *known == path) {
+        Some((_, exits)) => command.after_long_help(exit_codes(exits)),
+        None => command,
+    };
+    command.mut_subcommands(|below| {
+        let name = below.get_name();
+        let path = if path.is_empty() { name.to_owned() } else { format!("{path} {name}") };
+        with_exit_codes(below, &path)
+    })
+}
+
+fn exit_codes(exits: Exits) -> String {
+    let mut text = "Exit codes:\n  0  success".to_owned();
+    for (code, meaning) in exits {
+        // Writing to a string never fails.
+        let _ = write!(text, "\n  {code}  {meaning}");
+    }
+    text
+}
+
+/// Arguments of `pillion man`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The folder to write a page for each command to; it is made if it is not there. Without it the page of pillion itself
+    /// is printed.
+    #[arg(value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+}
+
+/// `pillion man`: writes all pages, or prints the page of `pillion` itself.
+pub(crate) fn write_manual(args: ManArgs, command: clap::Command) -> anyhow::Result<ExitCode> {
+    let Some(folder) = args.folder else {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(command).render(&mut page).context("the page cannot be made")?;
+        output::print(&String::from_utf8(page).context("the page is no text")?)?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    clap_mangen::generate_to(command, &folder)
+        .with_context(|| format!("cannot write manual pages to {}", folder.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `pillion completions`: prints the completions for a shell.
+pub(crate) fn print_completions(shell: Shell) -> anyhow::Result<ExitCode> {
+    // Generated into a buffer: clap's writer panics if the output is closed.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command(), "pillion", &mut script);
+    output::print(&String::from_utf8(script)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `pillion reference` (hidden): prints the tables of flags and keys in `docs/configuration.md`, between the comments that
+/// mark their positions.
+pub(crate) fn print_reference() -> anyhow::Result<ExitCode> {
+    let mut program = command();
+    program.build();
+    let mut text = String::new();
+    for (name, table) in [
+        ("flags", flags(&program, "webhook")?),
+        ("keys", settings::table(WebhookPolicy::settings())),
+        ("controller flags", flags(&program, "controller")?),
+        ("controller keys", settings::table(ControllerPolicy::settings())),
+    ] {
+        write!(text, "<!-- {name} -->\n\n{table}\n<!-- end of {name} -->\n")?;
+    }
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the table of a command's flags with their environment variables.
+fn flags(program: &clap::Command, command: &str) -> anyhow::Result<String> {
+    let command = program.find_subcommand(command).with_context(|| format!("there is no command {command}"))?;
+    let mut table = "| flag | environment | default | meaning |\n|---|---|---|---|\n".to_owned();
+    for argument in command.get_arguments() {
+        let Some(long) = argument.get_long().filter(|long| !["help", "version"].contains(long)) else { continue };
+        let value = match (argument.get_action(), argument.get_value_names()) {
+            (ArgAction::SetTrue, _) | (_, None) => String::new(),
+            (_, Some(names)) => format!(" {}", names.join(" ")),
+        };
+        let code = |text: String| if text.is_empty() { text } else { format!("`{text}`") };
+        let variable = argument.get_env().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let default = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect::<Vec<_>>();
+        let default = if value.is_empty() { String::new() } else { default.join(" ") };
+        let help = argument.get_long_help().or_else(|| argument.get_help()).map(ToString::to_string);
+        let help = help.with_context(|| format!("--{long} has no help"))?;
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
+        writeln!(table, "| `--{long}{value}` | {} | {} | {help} |", code(variable), code(default))?;
+    }
+    Ok(table)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::fs;
     use std::path::{Path, PathBuf};
 
@@ -112,12 +255,12 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_is_sound() {
+    fn definition_is_valid() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn a_replica_needs_its_certificate_and_listens_where_kubernetes_expects() {
+    fn webhook_requires_certificate() {
         let Command::Webhook(args) = parse("pillion webhook --tls-cert c.pem --tls-key k.pem").unwrap().command else {
             panic!("another command")
         };
@@ -146,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_takes_what_its_operator_says() {
+    fn webhook_flags_are_parsed() {
         let line = "pillion --log-format json webhook --kubeconfig k --tls-cert c --tls-key k --listen [::]:0 \
                     --metrics-listen 127.0.0.1:1 --otlp-endpoint http://c:4317 --trace-ratio 1 --log-level debug";
         let arguments = parse(line).unwrap();
@@ -157,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn dev_needs_nothing_and_takes_namespaces_by_level() {
+    fn dev_needs_no_flags() {
         let Command::Dev(args) = parse("pillion dev").unwrap().command else { panic!("another command") };
         assert_eq!(args.listen.to_string(), "127.0.0.1:8443");
         assert!(args.profiles.is_empty() && args.namespaces.is_empty());
@@ -170,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_says_what_was_expected() {
+    fn errors_state_expected_values() {
         for (line, expected) in [
             ("pillion dev --namespace shop", "NAME=LEVEL"),
             ("pillion dev --namespace shop=maybe", "enabled, required or held"),
@@ -185,6 +328,7 @@ mod tests {
             assert!(error.contains(expected), "{line}: {error}");
         }
     }
+
     /// Collects all Markdown files below a directory.
     fn documents(folder: &Path, into: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
@@ -221,5 +365,68 @@ mod tests {
             }
         }
         assert!(count > 100, "found {count} commands");
+    }
+
+    /// The documentation of all commands.
+    const CLI_PAGE: &str = include_str!("../../../docs/cli.md");
+
+    /// Collects all documented commands without subcommands.
+    fn leaves(command: &clap::Command, path: &str, all: &mut BTreeSet<String>) {
+        for below in command.get_subcommands().filter(|below| below.get_name() != "help" && !below.is_hide_set()) {
+            let path =
+                if path.is_empty() { below.get_name().to_owned() } else { format!("{path} {}", below.get_name()) };
+            if below.has_subcommands() {
+                leaves(below, &path, all);
+            } else {
+                all.insert(path);
+            }
+        }
+    }
+
+    #[test]
+    fn exit_codes_are_in_help_and_documentation() {
+        let mut found = BTreeSet::new();
+        leaves(&Arguments::command(), "", &mut found);
+        let known: BTreeSet<_> = COMMANDS.iter().map(|(path, _)| (*path).to_owned()).collect();
+        assert_eq!(found, known);
+
+        // `| `pillion diff` | what it is for | 1: this; 2: that |`
+        let rows = CLI_PAGE.lines().filter_map(|line| {
+            let cells: Vec<_> = line.strip_prefix("| `pillion ")?.trim_end_matches(" |").split(" | ").collect();
+            let [path, _, exits] = cells.as_slice() else { panic!("three columns: {line}") };
+            Some((path.trim_end_matches('`').to_owned(), (*exits).to_owned()))
+        });
+        let rows: Vec<_> = rows.collect();
+        let expected = COMMANDS.iter().map(|(path, exits)| {
+            let codes = exits.iter().map(|(code, meaning)| format!("{code}: {meaning}"));
+            ((*path).to_owned(), codes.collect::<Vec<_>>().join("; "))
+        });
+        assert_eq!(rows, expected.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn help_lists_exit_codes() {
+        let mut command = command();
+        let diff = command.find_subcommand_mut("diff").unwrap().render_long_help().to_string();
+        assert!(diff.contains("Exit codes:\n  0  success\n  1  something would be different\n  2  "), "{diff}");
+        let convert = command.find_subcommand_mut("convert").unwrap();
+        let tumblr = convert.find_subcommand_mut("tumblr").unwrap().render_long_help().to_string();
+        assert!(tumblr.contains("  3  something was left out"), "{tumblr}");
+    }
+
+    #[test]
+    fn documented_flags_exist() {
+        fn flags(command: &clap::Command, all: &mut BTreeSet<String>) {
+            all.extend(command.get_arguments().filter_map(|one| Some(format!("--{}", one.get_long()?))));
+            command.get_subcommands().for_each(|below| flags(below, all));
+        }
+        let mut known = BTreeSet::new();
+        flags(&Arguments::command(), &mut known);
+        let words = CLI_PAGE.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+        let of_page: BTreeSet<_> = words.filter(|word| word.starts_with("--") && word.len() > 3).collect();
+        assert!(of_page.len() > 5, "{of_page:?}");
+        for flag in of_page {
+            assert!(known.contains(flag), "no command has {flag}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::Value;
 
-use crate::blocking::block_on;
+use crate::args::block_on;
 use crate::output::{self, Format};
 
 /// The field manager for server-side apply.

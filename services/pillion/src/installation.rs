@@ -80,7 +80,7 @@ pub(crate) fn kept<T>(found: kube::Result<T>, part: Part, unread: &mut Unread) -
 fn said(error: kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
-        error => crate::causes::told(&error.into()),
+        error => crate::output::causes(&error.into()),
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use crate::load::{self, Loaded, Problem};
-use crate::{github, output};
+use crate::output;
 
 /// Arguments of `pillion lint`.
 #[derive(Clone, Debug, Args)]
@@ -53,7 +53,7 @@ pub(crate) fn run(args: LintArgs) -> anyhow::Result<ExitCode> {
             let all = problems.iter().chain(&warnings).take(output::MAX_PROBLEMS).map(Problem::to_json).collect();
             output::print(&output::json(&serde_json::Value::Array(all))?)?;
         }
-        Format::Github => output::print(&github::problems(problems.iter().chain(&warnings)))?,
+        Format::Github => output::print(&output::github_annotations(problems.iter().chain(&warnings)))?,
     }
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

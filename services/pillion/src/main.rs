@@ -5,15 +5,9 @@
 
 // Shared by the commands.
 mod args;
-mod authors;
-mod blocking;
-mod causes;
-mod ticks;
 mod finding;
 mod load;
-mod github;
 mod output;
-mod progress;
 mod difference;
 mod workload;
 mod trial;
@@ -23,7 +17,6 @@ mod installation;
 
 // The commands.
 mod crds;
-mod manual;
 mod convert;
 mod export;
 mod lint;
@@ -42,8 +35,6 @@ mod serve;
 
 // The command line.
 mod cli;
-mod exits;
-mod reference;
 
 use std::process::ExitCode;
 
@@ -57,7 +48,7 @@ fn main() -> ExitCode {
     // already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 
-    let matches = exits::command().get_matches();
+    let matches = cli::command().get_matches();
     match Arguments::from_arg_matches(&matches).map_err(anyhow::Error::from).and_then(run) {
         Ok(code) => code,
         Err(error) => {
@@ -89,14 +80,8 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Status(args) => Telemetry::logs(&logs.for_people()).and_then(|()| status::run(args)),
         Command::Rollout(args) => Telemetry::logs(&logs.for_people()).and_then(|()| rollout::run(args)),
         Command::Crds(args) => crds::run(args),
-        Command::Man(args) => manual::run(args, exits::command()),
-        Command::Reference => reference::run(),
-        Command::Completions { shell } => {
-            // Generated into a buffer: clap's writer panics if the output is closed.
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut exits::command(), "pillion", &mut script);
-            output::print(&String::from_utf8(script)?)?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Man(args) => cli::write_manual(args, cli::command()),
+        Command::Reference => cli::print_reference(),
+        Command::Completions { shell } => cli::print_completions(shell),
     }
 }

@@ -1,16 +1,15 @@
-//! Prints a command's results: objects as YAML or JSON on standard output, problems on standard error.
+//! Prints a command's results: objects as YAML or JSON on standard output, problems and progress on standard error.
 //!
 //! A reader may close the output early: `pillion crds | head` is no error.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use anyhow::Context;
 use clap::ValueEnum;
 use serde_json::Value;
 
-use crate::causes;
 use crate::load::Problem;
 
 /// The maximum number of problems printed at once, since a file can have as many as it has bytes.
@@ -158,7 +157,7 @@ pub(crate) fn tell(text: &str) -> anyhow::Result<()> {
 
 /// Prints the error of a failed command.
 pub(crate) fn error(error: &anyhow::Error) -> anyhow::Result<()> {
-    tell(&format!("error: {}", causes::told(error)))
+    tell(&format!("error: {}", causes(error)))
 }
 
 /// Prints problems with their excerpts, up to the maximum number.
@@ -177,15 +176,114 @@ fn unless_closed(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
+/// Formats an error with its causes on one line. Skips causes that an outer message already contains: some libraries
+/// repeat the cause in the error's own text and also return it as the source.
+pub(crate) fn causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(cause.trim_end()) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+/// Formats a GitHub Actions annotation, which GitHub shows at its line in a change. `None`: the position is unknown.
+pub(crate) fn github_annotation(
+    level: &str,
+    file: &str,
+    at: Option<(usize, usize)>,
+    title: &str,
+    message: &str,
+) -> String {
+    let mut properties = vec![format!("file={}", property(file))];
+    if let Some((line, column)) = at {
+        properties.push(format!("line={line},col={column}"));
+    }
+    if !title.is_empty() {
+        properties.push(format!("title={}", property(title)));
+    }
+    format!("::{level} {}::{}\n", properties.join(","), data(message))
+}
+
+/// Formats one annotation for each problem.
+pub(crate) fn github_annotations<'p>(problems: impl IntoIterator<Item = &'p Problem>) -> String {
+    let annotation = |problem: &Problem| {
+        let json = problem.to_json();
+        let text = |key: &str| json.get(key).and_then(Value::as_str).unwrap_or_default();
+        let level = if text("severity") == "warning" { "warning" } else { "error" };
+        let message = [text("message"), text("help")].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>();
+        github_annotation(level, &problem.source.name, problem.position(), text("path"), &message.join("\n"))
+    };
+    problems.into_iter().map(annotation).collect()
+}
+
+fn data(text: &str) -> String {
+    text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A")
+}
+
+fn property(text: &str) -> String {
+    data(text).replace(':', "%3A").replace(',', "%2C")
+}
+
+/// The width of the line.
+const WIDTH: usize = 78;
+
+/// The progress of long work in a known number of steps, shown on one line of standard error if that is a terminal.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    what: &'static str,
+    done: usize,
+    of: usize,
+    is_seen: bool,
+}
+
+impl Progress {
+    /// Creates the progress display. `what` names the steps, in the plural.
+    pub(crate) fn new(what: &'static str, of: usize) -> Self {
+        Self { what, done: 0, of, is_seen: io::stderr().is_terminal() }
+    }
+
+    /// Begins the next step.
+    pub(crate) fn step(&mut self, name: &str) {
+        self.done += 1;
+        if self.is_seen {
+            overwrite_line(&progress_line(self.what, self.done, self.of, name));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_seen && self.done > 0 {
+            overwrite_line("");
+        }
+    }
+}
+
+fn overwrite_line(text: &str) {
+    // Err: standard error is closed.
+    let _ = write!(io::stderr().lock(), "\r{text:<WIDTH$}\r");
+}
+
+fn progress_line(what: &str, done: usize, of: usize, name: &str) -> String {
+    format!("{what}: {done} of {of}, {name}").chars().take(WIDTH).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::load::yaml::{Node, documents};
+    use anyhow::anyhow;
     use proptest::prelude::*;
     use serde_json::json;
 
+    use super::*;
+    use crate::load::yaml::{Node, documents};
+
     #[test]
-    fn what_others_wrote_does_not_act_on_a_terminal() {
+    fn control_sequences_are_replaced() {
         let fine = "\u{1b}[31merror\u{1b}[0m\t\u{1b}[38;5;12mone\n";
         assert_eq!(harmless(fine), fine);
         let wrong = "a\u{1b}[2Kb\u{1b}]0;title\u{7}c\rd\u{9b}8me\u{1b}[8mf\u{1b}[31mg\u{1b}";
@@ -197,12 +295,12 @@ mod tests {
 
     fn read_back(value: &Value) -> Value {
         let text = yaml(value).unwrap();
-        let documents = documents(&text).unwrap_or_else(|fault| panic!("{fault:?} in\n{text}"));
+        let documents = documents(&text).unwrap_or_else(|error| panic!("{error:?} in\n{text}"));
         documents.first().map_or(Value::Null, Node::to_value)
     }
 
     #[test]
-    fn yaml_is_in_blocks_in_order_and_without_noise() {
+    fn yaml_is_block_style_in_order() {
         let value = json!({
             "kind": "Pod",
             "apiVersion": "v1",
@@ -232,13 +330,13 @@ spec:
     }
 
     #[test]
-    fn a_long_line_stays_one_line() {
+    fn long_lines_are_not_folded() {
         let long = "word ".repeat(100) + "end";
         assert_eq!(yaml(&json!({"a": long})).unwrap(), format!("a: {long}\n"));
     }
 
     #[test]
-    fn text_that_looks_like_something_else_stays_text() {
+    fn ambiguous_strings_stay_strings() {
         for text in [
             "",
             "yes",
@@ -306,7 +404,7 @@ spec:
     }
 
     #[test]
-    fn several_objects_are_documents_or_a_list() {
+    fn objects_become_documents_or_list() {
         let last_is_empty = [json!({"a": {}}), json!({"b": []}), json!({"c": "d\n\n"}), json!({})];
         let expected = "a: {}\n---\nb: []\n---\nc: |+\n  d\n  \n---\n{}\n";
         assert_eq!(objects(&last_is_empty, Format::Yaml).unwrap(), expected);
@@ -339,9 +437,30 @@ spec:
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn what_is_written_reads_back_as_the_same(value in any_value()) {
+        fn yaml_round_trips(value in any_value()) {
             let value = json!({"value": value});
             prop_assert_eq!(read_back(&value), value);
         }
+    }
+
+    #[test]
+    fn each_cause_is_printed_once() {
+        let error = anyhow!("no such file").context("cannot read a.yaml: no such file").context("cannot start");
+        assert_eq!(causes(&error), "cannot start: cannot read a.yaml: no such file");
+        assert_eq!(causes(&anyhow!("b").context("a")), "a: b");
+        assert_eq!(causes(&anyhow!("alone")), "alone");
+    }
+
+    #[test]
+    fn annotation_properties_are_escaped() {
+        let shown = github_annotation("error", "a,b.yaml", Some((3, 7)), "spec: x", "100%\nof it: a, b");
+        assert_eq!(shown, "::error file=a%2Cb.yaml,line=3,col=7,title=spec%3A x::100%25%0Aof it: a, b\n");
+        assert_eq!(github_annotation("warning", "a", None, "", "b"), "::warning file=a::b\n");
+    }
+
+    #[test]
+    fn progress_line_fits_terminal() {
+        assert_eq!(progress_line("namespaces", 3, 40, "shop"), "namespaces: 3 of 40, shop");
+        assert_eq!(progress_line("namespaces", 3, 40, &"é".repeat(200)).chars().count(), WIDTH);
     }
 }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use self::overview::Line;
 use crate::args::ClusterArgs;
-use crate::blocking::block_on;
+use crate::args::block_on;
 use crate::output::{self, Form};
 
 /// Arguments of `pillion status`.

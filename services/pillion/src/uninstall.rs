@@ -15,7 +15,7 @@ use pillion_control::webhook_config;
 use pillion_control::webhook_config::switch;
 
 use crate::args;
-use crate::blocking::block_on;
+use crate::args::block_on;
 use crate::output;
 
 /// Arguments of `pillion uninstall`.

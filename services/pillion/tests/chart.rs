@@ -1,9 +1,5 @@
-//! The chart in helm: it lints, and it renders the expected objects for every kind of values. `e2e/chart.rs` installs it in a
-//! cluster.
-
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
-
-mod profiles;
+//! The chart in helm: it lints, and it renders the expected objects and profiles for every kind of values. `e2e/chart.rs` installs
+//! it in a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -129,7 +125,7 @@ fn value_sets() -> [(&'static str, Json); 3] {
 }
 
 #[test]
-fn helm_lint_is_strict_and_content() {
+fn helm_lint_accepts_the_chart() {
     for (name, values) in value_sets() {
         let ran = helm(&["lint", "--strict"], &values);
         let told = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
@@ -139,14 +135,14 @@ fn helm_lint_is_strict_and_content() {
 }
 
 #[test]
-fn what_is_rendered_has_one_name_each_and_nothing_that_the_controller_makes() {
+fn rendered_names_are_unique() {
     for (name, values) in value_sets() {
-        each_has_one_name_and_none_is_the_controllers(name, &rendered(&values));
+        check_names(name, &rendered(&values));
     }
 }
 
 /// Checks what has to hold of all objects of a release.
-fn each_has_one_name_and_none_is_the_controllers(set: &str, objects: &[Json]) {
+fn check_names(set: &str, objects: &[Json]) {
     let mut seen = BTreeSet::new();
     for object in objects {
         let (kind, namespace, name) = identity(object);
@@ -168,7 +164,7 @@ fn pods(objects: &[Json]) -> Vec<(String, &Json)> {
 }
 
 #[test]
-fn system_class_comes_with_its_quota() {
+fn system_priority_class_has_quota() {
     let quotas = |namespace: &str, class: &str| {
         let objects = template("pillion", namespace, &json!({"priorityClassName": class})).unwrap();
         of_kind(&objects, "ResourceQuota").into_iter().cloned().collect::<Vec<_>>()
@@ -188,7 +184,7 @@ fn system_class_comes_with_its_quota() {
 }
 
 #[test]
-fn every_pod_is_restricted_spread_and_ends_after_its_connections() {
+fn pods_are_restricted_and_spread() {
     for (set, values) in [("none", json!({})), ("everything", everything())] {
         let objects = rendered(&values);
         let pods = pods(&objects);
@@ -246,7 +242,7 @@ fn arguments(objects: &[Json], component: &str, flag: &str) -> String {
 }
 
 #[test]
-fn processes_listen_where_the_services_may_send_api_servers() {
+fn services_lead_to_listening_ports() {
     for (service, expected) in [
         (json!({}), "0.0.0.0"),
         (json!({"ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack"}), "0.0.0.0"),
@@ -281,7 +277,7 @@ fn processes_listen_where_the_services_may_send_api_servers() {
 }
 
 #[test]
-fn on_the_nodes_network_a_rollout_waits_for_ports_and_not_for_ever() {
+fn host_network_rollout_waits_for_ports() {
     let none = rendered(&json!({}));
     let host = rendered(&json!({
         "webhook": {"hostNetwork": true, "port": 10250}, "controller": {"hostNetwork": true, "port": 10260, "metricsPort": 9091},
@@ -313,7 +309,7 @@ fn network_policy_admits_only_api_servers_and_the_controller() {
 }
 
 #[test]
-fn every_pod_is_pulled_with_the_same_secrets_and_by_the_same_digest() {
+fn pods_share_image_and_pull_secrets() {
     let digest = format!("sha256:{}", "a".repeat(64));
     let values = json!({
         "imagePullSecrets": [{"name": "registry"}], "image": {"registry": "registry.example.com", "digest": digest, "tag": "v9"},
@@ -328,7 +324,7 @@ fn every_pod_is_pulled_with_the_same_secrets_and_by_the_same_digest() {
 }
 
 #[test]
-fn a_pod_of_the_jobs_is_in_no_service_and_no_budget() {
+fn job_pods_are_in_no_service() {
     let objects = rendered(&json!({}));
     for job in of_kind(&objects, "Job") {
         let component = &job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"];
@@ -337,7 +333,7 @@ fn a_pod_of_the_jobs_is_in_no_service_and_no_budget() {
 }
 
 #[test]
-fn both_policies_come_from_the_values_and_the_program_takes_them() {
+fn policies_come_from_values() {
     let folder = tempfile::tempdir().unwrap();
     for (set, values) in [("none", json!({})), ("everything", everything())] {
         let objects = rendered(&values);
@@ -380,7 +376,7 @@ fn rules(objects: impl IntoIterator<Item = Json>) -> BTreeMap<(String, String, S
 }
 
 #[test]
-fn the_rights_are_those_of_deploy_and_nothing_else() {
+fn rbac_equals_deploy_rbac() {
     let mut expected = BTreeMap::new();
     for file in ["webhook.yaml", "controller.yaml"] {
         let file = fs::read_to_string(repository().join("deploy/rbac").join(file)).unwrap();
@@ -407,7 +403,7 @@ fn the_rights_are_those_of_deploy_and_nothing_else() {
 }
 
 #[test]
-fn every_name_follows_the_release() {
+fn names_follow_the_release() {
     for (name, values) in [("edge", json!({})), ("x", json!({"fullnameOverride": "edge"}))] {
         let objects = template(name, "platform", &values).unwrap();
         for object in &objects {
@@ -424,7 +420,7 @@ fn every_name_follows_the_release() {
 }
 
 #[test]
-fn the_canarys_service_is_the_one_of_the_program() {
+fn trust_probe_service_is_the_programs() {
     let release = pillion_control::Release::new("pillion", "pillion-system", "cluster.local").unwrap();
     let expected = serde_json::to_value(pillion_control::trust_probe::service(&release).unwrap()).unwrap();
     let objects = rendered(&json!({}));
@@ -432,7 +428,7 @@ fn the_canarys_service_is_the_one_of_the_program() {
 }
 
 #[test]
-fn wrong_values_are_refused() {
+fn invalid_values_are_rejected() {
     for (values, expected) in [
         (json!({"webhok": {}}), "webhok"),
         (json!({"webhook": {"replica": 2}}), "replica"),
@@ -460,5 +456,97 @@ fn wrong_values_are_refused() {
     ] {
         let error = template("pillion", "pillion-system", &values).unwrap_err();
         assert!(error.contains(expected), "{values}: {error}");
+    }
+}
+
+/// The profiles of a folder as they are shipped.
+pub(crate) fn profile_source(folder: &str) -> PathBuf {
+    let folder = repository().join("profiles").join(folder);
+    let policy = folder.join("policy.yaml");
+    if policy.exists() { policy } else { folder.join("profile.yaml") }
+}
+
+#[test]
+fn profiles_are_rendered_with_their_parents() {
+    let mut all = BTreeMap::new();
+    for folder in shipped() {
+        for object in documents(&fs::read_to_string(profile_source(&folder)).unwrap()) {
+            all.insert(text(&object, "/metadata/name").to_owned(), object);
+        }
+    }
+    for folder in shipped() {
+        let objects = rendered(&json!({"profiles": [folder]}));
+        check_names(&folder, &objects);
+        let found: BTreeMap<_, _> = of_kind(&objects, "ClusterInjectionProfile")
+            .into_iter()
+            .map(|object| (identity(object).2, object))
+            .collect();
+        for object in documents(&fs::read_to_string(profile_source(&folder)).unwrap()) {
+            let (kind, _, name) = identity(&object);
+            let found = named(&objects, &kind, &name);
+            assert_eq!(found["spec"], object["spec"], "{folder}: {name}");
+        }
+        for (name, object) in found {
+            assert_eq!(object["spec"], all[&name]["spec"], "{folder}: {name}");
+            let parent = text(object, "/spec/extends/name");
+            assert!(
+                parent.is_empty()
+                    || of_kind(&objects, "ClusterInjectionProfile")
+                        .iter()
+                        .any(|other| other["metadata"]["name"] == parent)
+            );
+            for lookup in object["spec"]["lookups"].as_array().into_iter().flatten() {
+                let role = named(&objects, "ClusterRole", "pillion-declared-lookups")["rules"].as_array().unwrap();
+                let group = lookup.get("group").cloned().unwrap_or_else(|| json!(""));
+                assert!(
+                    role.iter().any(|rule| rule["apiGroups"] == json!([group])
+                        && rule["resources"].as_array().unwrap().contains(&lookup["resource"])),
+                    "{folder}: {lookup}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn rendered_profiles_are_valid() {
+    let objects = rendered(&json!({"profiles": shipped()}));
+    let profiles: Vec<_> = of_kind(&objects, "ClusterInjectionProfile").into_iter().cloned().collect();
+    assert!(profiles.len() > 30, "{}", profiles.len());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("profiles.yaml");
+    let text: Vec<_> = profiles.iter().map(Json::to_string).collect();
+    fs::write(&file, text.join("\n---\n")).unwrap();
+    let ran = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("lint").arg(&file).output().unwrap();
+    assert!(ran.status.success(), "{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+}
+
+#[test]
+fn values_set_parameter_defaults() {
+    let profiles = |value: Json| template("pillion", "pillion-system", &json!({"profiles": value}));
+    let objects =
+        profiles(json!({"otel-java": {"parameters": {"image": "registry.example.com/agent:1"}}, "nginx": null}))
+            .unwrap();
+    let default = |name: &str| {
+        let parameters =
+            named(&objects, "ClusterInjectionProfile", name)["spec"]["parameters"].as_array().unwrap().clone();
+        parameters
+            .into_iter()
+            .find(|parameter| parameter["name"] == "image")
+            .map(|parameter| parameter["default"].clone())
+    };
+    assert_eq!(default("otel-java"), Some(json!("registry.example.com/agent:1")));
+    named(&objects, "ClusterInjectionProfile", "nginx");
+    named(&objects, "ClusterInjectionProfile", "otel-agent");
+    let without = profiles(json!({"nginx": {"enabled": false}})).unwrap();
+    assert!(of_kind(&without, "ClusterInjectionProfile").is_empty());
+
+    for (value, expected) in [
+        (json!(["nginxx"]), "there is no shipped profile \"nginxx\"; there are: agones-defaults, "),
+        (json!({"otel-java": {"parameters": {"imgae": "x"}}}), "there is no parameter \"imgae\"; there are: "),
+        (json!({"otel-java": {"params": {}}}), "values don't meet the specifications of the schema"),
+    ] {
+        let error = profiles(value).unwrap_err();
+        assert!(error.contains(expected), "{error}");
     }
 }

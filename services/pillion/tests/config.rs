@@ -1,7 +1,5 @@
 //! The policy file as people meet it: checked without starting anything, and followed while the program runs.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
-
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

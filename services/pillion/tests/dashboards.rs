@@ -1,13 +1,6 @@
 //! `dashboards/`: a real Prometheus that scrapes the real program runs each query of each panel, and no panel stays empty; each
 //! alert has its runbook, and fires and does not fire where it should.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test says what is wrong by panicking, also in its helpers"
-)]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};

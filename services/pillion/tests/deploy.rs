@@ -1,8 +1,6 @@
 //! `deploy/`: the plain manifests are complete, kustomizations of them build, and the chart accepts the values in the examples
 //! for Argo CD, Flux and kind.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

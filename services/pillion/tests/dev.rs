@@ -1,12 +1,13 @@
-//! `pillion dev` as people use it: what it prints is followed to the letter.
+//! `pillion dev` as a process: the profiles that it serves, the commands that it prints, and its responses to reviews that a real
+//! API server sent.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
-
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Program, eventually, patch, post};
 use serde_json::{Value, json};
+
+use crate::support::{Program, eventually, patch, post};
 
 const ANY_PORTS: [&str; 5] = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
 
@@ -15,7 +16,7 @@ fn write_profile(folder: &Path, image: &str) {
         "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {{name: helper}}\n\
          spec: {{template: {{spec: {{containers: [{{name: helper, image: \"{image}\"}}]}}}}}}\n"
     );
-    std::fs::write(folder.join("helper.yaml"), text).unwrap();
+    fs::write(folder.join("helper.yaml"), text).unwrap();
 }
 
 /// What the curl line says.
@@ -26,7 +27,7 @@ struct Sample {
 }
 
 impl Sample {
-    fn told_by(dev: &Program) -> Self {
+    fn printed_by(dev: &Program) -> Self {
         Self {
             authority: dev.word_behind("--cacert ").into(),
             review: dev.word_behind("--data @").into(),
@@ -35,23 +36,23 @@ impl Sample {
     }
 
     fn send(&self) -> Option<String> {
-        patch(&post(&self.url, &self.authority, &std::fs::read_to_string(&self.review).unwrap()))
+        patch(&post(&self.url, &self.authority, &fs::read_to_string(&self.review).unwrap()))
     }
 }
 
 #[test]
-fn profiles_are_served_loaded_again_and_kept_when_they_break() {
+fn changed_profiles_are_reloaded() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
     let mut dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "."]].concat(), folder.path());
-    let sample = Sample::told_by(&dev);
+    let sample = Sample::printed_by(&dev);
     dev.tells("ask by annotation pillion.dev/profiles: helper");
     assert!(sample.send().unwrap().contains("helper:1"));
 
     write_profile(folder.path(), "helper:2");
     eventually("the changed profile is served", || sample.send().filter(|patch| patch.contains("helper:2")));
 
-    std::fs::write(folder.path().join("helper.yaml"), "apiVersion: pillion.dev/v1alpha1\nkind: [\n").unwrap();
+    fs::write(folder.path().join("helper.yaml"), "apiVersion: pillion.dev/v1alpha1\nkind: [\n").unwrap();
     dev.tells("still at work as before: helper");
     // By the other of its two streams, which comes by itself.
     eventually("the file is named", || dev.stderr().contains("helper.yaml").then_some(()));
@@ -67,19 +68,19 @@ fn profiles_are_served_loaded_again_and_kept_when_they_break() {
 }
 
 #[test]
-fn without_arguments_a_profile_of_its_own_is_shown() {
+fn embedded_profile_is_the_default() {
     let folder = tempfile::tempdir().unwrap();
     let dev = Program::start(&ANY_PORTS, folder.path());
-    let sample = Sample::told_by(&dev);
+    let sample = Sample::printed_by(&dev);
     dev.tells("default: enabled");
     assert!(sample.send().unwrap().contains("nginx"));
 }
 
 #[test]
-fn in_a_checkout_one_of_the_shipped_profiles_is_shown() {
+fn checkout_serves_nginx_profile() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let dev = Program::start(&ANY_PORTS, &root);
-    let sample = Sample::told_by(&dev);
+    let sample = Sample::printed_by(&dev);
     dev.tells("  from profiles/nginx\n");
     dev.tells("  others of profiles: --profiles profiles/NAME; all at once: --profiles profiles\n");
     let served = dev.stdout();
@@ -90,13 +91,13 @@ fn in_a_checkout_one_of_the_shipped_profiles_is_shown() {
 }
 
 #[test]
-fn the_folder_profiles_is_served_where_there_is_one() {
+fn folder_profiles_is_served() {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir(folder.path().join("profiles")).unwrap();
+    fs::create_dir(folder.path().join("profiles")).unwrap();
     write_profile(&folder.path().join("profiles"), "helper:1");
     let dev = Program::start(&ANY_PORTS, folder.path());
     dev.tells("  from profiles\n");
-    assert!(Sample::told_by(&dev).send().unwrap().contains("helper:1"));
+    assert!(Sample::printed_by(&dev).send().unwrap().contains("helper:1"));
     assert!(!dev.stdout().contains("others of"), "{}", dev.stdout());
 }
 
@@ -115,7 +116,7 @@ fn line_with(dev: &Program, text: &str) -> String {
 }
 
 #[test]
-fn the_curl_line_shows_the_patch_when_it_is_pasted() {
+fn printed_curl_command_shows_patch() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
     let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "."]].concat(), folder.path());
@@ -124,7 +125,7 @@ fn the_curl_line_shows_the_patch_when_it_is_pasted() {
 }
 
 #[test]
-fn the_inject_line_works_though_the_program_is_not_on_the_search_path() {
+fn printed_inject_command_works() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
     let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "helper.yaml"]].concat(), folder.path());
@@ -132,18 +133,18 @@ fn the_inject_line_works_though_the_program_is_not_on_the_search_path() {
 }
 
 #[test]
-fn namespaces_come_from_arguments_and_files() {
+fn namespaces_come_from_flags_and_files() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
-    std::fs::write(folder.path().join("namespaces.yaml"), "till: held\nout: {labels: {a: b}}\n").unwrap();
+    fs::write(folder.path().join("namespaces.yaml"), "till: held\nout: {labels: {a: b}}\n").unwrap();
     let more = ["--profiles", ".", "--namespace", "shop=required", "--namespaces-file", "namespaces.yaml"];
     // The file of the namespaces stands among the profiles: an object of another kind is not in the way.
     let dev = Program::start(&[&ANY_PORTS[..], &more].concat(), folder.path());
-    let sample = Sample::told_by(&dev);
+    let sample = Sample::printed_by(&dev);
     for line in ["  shop: required\n", "  till: held\n", "  out: not opted in\n"] {
         dev.tells(line);
     }
-    let review = std::fs::read_to_string(&sample.review).unwrap();
+    let review = fs::read_to_string(&sample.review).unwrap();
     let send = |namespace: &str| {
         let review = review.replace("\"namespace\": \"shop\"", &format!("\"namespace\": \"{namespace}\""));
         patch(&post(&sample.url, &sample.authority, &review))
@@ -155,24 +156,24 @@ fn namespaces_come_from_arguments_and_files() {
 /// The last text that the page has of a file.
 fn of_the_tutorial(file: &str) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tutorial.md");
-    let page = std::fs::read_to_string(page).unwrap();
+    let page = fs::read_to_string(page).unwrap();
     let begin = format!("```yaml\n# {file}\n");
     page.rsplit(&begin).next().unwrap().split("```").next().unwrap().to_owned()
 }
 
 #[test]
-fn the_tutorials_profile_is_served_for_its_namespace() {
+fn tutorials_profile_is_served() {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir(folder.path().join("shipper")).unwrap();
+    fs::create_dir(folder.path().join("shipper")).unwrap();
     let text = of_the_tutorial("shipper/profile.yaml");
-    std::fs::write(folder.path().join("shipper/profile.yaml"), &text).unwrap();
+    fs::write(folder.path().join("shipper/profile.yaml"), &text).unwrap();
     let named = ["-p", "shipper", "--namespace", "shop=enabled"];
     let dev = Program::start(&[&ANY_PORTS[..], &named].concat(), folder.path());
-    let patch = Sample::told_by(&dev).send().unwrap();
+    let patch = Sample::printed_by(&dev).send().unwrap();
     assert!(patch.contains("\"shipper\"") && patch.contains("/logs/"), "{patch}");
-    std::fs::write(folder.path().join("shipper/profile.yaml"), text.replace("busybox:1.37", "busybox:1.36")).unwrap();
+    fs::write(folder.path().join("shipper/profile.yaml"), text.replace("busybox:1.37", "busybox:1.36")).unwrap();
     eventually("the changed profile is served", || {
-        Sample::told_by(&dev).send().filter(|patch| patch.contains("busybox:1.36"))
+        Sample::printed_by(&dev).send().filter(|patch| patch.contains("busybox:1.36"))
     });
 
     // Without its namespace nobody gets it, and that is said.
@@ -210,7 +211,7 @@ fn large_profile(kind: &str, metadata: &Value, number: usize) -> Value {
 /// A profile takes 12 KiB compiled, and 28 if the texts of all are in memory together while they are read. Half of them
 /// are the cluster's here, and half are tenants'.
 #[test]
-fn what_is_needed_to_read_profiles_is_not_in_memory_for_all_at_once() {
+fn loading_profiles_bounds_memory() {
     const LIMIT_KIB: u64 = 16 * 1024;
     let folder = tempfile::tempdir().unwrap();
     for number in 0..600 {
@@ -221,16 +222,16 @@ fn what_is_needed_to_read_profiles_is_not_in_memory_for_all_at_once() {
         };
         let text = profile.to_string();
         assert!((1_400..1_700).contains(&text.len()), "{} bytes", text.len());
-        std::fs::write(folder.path().join(format!("{name}.json")), text).unwrap();
+        fs::write(folder.path().join(format!("{name}.json")), text).unwrap();
     }
     let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", ".", "--log-level", "info"]].concat(), folder.path());
-    assert!(Sample::told_by(&dev).send().is_some());
+    assert!(Sample::printed_by(&dev).send().is_some());
     dev.tells("  tenant-599/agent (");
     assert!(dev.memory() < LIMIT_KIB, "{} KiB", dev.memory());
 }
 
 #[test]
-fn what_cannot_be_served_is_an_error_at_once() {
+fn invalid_flags_fail_at_once() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, expected) in [
         (&["--profiles", "nowhere"][..], "nowhere"),
@@ -242,5 +243,55 @@ fn what_cannot_be_served_is_an_error_at_once() {
         assert_eq!(dev.ended().code(), Some(1));
         dev.tells(expected);
         assert!(!dev.stdout().contains("Serving"), "{}", dev.stdout());
+    }
+}
+
+/// A profile for every pod, so that each review is injected.
+const FOR_EVERY_POD: &str = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: everybody}\n\
+                       spec:\n  activation: Always\n  template:\n    metadata: {annotations: {example.com/x: 'yes'}}\n\
+                       \x20   spec: {containers: [{name: extra, image: 'extra:1'}]}\n";
+
+fn reviews(folder: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = files.filter(|file| file.extension().is_some_and(|ext| ext == "json")).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn captured_reviews_are_answered() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let files = reviews(&root.join("services/engine/tests/reviews"));
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("everybody.yaml"), FOR_EVERY_POD).unwrap();
+    let arguments =
+        ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", ".", "--folder", "state"];
+    let program = Program::start(&arguments, folder.path());
+    let url = program.word_behind("Serving ").replace("/mutate", "/mutate/required");
+    let authority = folder.path().join("state/ca.crt");
+    assert!(files.len() >= 10, "{files:?}");
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        let review: Value = serde_json::from_str(&text).unwrap();
+        let answer = post(&url, &authority, &text);
+        let patch = patch(&answer);
+        let answered: Value = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!(answered["response"]["uid"], review["request"]["uid"], "{}", file.display());
+        let is_new_pod = review["request"]["operation"] == "CREATE" && review["request"]["kind"]["kind"] == "Pod";
+        assert_eq!(patch.is_some(), is_new_pod, "{}", file.display());
+        let Some(patch) = patch else { continue };
+        let mut object = review["request"]["object"].clone();
+        let operations: json_patch::Patch = serde_json::from_str(&patch).unwrap();
+        json_patch::patch(&mut object, &operations).unwrap();
+        let containers = object["spec"]["containers"].as_array_mut().unwrap();
+        assert_eq!(containers.pop().unwrap()["name"], "extra");
+        // Without the additions, the object is the one that was sent.
+        let annotations = object["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove("example.com/x").unwrap();
+        annotations.remove("pillion.dev/injected").unwrap();
+        if review["request"]["object"]["metadata"].get("annotations").is_none() {
+            object["metadata"].as_object_mut().unwrap().remove("annotations");
+        }
+        assert_eq!(object, review["request"]["object"], "{}", file.display());
     }
 }

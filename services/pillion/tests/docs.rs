@@ -1,14 +1,11 @@
-//! Runs what README and docs show. Every `console` block is a session, which has to print what the block shows; its folder
-//! holds the `yaml` blocks before it that start with a comment with a file name. In `sh` blocks, commands that need no cluster
-//! are run. `src/args.rs` parses all `pillion` commands. The tests in `e2e` run the commands of `docs/break-glass.md`,
-//! `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the runbooks.
+//! Runs what README and docs show, and checks their links.
+//!
+//! Every `console` block is a session that must print what the block shows. Its folder has the preceding `yaml` blocks that
+//! start with a comment with a file name. Of `sh` blocks, commands that need no cluster are run, and `src/cli.rs` parses all
+//! `pillion` commands. The tests in `e2e` run the commands of `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`,
+//! `tenancy.md` and the runbooks.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
-
-mod links;
-mod migration;
-
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -107,13 +104,13 @@ fn run_session(session: &str, folder: &Path, document: &Path) {
 }
 
 #[test]
-fn every_session_prints_what_it_says() {
+fn console_sessions_print_documented_output() {
     let sessions: usize = documents().iter().map(|document| run_sessions(document)).sum();
     assert!(sessions >= 2, "the README has at least two sessions, found {sessions}");
 }
 
 #[test]
-fn ci_runs_only_the_documented_test_command() {
+fn ci_runs_documented_test_command() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let contributing = fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
     let script = fs::read_to_string(root().join(".ci/run")).unwrap();
@@ -205,7 +202,7 @@ fn shell_commands_name_existing_files() {
 }
 
 #[test]
-fn every_page_is_on_the_list_of_pages() {
+fn list_of_pages_is_complete() {
     let docs = root().join("docs");
     let list = fs::read_to_string(docs.join("README.md")).unwrap();
     for entry in fs::read_dir(docs).unwrap() {
@@ -213,4 +210,173 @@ fn every_page_is_on_the_list_of_pages() {
         let is_page = Path::new(&name).extension().is_some_and(|extension| extension == "md") && name != "README.md";
         assert!(!is_page || list.contains(&format!("]({name})")), "docs/README.md does not lead to {name}");
     }
+}
+
+/// Returns a file without its fenced blocks, in which nothing is a link or a heading.
+fn prose(text: &str) -> String {
+    let mut is_fenced = false;
+    let lines = text.lines().map(|line| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_fenced ^= is_fence;
+        if is_fence || is_fenced { "" } else { line }
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn without_code(text: &str) -> String {
+    text.split('`').step_by(2).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the targets of a file's links: `[text](target)` and `[name]: target`.
+fn targets(text: &str) -> Vec<String> {
+    let prose = without_code(&prose(text));
+    let inline = prose.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let named = prose.lines().filter_map(|line| {
+        let (name, target) = line.trim_start().strip_prefix('[')?.split_once("]: ")?;
+        (!name.contains(']')).then_some(target)
+    });
+    inline.chain(named).map(|target| target.trim().to_owned()).collect()
+}
+
+/// Returns GitHub's anchor of a heading: letters, digits, `-` and `_` stay, blanks become `-`, all else is removed.
+fn anchor(heading: &str) -> String {
+    // Only the text of a link counts.
+    let shown = heading.split("](").enumerate().map(|(place, part)| match place {
+        0 => part,
+        _ => part.split_once(')').map_or("", |(_, rest)| rest),
+    });
+    let kept = shown.collect::<String>().to_lowercase();
+    let kept = kept.chars().filter_map(|letter| match letter {
+        ' ' => Some('-'),
+        '-' | '_' => Some(letter),
+        _ => letter.is_alphanumeric().then_some(letter),
+    });
+    kept.collect()
+}
+
+/// Returns all anchors of a file.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut found: BTreeSet<String> = BTreeSet::new();
+    let mut times: BTreeMap<String, usize> = BTreeMap::new();
+    for line in prose(text).lines() {
+        let depth = line.chars().take_while(|letter| *letter == '#').count();
+        if let (1..=6, Some(heading)) = (depth, line.get(depth..).and_then(|rest| rest.strip_prefix(' '))) {
+            let anchor = anchor(heading.trim());
+            let before = times.entry(anchor.clone()).or_default();
+            found.insert(if *before == 0 { anchor } else { format!("{anchor}-{before}") });
+            *before += 1;
+        }
+    }
+    found
+}
+
+/// Returns a message for each broken link of a file.
+fn broken(document: &Path, text: &str) -> Vec<String> {
+    let wrong = |target: &String| {
+        let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+        if path.contains("://") || path.starts_with("mailto:") {
+            return None;
+        }
+        let file =
+            if path.is_empty() { document.to_path_buf() } else { document.parent().unwrap_or(document).join(path) };
+        if !path.is_empty() && !file.exists() {
+            return Some(format!("{target} leads nowhere"));
+        }
+        let is_page = file.extension().is_some_and(|extension| extension == "md");
+        if anchor.is_empty() || !is_page {
+            return None;
+        }
+        let page = if path.is_empty() { text.to_owned() } else { fs::read_to_string(&file).unwrap() };
+        let known = anchors(&page);
+        (!known.contains(anchor)).then(|| format!("{target} has no such heading; there are {known:?}"))
+    };
+    targets(text).iter().filter_map(wrong).collect()
+}
+
+/// Returns the files with broken links.
+fn all_broken() -> Vec<(PathBuf, Vec<String>)> {
+    let read = |document: PathBuf| {
+        let text = fs::read_to_string(&document).unwrap();
+        let broken = broken(&document, &text);
+        (document, broken)
+    };
+    documents().into_iter().map(read).filter(|(_, broken)| !broken.is_empty()).collect()
+}
+
+#[test]
+fn links_and_anchors_exist() {
+    let broken = all_broken();
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn broken_links_are_found() {
+    let page = root().join("docs/page.md");
+    let text = "# One\n\n## `code`, and [a link](LICENSE)'s text\n## One\n\n\
+                [a](#one) [b](#one-1) [c](#code-and-a-links-text) [d](cli.md#all-commands) [e](https://example.com/#x)\n\
+                `[f](nowhere.md)`\n```sh\n# Two\n[g](nowhere.md)\n```\n[h]: cli.md\n";
+    // The file is not in docs/.
+    assert_eq!(broken(&page, text), ["LICENSE leads nowhere"]);
+    for (wrong, expected) in [
+        ("[x](#two)", "#two has no such heading"),
+        ("[x](cli.md#no-such)", "cli.md#no-such has no such heading"),
+        ("[x](no.md)", "no.md leads nowhere"),
+        ("[x]: no.md", "no.md leads nowhere"),
+    ] {
+        let found = broken(&page, &format!("{}\n{wrong}\n", text.replace("LICENSE", "cli.md")));
+        assert!(found.len() == 1 && found[0].starts_with(expected), "{wrong}: {found:?}");
+    }
+}
+
+/// The linked_profiles of profiles that a text has links to.
+fn linked_profiles(text: &str) -> Vec<String> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+    let below = targets.filter_map(|target| target.trim_start_matches("../").strip_prefix("profiles/"));
+    below.filter_map(|path| Some(path.split('/').next()?.to_owned())).collect()
+}
+
+/// The migration_pages but the first, each with its text.
+fn migration_pages() -> Vec<(PathBuf, String)> {
+    let paths = fs::read_dir(root().join("docs/migration")).unwrap().map(|entry| entry.unwrap().path());
+    let mut migration_pages: Vec<_> = paths.filter(|path| !path.ends_with("README.md")).collect();
+    migration_pages.sort();
+    migration_pages.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+}
+
+/// Returns the parameters in the last column of tables with a column `parameter`.
+fn parameters(text: &str) -> Vec<String> {
+    let mut is_of_parameters = false;
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let Some(row) = line.strip_prefix("| ").and_then(|line| line.strip_suffix(" |")) else {
+            is_of_parameters &= line.starts_with('|');
+            continue;
+        };
+        let last = row.rsplit(" | ").next().unwrap_or_default();
+        if last == "parameter" {
+            is_of_parameters = true;
+        } else if is_of_parameters {
+            found.extend(last.split('`').skip(1).step_by(2).map(str::to_owned));
+        }
+    }
+    found
+}
+
+#[test]
+fn migration_pages_name_existing_parameters() {
+    let mut count = 0;
+    for (path, text) in migration_pages() {
+        let profiles: BTreeSet<_> = linked_profiles(&text).into_iter().collect();
+        let texts = profiles.iter().map(|name| {
+            let file = root().join("profiles").join(name).join("profile.yaml");
+            fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+        });
+        let declared = texts.collect::<Vec<_>>().join("\n");
+        for name in parameters(&text) {
+            count += 1;
+            let is_declared = [", ", "}", "\n"].iter().any(|end| declared.contains(&format!("name: {name}{end}")));
+            assert!(is_declared, "{}: none of {profiles:?} has a parameter {name}", path.display());
+        }
+    }
+    assert!(count > 50, "only {count} parameters were found");
 }

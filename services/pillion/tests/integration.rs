@@ -1,31 +1,33 @@
 //! The program as users run it, without a cluster.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, also in its helpers"
+)]
+
 mod bombs;
-mod captured;
 mod chart;
+mod cli;
 mod config;
 mod convert;
 mod convert_peers;
-mod crds;
 mod dashboards;
 mod deploy;
-mod descriptors;
 mod dev;
 mod diff;
 mod docs;
-mod drain;
 mod explain;
 mod export;
 mod inject;
 mod lint;
 mod load_tests;
 mod logs;
-mod manual;
 mod metrics;
-mod mistakes;
-mod misuse;
 mod playground;
-mod prometheus;
 mod soak;
 mod support;
 mod test_command;

@@ -1,11 +1,11 @@
-//! `pillion lint` as a process: what is wrong is shown in the author's own text, and the exit code says whether anything is.
-
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! `pillion lint` as a process: mistakes are shown in the author's own text, and the exit code says whether there are any.
+//! Beside each file in `mistakes` is its expected output, which `just generate` writes.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 const PROFILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles");
@@ -18,7 +18,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-fn file(text: &str) -> (TempDir, std::path::PathBuf) {
+fn file(text: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("profile.yaml");
     fs::write(&path, text).unwrap();
@@ -33,7 +33,7 @@ fn nginx_with(from: &str, to: &str) -> String {
 }
 
 #[test]
-fn the_shipped_profiles_are_right_by_folder_and_by_file() {
+fn shipped_profiles_are_valid() {
     for path in ["", "nginx", "nginx/profile.yaml"] {
         let output = lint(&[&Path::new(PROFILES).join(path)]);
         assert_eq!(output.status.code(), Some(0), "{path}: {}", stderr(&output));
@@ -44,7 +44,7 @@ fn the_shipped_profiles_are_right_by_folder_and_by_file() {
 }
 
 #[test]
-fn a_misspelled_field_is_shown_in_its_line_with_what_was_meant() {
+fn misspelled_field_is_shown_with_suggestion() {
     let (_folder, path) = file(&nginx_with("  template:", "  tempalte:"));
     let output = lint(&[&path]);
     assert_eq!(output.status.code(), Some(1));
@@ -65,7 +65,7 @@ help: did you mean `template`?
 }
 
 #[test]
-fn what_the_compiler_finds_is_shown_where_it_is() {
+fn compiler_errors_have_positions() {
     let (_folder, path) = file(&nginx_with("image: nginx:1.29", "image: \"${params.image}\""));
     let output = lint(&[&path]);
     let text = stderr(&output);
@@ -76,7 +76,7 @@ fn what_the_compiler_finds_is_shown_where_it_is() {
 }
 
 #[test]
-fn all_problems_are_shown_not_only_the_first() {
+fn all_problems_are_shown() {
     let (folder, path) = file(&nginx_with("activation: Requested", "activation: requested"));
     let other = folder.path().join("other.yaml");
     fs::write(&other, "a: [1\nb: 2\n").unwrap();
@@ -87,13 +87,13 @@ fn all_problems_are_shown_not_only_the_first() {
 }
 
 #[test]
-fn there_are_no_colours_where_there_is_no_terminal() {
+fn pipes_get_no_colours() {
     let (_folder, path) = file("kind: ClusterInjectionProfile\n");
     assert!(!stderr(&lint(&[&path])).contains('\u{1b}'));
 }
 
 #[test]
-fn a_path_without_a_profile_is_an_error() {
+fn path_without_profile_is_an_error() {
     let (folder, path) = file("apiVersion: v1\nkind: Pod\n");
     let nowhere = folder.path().join("nowhere");
     let empty = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn a_path_without_a_profile_is_an_error() {
 }
 
 #[test]
-fn github_shows_mistakes_at_their_place() {
+fn github_annotations_have_positions() {
     let (_folder, path) = file(&nginx_with("  activation:", "  activaton:"));
     let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
         .args(["lint", "-f", "github"])
@@ -118,4 +118,90 @@ fn github_shows_mistakes_at_their_place() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.starts_with(&format!("::error file={},line=", path.display())), "{text}");
     assert!(text.contains("did you mean `activation`?") && text.lines().count() == 1, "{text}");
+}
+
+const MISTAKES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mistakes");
+
+fn lint_mistakes(arguments: &[&str]) -> Output {
+    let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"));
+    command.arg("lint").args(arguments).current_dir(MISTAKES).output().unwrap()
+}
+
+fn mistakes_files() -> Vec<PathBuf> {
+    let mut mistakes_files: Vec<_> = fs::read_dir(MISTAKES).unwrap().map(|entry| entry.unwrap().path()).collect();
+    mistakes_files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+    mistakes_files.sort();
+    mistakes_files
+}
+
+fn name(file: &Path) -> &str {
+    file.file_name().unwrap().to_str().unwrap()
+}
+
+#[test]
+fn every_mistake_prints_expected_text() {
+    let mut mistakes = 0;
+    for file in mistakes_files() {
+        let output = lint_mistakes(&[name(&file)]);
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        assert!(output.stdout.is_empty());
+        let expected = fs::read_to_string(file.with_extension("txt")).unwrap();
+        assert_eq!(printed, expected, "{}", file.display());
+        let errors = printed.matches("error: ").count();
+        assert_eq!(
+            printed.matches(&format!(" --> {}:", name(&file))).count(),
+            errors + printed.matches("warning: ").count()
+        );
+        mistakes += errors;
+    }
+    assert!(mistakes >= 60, "{mistakes}");
+}
+
+#[test]
+fn json_has_same_problems_as_text() {
+    for file in mistakes_files() {
+        let output = lint_mistakes(&["--format", "json", name(&file)]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(output.stderr.is_empty());
+        let problems: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let text = fs::read_to_string(file.with_extension("txt")).unwrap();
+        assert!(!problems.as_array().unwrap().is_empty());
+        for problem in problems.as_array().unwrap() {
+            let place = format!("{}:{}:{}\n", problem["file"].as_str().unwrap(), problem["line"], problem["column"]);
+            assert!(text.contains(&place), "{place} is not in {text}");
+            for part in ["message", "help"] {
+                let part = problem.get(part).map_or("", |part| part.as_str().unwrap());
+                assert!(text.contains(part), "{part} is not in {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn warnings_do_not_fail() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("p.yaml");
+    fs::write(
+        &file,
+        "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: p}\nspec:\n  template:\n    \
+         spec: {containers: [{name: a, image: i, volumeMounts: [{name: data, mountPath: /data}]}]}\n",
+    )
+    .unwrap();
+    let output = lint_mistakes(&[file.to_str().unwrap()]);
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "ok: 1 profile\n");
+    assert!(
+        printed.starts_with("warning: ") && printed.contains(":6:67\n") && printed.ends_with("1 warning\n"),
+        "{printed}"
+    );
+    // As it is called here, and as it is called everywhere else.
+    for flag in ["--format", "--output", "-o"] {
+        let output = lint_mistakes(&[flag, "json", file.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(0), "{flag}");
+        let problems: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(problems[0]["severity"], "warning");
+        assert_eq!(problems[0]["path"], "spec.template.spec.containers[0].volumeMounts[0].name");
+    }
 }

@@ -2,8 +2,6 @@
 //! nothing here; that they run, look at what they get, and fail when it is wrong, is what is tested. With
 //! `PILLION_LOAD=full` they run as long and as hard as they say themselves, which takes a quarter of an hour.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test says what is wrong by panicking, also in its helpers")]
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};

@@ -1,17 +1,24 @@
-//! `docs/metrics.md` has every metric, label, value and bucket that the program exports, and no other.
+//! Metrics: the pages in `docs` have every metric, label, value and bucket that the program exports, and no other; and a real
+//! Prometheus scrapes real replicas, answers every documented query, and finds the trace of a request by its exemplar.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use crate::support::metrics_page::{differences, exported, merge, page, page_of};
-use crate::support::replicas::{Controller, Dev, TENANTS, Webhook};
 use pillion_engine::decision::Reason;
+use pillion_testkit::tools;
+
+use crate::support::eventually;
+use crate::support::metrics_page::{differences, exported, merge, page, page_of};
+use crate::support::prometheus::Prometheus;
+use crate::support::replicas::{Controller, Dev, TENANTS, Webhook};
 
 /// Of these, a pair of values has its series once it came up; their values are held against the program's own lists.
 const BY_OCCURRENCE: [&str; 1] = ["pillion_decisions_total"];
 
 #[test]
-fn the_page_has_what_is_exported_and_nothing_else() {
+fn metrics_page_matches_exported_metrics() {
     let (dev, webhook) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]));
     dev.inject("");
     let mut shown = exported(&dev.scrape());
@@ -21,7 +28,7 @@ fn the_page_has_what_is_exported_and_nothing_else() {
 }
 
 #[test]
-fn the_controllers_page_has_what_it_exports_and_nothing_else() {
+fn controller_page_matches_exported_metrics() {
     let shown = exported(&Controller::start().scrape());
     let found = differences(&page_of("controller-metrics.md").metrics, &shown, &[]);
     assert!(found.is_empty(), "docs/controller-metrics.md and the program differ:\n  {}", found.join("\n  "));
@@ -40,7 +47,7 @@ fn the_page_has_every_reason() {
 }
 
 #[test]
-fn each_kind_of_difference_is_told_with_what_is_to_be_done() {
+fn differences_are_explained() {
     let scrape = "# TYPE a_total counter\na_total{x=\"1\"} 0\na_total{x=\"2\"} 0\n# TYPE b histogram\nb_bucket{le=\"0.5\"} 1\n\
                   b_bucket{le=\"+Inf\"} 1\nb_sum 1\nb_count 1\n# TYPE c gauge\nc 1\n";
     let good = exported(scrape);
@@ -64,7 +71,7 @@ fn each_kind_of_difference_is_told_with_what_is_to_be_done() {
 }
 
 #[test]
-fn a_replica_has_no_more_series_than_the_page_says() {
+fn number_of_series_is_bounded() {
     let series = |scrape: &str| scrape.lines().filter(|line| !line.starts_with('#')).count();
     let replica = series(&Webhook::start(&[]).scrape());
     // Each reason comes with one outcome; those that `onError` is about, with two.
@@ -73,4 +80,99 @@ fn a_replica_has_no_more_series_than_the_page_says() {
     let with_tenants = at_most + 200 + 4 * 500;
     assert!(with_tenants <= 3000, "{with_tenants}");
     println!("{replica} series at the start");
+}
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+/// Its sender does not keep it, so nor do we.
+const UNSAMPLED: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+fn traced(trace: &str, kept: bool) -> String {
+    format!("traceparent: 00-{trace}-b7ad6b7169203331-0{}\r\n", u8::from(kept))
+}
+
+#[test]
+fn documented_queries_and_exemplars_work() {
+    // Whose traces are kept is the senders' to say. Nobody receives them here.
+    let collector = [TENANTS, "--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0"];
+    let (dev, webhook) = (Dev::start(&collector), Webhook::start(&[TENANTS]));
+    let prometheus = Prometheus::scraping(&[&dev.operations, &webhook.operations]);
+    eventually("both are scraped", || (prometheus.query("sum(up)").unwrap() == [2.0]).then_some(()));
+
+    let load = || {
+        dev.inject(&traced(TRACE, true));
+        dev.inject(&traced(UNSAMPLED, false));
+        dev.inject("");
+        dev.send_nonsense();
+    };
+    let queries = page().queries;
+    assert!(queries.len() > 30, "the page has {} queries", queries.len());
+    for query in &queries {
+        let mut last = Err("never asked".to_owned());
+        eventually(&format!("{query}\nfinds something that is a number"), || {
+            load();
+            last = prometheus.query(query);
+            // What it does not understand it will not understand later.
+            let values = last.as_ref().unwrap_or_else(|error| panic!("{query}\n{error}"));
+            (!values.is_empty() && values.iter().all(|value| !value.is_nan())).then_some(())
+        });
+    }
+
+    let found = eventually("the exemplar is there", || {
+        let window = format!("start={}&end={}&", 0, 1e10);
+        let selector = "pillion_admission_duration_seconds_bucket";
+        let data = prometheus.api(&format!("query_exemplars?{window}"), selector).unwrap();
+        data.as_array().filter(|series| !series.is_empty()).map(|_| data.clone())
+    });
+    let series = found.as_array().unwrap();
+    let exemplars = || series.iter().flat_map(|series| series["exemplars"].as_array().unwrap());
+    assert!(exemplars().all(|exemplar| exemplar["labels"]["trace_id"] == TRACE), "{found:#}");
+    assert!(series.iter().all(|series| series["seriesLabels"]["outcome"] == "injected"), "{found:#}");
+    for level in ["level=error", "level=ERROR", "level=warn", "level=WARN"] {
+        assert!(!prometheus.log().contains(level), "{}", prometheus.log());
+    }
+}
+
+#[test]
+fn documented_controller_alarms_have_data() {
+    let controller = Controller::start();
+    let prometheus = Prometheus::scraping(&[&controller.operations]);
+    eventually("it is scraped", || (prometheus.query("sum(up)").unwrap() == [1.0]).then_some(()));
+    let queries = page_of("controller-metrics.md").queries;
+    assert!(queries.len() >= 8, "{queries:?}");
+    for query in &queries {
+        prometheus.query(query).unwrap_or_else(|error| panic!("{query}\n{error}"));
+        // What is compared has to be there, whether the alarm is raised or not.
+        let measured = query.rsplit_once(" < ").or_else(|| query.rsplit_once(" > ")).unwrap().0;
+        eventually(&format!("{measured}\nfinds something that is a number"), || {
+            let values = prometheus.query(measured).unwrap();
+            (!values.is_empty() && values.iter().all(|value| !value.is_nan())).then_some(())
+        });
+    }
+}
+
+/// What promtool says against metrics of this text; empty if nothing.
+fn lint(scrape: &str) -> String {
+    let mut child = Command::new(tools::program("promtool").unwrap())
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(scrape.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.success(), said.is_empty(), "{said}");
+    said
+}
+
+#[test]
+fn promtool_accepts_the_metrics() {
+    let (dev, webhook) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]));
+    dev.inject("");
+    for scrape in [dev.scrape(), webhook.scrape(), Controller::start().scrape()] {
+        let said = lint(&scrape);
+        assert!(said.is_empty(), "{said}");
+    }
+    assert!(lint("# TYPE things counter\nthings 1\n").contains("_total"), "promtool reads what it is given");
 }

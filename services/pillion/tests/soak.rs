@@ -3,29 +3,24 @@
 //! namespaces that come and go, scrapes. Every good review is answered right, and in the end the process is as large, and
 //! has as many files open, as it had after it had warmed up.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test says what is wrong by panicking, also in its helpers"
-)]
-
-mod clients;
-mod target;
-
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::support::{Program, eventually, get};
-use clients::{abort, bad, churn, forged, good};
+use base64::Engine;
 use pillion_testkit::{ControlPlane, TestCa};
-use serde_json::json;
-use target::Target;
+use rustls::pki_types::ServerName;
+use serde_json::{Value as Json, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::support::{Program, eventually, get, trusting};
 
 const SECONDS: &str = "PILLION_SOAK_SECONDS";
 const DEFAULT_SECONDS: u64 = 20;
@@ -274,4 +269,256 @@ async fn soak(seconds: u64) {
 
     replica.terminate();
     assert_eq!(replica.ended().code(), Some(0), "{}", replica.stderr());
+}
+
+/// How long anything may take that is not broken. The machine may be busy with other tests.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// A review of so many bytes and some.
+pub(crate) fn review(number: usize, operation: &str, bytes: usize) -> Json {
+    let object = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": format!("pod-{number}"), "namespace": NAMESPACE, "annotations": {"filler": "x".repeat(bytes)}},
+        "spec": {"containers": [{"name": "app", "image": "registry.example/app:1"}]},
+    });
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": format!("uid-{number}"),
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "namespace": NAMESPACE, "operation": operation, "object": object,
+            "oldObject": if operation == "UPDATE" { object.clone() } else { Json::Null },
+            "userInfo": {"username": "system:serviceaccount:kube-system:replicaset-controller"},
+        },
+    })
+}
+
+/// The replica as its clients see it.
+pub(crate) struct Target {
+    pub(crate) address: String,
+    tls: TlsConnector,
+    /// The latest generation of the profile that was asked for.
+    pub(crate) generation: Cell<u32>,
+    pub(crate) until: Instant,
+    pub(crate) counts: RefCell<BTreeMap<&'static str, usize>>,
+}
+
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) closes: bool,
+    pub(crate) body: Vec<u8>,
+}
+
+pub(crate) type Connection = TlsStream<TcpStream>;
+
+impl Target {
+    pub(crate) fn new(address: String, authority: &str, seconds: u64) -> Self {
+        Self {
+            address,
+            tls: TlsConnector::from(trusting(authority.as_bytes())),
+            generation: Cell::new(1),
+            until: Instant::now() + Duration::from_secs(seconds),
+            counts: RefCell::default(),
+        }
+    }
+
+    pub(crate) fn goes_on(&self) -> bool {
+        Instant::now() < self.until
+    }
+
+    pub(crate) fn count(&self, what: &'static str) {
+        *self.counts.borrow_mut().entry(what).or_default() += 1;
+    }
+
+    pub(crate) async fn connect(&self) -> Connection {
+        let connect = async {
+            let tcp = TcpStream::connect(&self.address).await.unwrap();
+            tcp.set_nodelay(true).unwrap();
+            self.tls.connect(ServerName::try_from("localhost").unwrap(), tcp).await.unwrap()
+        };
+        timeout(PATIENCE, connect).await.expect("no handshake")
+    }
+
+    pub(crate) async fn ask(&self, connection: &mut Connection, path: &str, kind: &str, body: &[u8]) -> Answer {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let ask = async {
+            // A connection may end at an answer that says so, and never otherwise.
+            connection.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
+            connection.flush().await.unwrap();
+            read_answer(connection).await
+        };
+        timeout(PATIENCE, ask).await.expect("no answer")
+    }
+}
+
+async fn read_answer(connection: &mut Connection) -> Answer {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 8 * KIB];
+    let end = loop {
+        if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end;
+        }
+        let read = connection.read(&mut buffer).await.unwrap();
+        assert!(read > 0, "the connection ends before the answer");
+        bytes.extend_from_slice(&buffer[..read]);
+    };
+    let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
+    let length = head.split("content-length: ").nth(1).unwrap().split("\r\n").next().unwrap().parse::<usize>().unwrap();
+    let mut body = bytes[end + 4..].to_vec();
+    while body.len() < length {
+        let read = connection.read(&mut buffer).await.unwrap();
+        assert!(read > 0, "the connection ends within the answer");
+        body.extend_from_slice(&buffer[..read]);
+    }
+    Answer { status: head[9..12].parse().unwrap(), closes: head.contains("connection: close"), body }
+}
+
+/// Whether the answer to the creation of a pod is the right one.
+pub(crate) fn check_injected(target: &Target, number: usize, answer: &Answer) {
+    let text = String::from_utf8_lossy(&answer.body);
+    assert_eq!(answer.status, 200, "{text}");
+    let answer: Json = serde_json::from_slice(&answer.body).unwrap();
+    assert_eq!(answer["response"]["uid"], format!("uid-{number}"));
+    assert_eq!(answer["response"]["allowed"], true, "{text}");
+    let patch = answer["response"]["patch"].as_str().unwrap_or_else(|| panic!("not injected: {text}"));
+    let patch = base64::engine::general_purpose::STANDARD.decode(patch).unwrap();
+    let patch = String::from_utf8(patch).unwrap();
+    let image = patch.split("registry.example/sidecar:").nth(1).unwrap_or_else(|| panic!("no sidecar: {patch}"));
+    let generation: u32 = image.split('"').next().unwrap().parse().unwrap();
+    assert!((1..=target.generation.get()).contains(&generation), "{generation}: {patch}");
+    assert!(patch.contains(&format!("pod-{number}/{NAMESPACE}")), "{patch}");
+}
+
+/// The API server's part: reviews of all sizes on connections that are kept.
+pub(crate) async fn good(target: Rc<Target>, client: usize) {
+    const SIZES: [usize; 8] = [KIB, 2 * KIB, 4 * KIB, 6 * KIB, 8 * KIB, 16 * KIB, 64 * KIB, 256 * KIB];
+    let mut connection = target.connect().await;
+    let mut number = client * 1_000_000;
+    while target.goes_on() {
+        number += 1;
+        let updates = number % 10 == 9;
+        // Large ones are rare.
+        let size = SIZES[if number.is_multiple_of(20) { 7 } else { number % 7 }];
+        let body = review(number, if updates { "UPDATE" } else { "CREATE" }, size).to_string();
+        let path = ["/mutate/enabled", "/mutate"][number % 2];
+        let answer = target.ask(&mut connection, path, "application/json", body.as_bytes()).await;
+        if updates {
+            let review: Json = serde_json::from_slice(&answer.body).unwrap();
+            assert!(review["response"]["allowed"] == true && review["response"].get("patch").is_none(), "{review}");
+            target.count("updates");
+        } else {
+            check_injected(&target, number, &answer);
+            target.count("injected");
+        }
+        if answer.closes {
+            connection = target.connect().await;
+            target.count("connections that were to be renewed");
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Whatever is wrong, one after the other.
+pub(crate) async fn bad(target: Rc<Target>) {
+    let text = review(0, "CREATE", KIB).to_string();
+    let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
+    let cases: [(&str, &str, &str, u16); 8] = [
+        ("/mutate", "application/json", "", 400),
+        ("/mutate", "application/json", "{}", 400),
+        ("/mutate", "application/json", &text[..text.len() / 2], 400),
+        ("/mutate", "application/json", &deep, 400),
+        ("/mutate", "text/plain", &text, 415),
+        ("/nowhere", "application/json", &text, 404),
+        ("/mutate/enabled", "application/json", &text.replace("\"uid-0\"", "\"\""), 400),
+        ("/mutate", "application/json", &" ".repeat(7 * MIB + 1), 413),
+    ];
+    let mut connection = target.connect().await;
+    for number in 0.. {
+        if !target.goes_on() {
+            break;
+        }
+        // The one of 7 MiB is rare.
+        let (path, kind, body, status) = cases[if number % 100 == 0 { 7 } else { number % 7 }];
+        let answer = target.ask(&mut connection, path, kind, body.as_bytes()).await;
+        assert_eq!(answer.status, status, "{}", String::from_utf8_lossy(&answer.body));
+        target.count("bad requests");
+        if answer.closes {
+            connection = target.connect().await;
+        }
+        sleep(Duration::from_millis(40)).await;
+    }
+}
+
+/// Clients that come for one request, or for none.
+pub(crate) async fn churn(target: Rc<Target>) {
+    for number in 9_000_000.. {
+        if !target.goes_on() {
+            break;
+        }
+        let mut connection = target.connect().await;
+        if number % 2 == 0 {
+            let body = review(number, "CREATE", KIB).to_string();
+            let answer = target.ask(&mut connection, "/mutate/enabled", "application/json", body.as_bytes()).await;
+            check_injected(&target, number, &answer);
+            target.count("injected");
+        }
+        target.count("connections that came and went");
+        drop(connection);
+        sleep(Duration::from_millis(60)).await;
+    }
+}
+
+/// Clients that break off: in a handshake, a head, a body, before the answer; and those that speak no TLS.
+pub(crate) async fn abort(target: Rc<Target>) {
+    let body = review(0, "CREATE", 100 * KIB).to_string();
+    let head = format!(
+        "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let request = [head.as_bytes(), body.as_bytes()].concat();
+    for number in 0_usize.. {
+        if !target.goes_on() {
+            break;
+        }
+        match number % 5 {
+            0 => {
+                let mut tcp = TcpStream::connect(&target.address).await.unwrap();
+                tcp.write_all(&[0x16, 3, 1, 2, 0, 1]).await.unwrap();
+            }
+            1 => {
+                let mut tcp = TcpStream::connect(&target.address).await.unwrap();
+                tcp.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+            }
+            cut => {
+                let mut connection = target.connect().await;
+                let end = [20, head.len() + 50_000, request.len()][cut - 2];
+                connection.write_all(&request[..end]).await.unwrap();
+                let _ = connection.flush().await;
+            }
+        }
+        target.count("requests that were broken off");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Somebody who makes up namespaces: each is looked up at the API server, as far as that is bounded.
+pub(crate) async fn forged(target: Rc<Target>) {
+    let mut connection = target.connect().await;
+    for number in 0.. {
+        if !target.goes_on() {
+            break;
+        }
+        let mut review = review(number, "CREATE", KIB);
+        review["request"]["namespace"] = json!(format!("nowhere-{number}"));
+        let answer = target.ask(&mut connection, "/mutate", "application/json", review.to_string().as_bytes()).await;
+        assert_eq!(answer.status, 200);
+        target.count("made up namespaces");
+        if answer.closes {
+            connection = target.connect().await;
+        }
+        sleep(Duration::from_millis(25)).await;
+    }
 }

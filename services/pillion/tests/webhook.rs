@@ -1,13 +1,16 @@
-//! `pillion webhook` as far as it goes without a cluster: what is wrong is found before a port is bound, and a replica
-//! that has not seen the cluster yet is alive and not ready.
+//! `pillion webhook` as a process: mistakes are found before a port is bound; a replica that has not seen the cluster yet is
+//! alive and not ready; a terminating one drains; one without free file descriptors recovers.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
-
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use crate::support::{Program, eventually, get, post};
-use pillion_testkit::TestCa;
+use pillion_testkit::{ControlPlane, TestCa};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, StreamOwned};
+
+use crate::support::{Program, eventually, get, post, trusting};
 
 const ANY_PORTS: [&str; 9] = [
     "webhook",
@@ -38,7 +41,7 @@ fn start(folder: &Path, certificate: &str, key: &str) -> Program {
 }
 
 #[test]
-fn a_replica_without_a_cluster_is_alive_not_ready_and_ends_when_asked() {
+fn replica_without_cluster_is_alive_but_unready() {
     let folder = tempfile::tempdir().unwrap();
     // Bound and never accepted from: an API server that does not answer.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -64,14 +67,14 @@ fn a_replica_without_a_cluster_is_alive_not_ready_and_ends_when_asked() {
 }
 
 #[test]
-fn an_api_server_that_refuses_is_told_and_asked_again() {
+fn failing_watch_is_logged_and_retried() {
     let folder = tempfile::tempdir().unwrap();
     // Nobody listens there, and no test beside this one is given that port.
     write_files(folder.path(), "http://127.0.0.1:1");
     let replica = start(folder.path(), "tls.crt", "tls.key");
-    eventually("it is told twice for namespaces", || {
-        let told = replica.stderr();
-        (told
+    eventually("it is logged twice for namespaces", || {
+        let stderr = replica.stderr();
+        (stderr
             .lines()
             .filter(|line| line.contains("not watched at present") && line.contains("kind=\"namespaces\""))
             .count()
@@ -88,7 +91,7 @@ fn says_a_part_twice(text: &str) -> Option<String> {
 }
 
 #[test]
-fn each_cause_is_told_once() {
+fn each_cause_is_printed_once() {
     let folder = tempfile::tempdir().unwrap();
     write_files(folder.path(), "http://127.0.0.1:1");
     let certificate = ["webhook", "--tls-cert", "tls.crt", "--tls-key", "tls.key"];
@@ -103,14 +106,14 @@ fn each_cause_is_told_once() {
         let mut replica = Program::start(&[&certificate[..], more].concat(), folder.path());
         assert_eq!(replica.ended().code(), Some(1), "{more:?}");
         replica.tells(expected);
-        let told = replica.stderr();
-        let error = told.lines().find_map(|line| line.strip_prefix("error: ")).unwrap();
-        assert_eq!(says_a_part_twice(error), None, "{told}");
+        let stderr = replica.stderr();
+        let error = stderr.lines().find_map(|line| line.strip_prefix("error: ")).unwrap();
+        assert_eq!(says_a_part_twice(error), None, "{stderr}");
     }
 }
 
 #[test]
-fn what_is_wrong_is_found_before_a_port_is_bound() {
+fn mistakes_are_found_before_ports_are_bound() {
     let folder = tempfile::tempdir().unwrap();
     write_files(folder.path(), "http://127.0.0.1:1");
     std::fs::write(folder.path().join("none.pem"), "nothing").unwrap();
@@ -143,4 +146,166 @@ fn what_is_wrong_is_found_before_a_port_is_bound() {
     assert_eq!(replica.ended().code(), Some(1));
     replica.tells("kubeconfig");
     assert!(!replica.stderr().contains("listening"), "{}", replica.stderr());
+}
+
+const DRAIN_LIMIT: Duration = Duration::from_mins(1);
+/// The value of `--drain-minimum`.
+const DRAIN_MINIMUM: Duration = Duration::from_secs(2);
+
+type TlsConnection = StreamOwned<ClientConnection, TcpStream>;
+
+fn connect_tls(address: &str, authority: &str) -> TlsConnection {
+    let config = trusting(authority.as_bytes());
+    let tcp = TcpStream::connect(address).unwrap();
+    tcp.set_read_timeout(Some(DRAIN_LIMIT)).unwrap();
+    StreamOwned::new(ClientConnection::new(config, ServerName::try_from("localhost").unwrap()).unwrap(), tcp)
+}
+
+/// Returns the head of the response to a request that is no review. Its `connection` header says whether the connection
+/// stays.
+fn post_nonsense(connection: &mut TlsConnection) -> String {
+    connection.write_all(b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").unwrap();
+    let mut text = Vec::new();
+    let mut byte = [0];
+    // One line of text is the whole body.
+    while !(text.ends_with(b"\n") && text.windows(4).any(|four| four == b"\r\n\r\n") && !text.ends_with(b"\r\n")) {
+        connection.read_exact(&mut byte).unwrap();
+        text.extend_from_slice(&byte);
+    }
+    String::from_utf8(text).unwrap().to_lowercase()
+}
+
+#[test]
+fn draining_replica_answers_until_clients_leave() {
+    pillion_testkit::isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
+        control_plane.kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout)?).await?;
+        control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
+        let kubeconfig = control_plane.kubeconfig().display().to_string();
+        tokio::task::spawn_blocking(move || check_drain(&kubeconfig)).await?;
+        Ok(())
+    });
+}
+
+fn check_drain(kubeconfig: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = TestCa::new().unwrap();
+    authority.serving_files(folder.path(), "tls", &["localhost"]).unwrap();
+    let minimum = DRAIN_MINIMUM.as_secs().to_string();
+    let arguments = [
+        "webhook",
+        "--listen",
+        "127.0.0.1:0",
+        "--metrics-listen",
+        "127.0.0.1:0",
+        "--drain-minimum",
+        &*minimum,
+        "--kubeconfig",
+        kubeconfig,
+        "--tls-cert",
+        "tls.crt",
+        "--tls-key",
+        "tls.key",
+    ];
+    let mut replica = Program::start(&arguments, folder.path());
+    let address = replica.word_behind(" address=");
+    let operations = replica.word_behind("metrics_address=");
+    eventually("it is ready", || (get(&operations, "/readyz").status == 200).then_some(()));
+    let mut pooled = connect_tls(&address, &authority.bundle_pem());
+    assert!(!post_nonsense(&mut pooled).contains("connection: close"));
+    assert!(get(&operations, "/metrics").body.contains("pillion_draining 0\n"));
+
+    replica.terminate();
+    let began = Instant::now();
+    eventually("it is not ready", || get(&operations, "/readyz").body.contains("draining").then_some(()));
+    eventually("it check_drain", || get(&operations, "/metrics").body.contains("pillion_draining 1\n").then_some(()));
+    // A client that does not know yet gets a response and is disconnected.
+    for _ in 0..3 {
+        let mut late = connect_tls(&address, &authority.bundle_pem());
+        assert!(post_nonsense(&mut late).contains("connection: close"));
+    }
+    assert_eq!(get(&operations, "/livez").status, 200);
+    // So is a client with an idle connection, even after the minimum.
+    std::thread::sleep((DRAIN_MINIMUM + Duration::from_millis(300)).saturating_sub(began.elapsed()));
+    assert!(post_nonsense(&mut pooled).contains("connection: close"));
+    assert_eq!(replica.ended().code(), Some(0), "{}", replica.stderr());
+    assert!(began.elapsed() < DRAIN_LIMIT, "{:?}", began.elapsed());
+    assert!(!replica.stderr().contains("were cut"), "{}", replica.stderr());
+    assert!(TcpStream::connect(&address).is_err());
+}
+
+/// The process's limit of file descriptors, of which about 30 are open after its start.
+const DESCRIPTORS: &str = "64";
+const CLIENTS: usize = 100;
+/// How long the process has no free descriptor.
+const EXHAUSTED_FOR: Duration = Duration::from_secs(2);
+
+/// Scrapes the metrics on a connection that stays open.
+fn scrape(stream: &mut BufReader<TcpStream>) -> String {
+    stream.get_mut().write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        assert!(stream.read_line(&mut line).unwrap() > 0, "the connection ends");
+        if let Some(text) = line.to_ascii_lowercase().strip_prefix("content-length: ") {
+            length = text.trim().parse().unwrap();
+        }
+        if line == "\r\n" {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).unwrap();
+    String::from_utf8(body).unwrap()
+}
+
+fn metric(scrape: &str, series: &str) -> f64 {
+    scrape.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok()).unwrap()
+}
+
+/// Returns the CPU time of a process in seconds.
+fn cpu_seconds(process: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    let ticks: f64 = [11, 12].into_iter().map(|field| fields.get(field).unwrap().parse::<f64>().unwrap()).sum();
+    ticks / 100.0
+}
+
+#[test]
+fn descriptor_exhaustion_is_survived() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
+    let dev =
+        Program::start_under(&["sh", "-c", "ulimit -n \"$0\" && exec \"$@\"", DESCRIPTORS], &arguments, folder.path());
+    let authority = dev.word_behind("--cacert ");
+    let sample = std::fs::read_to_string(dev.word_behind("--data @")).unwrap();
+    let url = format!("https://{}", dev.word_behind("https://"));
+    let address = url.strip_prefix("https://").unwrap().split('/').next().unwrap().replace("localhost", "127.0.0.1");
+    let operations = dev.word_behind("http://").split('/').next().unwrap().replace("localhost", "127.0.0.1");
+    let mut scraper = BufReader::new(TcpStream::connect(&operations).unwrap());
+    assert!(metric(&scrape(&mut scraper), "pillion_accept_errors_total") < 0.5);
+    assert_eq!(post(&url, authority.as_ref(), &sample).status, 200);
+
+    // The kernel accepts all of them, the process as many as it has descriptors for.
+    let clients: Vec<_> = (0..CLIENTS).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    eventually("it has no descriptor left", || {
+        (metric(&scrape(&mut scraper), "pillion_accept_errors_total") > 0.5).then_some(())
+    });
+    let (before, began) = (cpu_seconds(dev.id()), Instant::now());
+    let errors = metric(&scrape(&mut scraper), "pillion_accept_errors_total");
+    std::thread::sleep(EXHAUSTED_FOR);
+    let errors = metric(&scrape(&mut scraper), "pillion_accept_errors_total") - errors;
+    let busy = (cpu_seconds(dev.id()) - before) / began.elapsed().as_secs_f64();
+    println!("{errors} errors in {EXHAUSTED_FOR:?}, {:.1} per cent of a core", busy * 100.0);
+    // Twenty a second and some, for as long as it took: the machine may have had no time for this test.
+    let most = 30.0 * began.elapsed().as_secs_f64();
+    assert!((1.0..=most).contains(&errors), "{errors} errors of {most} at most: it does not rest between two");
+    assert!(busy < 0.5, "it runs in circles");
+    let logged = dev.stderr().lines().filter(|line| line.contains("no connection can be accepted")).count();
+    assert!((1..=4).contains(&logged), "logged {logged} times: {}", dev.stderr());
+
+    drop(clients);
+    eventually("the next one is served", || (post(&url, authority.as_ref(), &sample).status == 200).then_some(()));
+    assert!(metric(&scrape(&mut scraper), "pillion_tls_handshakes_total{result=\"ok\"}") > 1.5);
 }

@@ -7,6 +7,7 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::pod_security::PodSecurityLevel;
@@ -62,34 +63,45 @@ const DEFAULT_VOLUME_KINDS: [&str; 6] =
 /// reservedDomains: [example.com]
 /// maxContainers: 2
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Guardrails {
     /// Registries for the images of containers that a profile adds or changes. Default: all registries.
+    #[schemars(with = "Option<Vec<String>>", extend("expected" = "`HOST` or `HOST/PATH`; null: everywhere"))]
     pub registries: Option<Vec<ImagePrefix>>,
     /// Kinds of volumes that a profile may add or change: the names of a volume's sources in Kubernetes. A `projected`
     /// volume is permitted if each of its sources is one of these kinds. Its other sources are identities (a service
     /// account's token for any audience, a pod's certificate) that the pod's author did not request. They require
     /// `projected` itself in this list; tokens are rejected even then.
+    #[schemars(with = "Vec<String>", extend("expected" = "names of a volume's sources; never `hostPath`"))]
     pub volume_kinds: Vec<VolumeKind>,
     /// The minimum Pod Security level, even if the namespace enforces a lower one.
+    #[schemars(with = "String", extend("expected" = "`baseline` or `restricted`"))]
     pub minimum_pod_security: PodSecurityLevel,
     /// Domains whose labels and annotations a profile may not change, including their subdomains. pillion.dev,
     /// kubernetes.io and k8s.io are always reserved.
+    #[schemars(with = "Vec<String>", extend("expected" = "domains, as in `example.com`"))]
     pub reserved_domains: Vec<Domain>,
     /// Keys of labels and annotations that a profile may not change, such as `app`, by which services select pods.
+    #[schemars(extend("expected" = "whole keys"))]
     pub reserved_keys: Vec<String>,
     /// The maximum number of containers that a profile adds.
+    #[schemars(extend("range" = [0, 1_000]))]
     pub max_containers: usize,
     /// The maximum number of volumes that a profile adds.
+    #[schemars(extend("range" = [0, 1_000]))]
     pub max_volumes: usize,
     /// The maximum number of environment variables that a profile adds to all containers together.
+    #[schemars(extend("range" = [0, 100_000]))]
     pub max_env: usize,
     /// The maximum number of mounts that a profile adds to all containers together.
+    #[schemars(extend("range" = [0, 100_000]))]
     pub max_mounts: usize,
     /// The maximum number of labels and annotations that a profile adds.
+    #[schemars(extend("range" = [0, 10_000]))]
     pub max_keys: usize,
     /// The maximum number of bytes by which a profile grows the pod, as JSON.
+    #[schemars(extend("range" = [0, 1_048_576]))]
     pub max_bytes: usize,
     /// Whether pods of `required` namespaces get an empty record even if nothing is injected. The API server can then
     /// distinguish them from pods that were created without a call of the webhook.

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 
 use self::rotate::RotateArgs;
 use self::status::StatusArgs;
-use crate::blocking::block_on;
+use crate::args::block_on;
 
 /// Arguments of `pillion certs`.
 #[derive(Clone, Debug, Args)]

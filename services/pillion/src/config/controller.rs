@@ -1,7 +1,9 @@
-//! The controller's policy file as types, with its keys and defaults.
+//! The controller's policy file: leader election, certificates, webhook configurations, limits of profiles, logs.
 //!
-//! The file is read once at start. To change it, restart the controller: the other replica takes over meanwhile.
+//! The types are the reference: [`super::settings`] reads ranges and meanings from them. The file is read once at start.
+//! To change it, restart the controller: the other replica takes over meanwhile.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use pillion_api::held;
@@ -18,25 +20,23 @@ use pillion_control::probe;
 use pillion_control::rotator;
 use pillion_control::trust_probe;
 use pillion_control::webhook_config;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-use super::policy::ApiVersion;
-use super::read::{Overrides, PolicyFile};
-use super::rules::{Contradiction, at_most, opt_in_fault};
-use super::settings::{Setting, Type, fixed};
+use super::read::{ApiVersion, Mistake, Overrides, PolicyFile, at_most, opt_in_error};
+use super::settings::{self, Setting};
 use super::units::{Size, Time};
 use crate::telemetry::logs::{self, Logs};
 
 /// The value of `kind`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) enum Kind {
     #[default]
     ControllerPolicy,
 }
 
-/// The whole file. [`SETTINGS`] describes each key.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct ControllerPolicy {
     pub(crate) api_version: ApiVersion,
@@ -49,138 +49,94 @@ pub(crate) struct ControllerPolicy {
 }
 
 /// The leader election.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Leadership {
+    /// How long a Lease counts after its last renewal. Then another replica may become the leader.
+    #[schemars(extend("range" = ["1s", "10m"]))]
     pub(crate) lease_duration: Time,
+    /// A leader that cannot renew the Lease for so long stops leading.
+    #[schemars(extend("range" = ["500ms", "10m"]))]
     pub(crate) renew_deadline: Time,
+    /// How often the Lease is read and renewed.
+    #[schemars(extend("range" = ["100ms", "1m"]))]
     pub(crate) retry_period: Time,
 }
 
 /// Lifetimes of certificates, and the times of a rotation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Certificates {
+    /// Whether the controller manages certificates and webhook configurations. `false`: something else such as cert-
+    /// manager does, and the controller only probes replicas and reports the results.
     pub(crate) managed: bool,
+    /// How long a CA certificate is valid.
+    #[schemars(extend("range" = ["10s", "87600h"]))]
     pub(crate) authority_lifetime: Time,
+    /// How long a serving certificate is valid. It is renewed after half of that.
+    #[schemars(extend("range" = ["5s", "8760h"]))]
     pub(crate) leaf_lifetime: Time,
+    /// The age of a CA at which the next one is created.
+    #[schemars(extend("range" = ["1s", "43800h"]))]
     pub(crate) rotate_after: Time,
+    /// How long API servers that cannot be probed have to see a change of the webhook configuration.
+    #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) propagation_timeout: Time,
+    /// How many times in a row every replica must be seen with a certificate of the new CA.
+    #[schemars(extend("range" = [1, 100]))]
     pub(crate) probe_rounds: u32,
+    /// The time between two of these rounds.
+    #[schemars(extend("range" = ["50ms", "10m"]))]
     pub(crate) probe_gap: Time,
+    /// How long a replica may take to answer a probe.
+    #[schemars(extend("range" = ["50ms", "1m"]))]
     pub(crate) probe_timeout: Time,
+    /// How long the old CA stays trusted after that.
+    #[schemars(extend("range" = ["0s", "8760h"]))]
     pub(crate) overlap: Time,
+    /// How often everything is checked, besides after changes.
+    #[schemars(extend("range" = ["100ms", "1h"]))]
     pub(crate) interval: Time,
 }
 
 /// The webhook configurations, except the CA bundle.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Webhooks {
+    /// Namespaces that are never injected, whatever their labels, besides the release's own and `kube-system`, `kube-
+    /// public` and `kube-node-lease`.
+    #[schemars(extend("expected" = "names of namespaces"))]
     pub(crate) excluded_namespaces: Vec<String>,
+    /// Labels by which namespaces opt in, besides `pillion.dev/injection`. The first that a namespace has decides. The
+    /// audit and the status of profiles use them too; replicas need the same in `namespaces.optIn`. `held` is for
+    /// `pillion.dev/injection` alone.
+    #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"))]
     pub(crate) opt_in: Vec<String>,
+    /// How long an API server waits for a response; then the pod is created without injection.
+    #[schemars(extend("range" = ["1s", "30s"]))]
     pub(crate) timeout_enabled: Time,
+    /// The same in namespaces with `required`; then the pod is rejected.
+    #[schemars(extend("range" = ["1s", "30s"]))]
     pub(crate) timeout_required: Time,
+    /// The same in namespaces with `held`; then the pod waits.
+    #[schemars(extend("range" = ["1s", "30s"]))]
     pub(crate) timeout_held: Time,
 }
 
 /// Limits of the profiles in namespaces.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Profiles {
+    /// The estimated memory that the profiles of one namespace may take in a replica. Profiles beyond it are not
+    /// accepted, as their status says; profiles accepted before stay. While revisions roll out, a replica has two of a
+    /// profile.
+    #[schemars(extend("range" = ["1Mi", "1Gi"]))]
     pub(crate) max_namespace_memory: Size,
+    /// The same for the profiles of all namespaces together. No namespace gets more than half of what the others leave.
+    /// The memory limits of the replicas and of the controller must leave room for twice as much.
+    #[schemars(extend("range" = ["1Mi", "64Gi"]))]
     pub(crate) max_memory: Size,
 }
-
-/// All keys, in the order of the documentation.
-pub(crate) const SETTINGS: [Setting; 21] = [
-    fixed(
-        "leadership.leaseDuration",
-        Type::Time("1s", "10m"),
-        "Who has not renewed the Lease for so long, as the others see it, does not lead any more.",
-    ),
-    fixed(
-        "leadership.renewDeadline",
-        Type::Time("500ms", "10m"),
-        "A leader that could not renew the Lease for so long stops leading by itself.",
-    ),
-    fixed("leadership.retryPeriod", Type::Time("100ms", "1m"), "How often the Lease is looked at and renewed."),
-    fixed(
-        "certificates.managed",
-        Type::Other("boolean", "`true` or `false`"),
-        "Whether certificates and webhook configurations are the controller's. `false`: they are somebody else's, cert-manager's \
-         say, and the controller only probes replicas and tells what it finds.",
-    ),
-    fixed(
-        "certificates.authorityLifetime",
-        Type::Time("10s", "87600h"),
-        "How long an authority's certificate is valid.",
-    ),
-    fixed(
-        "certificates.leafLifetime",
-        Type::Time("5s", "8760h"),
-        "How long the replicas' certificate is valid. It is renewed at half of that.",
-    ),
-    fixed(
-        "certificates.rotateAfter",
-        Type::Time("1s", "43800h"),
-        "How old an authority becomes before the next one is made.",
-    ),
-    fixed(
-        "certificates.propagationTimeout",
-        Type::Time("1s", "1h"),
-        "How long API servers that cannot be asked have to see a change of the webhook configuration.",
-    ),
-    fixed(
-        "certificates.probeRounds",
-        Type::Count(1, 100),
-        "How many times, one after the other, every replica has to be seen with a certificate of the new authority.",
-    ),
-    fixed("certificates.probeGap", Type::Time("50ms", "10m"), "The time between two of these rounds."),
-    fixed("certificates.probeTimeout", Type::Time("50ms", "1m"), "How long one replica may take to answer a probe."),
-    fixed("certificates.overlap", Type::Time("0s", "8760h"), "How long the old authority stays trusted after that."),
-    fixed(
-        "certificates.interval",
-        Type::Time("100ms", "1h"),
-        "How often everything is looked at, besides whenever something changes.",
-    ),
-    fixed(
-        "webhooks.excludedNamespaces",
-        Type::Other("list of text", "names of namespaces"),
-        "Namespaces that are left alone whatever their labels say, beside the release's and `kube-system`, `kube-public` and `kube-node-lease`.",
-    ),
-    fixed(
-        "webhooks.optIn",
-        Type::Other("list of text", "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"),
-        "Labels by which namespaces opt in, besides `pillion.dev/injection`. The first that a namespace has decides. The audit and the profiles' status go by them too; replicas are told by `namespaces.optIn` of theirs. `held` is for `pillion.dev/injection` alone.",
-    ),
-    fixed(
-        "webhooks.timeoutEnabled",
-        Type::Time("1s", "30s"),
-        "How long an API server waits for an answer; then a pod is created without.",
-    ),
-    fixed(
-        "webhooks.timeoutRequired",
-        Type::Time("1s", "30s"),
-        "The same in namespaces with `required`; then a pod is refused.",
-    ),
-    fixed("webhooks.timeoutHeld", Type::Time("1s", "30s"), "The same in namespaces with `held`; then a pod waits."),
-    fixed(
-        "profiles.maxNamespaceMemory",
-        Type::Size("1Mi", "1Gi"),
-        "Memory that the profiles of one namespace may take in a replica, as it is estimated. What does not fit is not accepted, as the profile's status says; what was accepted before stays. While revisions roll out, a replica has two of a profile.",
-    ),
-    fixed(
-        "profiles.maxMemory",
-        Type::Size("1Mi", "64Gi"),
-        "The same for the profiles of all namespaces together. No namespace gets more than half of what the others leave. The memory limits of the replicas and of the controller have to leave room for twice as much.",
-    ),
-    fixed(
-        "logs.level",
-        Type::Other("text", "`error`, `warn`, `info`, `debug`, `trace`, `off`, or by part"),
-        "What is logged. By part, as in `info,pillion_control=debug`.",
-    ),
-];
 
 impl Default for Leadership {
     fn default() -> Self {
@@ -314,9 +270,7 @@ impl ControllerPolicy {
             interval: interval.0,
         }
     }
-}
 
-impl ControllerPolicy {
     /// Returns the settings of the policies that hold pods in held namespaces.
     pub(crate) fn held_policies(&self, release: &Release) -> PolicySettings {
         let mut settings = held::Settings::new(release.name(), release.namespace());
@@ -337,7 +291,11 @@ impl ControllerPolicy {
 
 impl PolicyFile for ControllerPolicy {
     const KIND: &'static str = "ControllerPolicy";
-    const SETTINGS: &'static [Setting] = &SETTINGS;
+
+    fn settings() -> &'static [Setting] {
+        static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(settings::of::<ControllerPolicy>);
+        &SETTINGS
+    }
 
     fn apply(&mut self, overrides: &Overrides) {
         if let Some(level) = &overrides.log_level {
@@ -345,24 +303,18 @@ impl PolicyFile for ControllerPolicy {
         }
     }
 
-    fn to_value(&self) -> Value {
-        serde_json::to_value(self).unwrap_or_default()
-    }
-
-    fn faults(&self) -> Vec<(&'static str, String)> {
-        let level = logs::filter(&self.logs.level).err().map(|error| ("logs.level", error.to_string()));
-        let opt_in = opt_in_fault(&self.webhooks.labels()).map(|message| ("webhooks.optIn", message));
+    fn invalid_values(&self) -> Vec<Mistake> {
+        let level = logs::filter(&self.logs.level).err().map(|error| Mistake::new("logs.level", error.to_string()));
+        let opt_in = opt_in_error("webhooks.optIn", &self.webhooks.labels());
         let excluded = self.webhooks.excluded_namespaces.iter().find(|name| !is_dns_label(name));
         let excluded = excluded.map(|name| {
-            (
-                "webhooks.excludedNamespaces",
-                format!("{name:?} is no name of a namespace: lower-case letters, digits and -"),
-            )
+            let message = format!("{name:?} is no name of a namespace: lower-case letters, digits and -");
+            Mistake::new("webhooks.excludedNamespaces", message)
         });
         level.into_iter().chain(opt_in).chain(excluded).collect()
     }
 
-    fn contradictions(&self) -> Vec<Contradiction> {
+    fn contradictions(&self) -> Vec<Mistake> {
         let Self { leadership, certificates, .. } = self;
         let shorter = "make the first shorter or the second longer";
         [
@@ -406,7 +358,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_what_differs_from_the_defaults() {
+    fn missing_keys_have_defaults_without_contradictions() {
+        assert_eq!(ControllerPolicy::default().contradictions(), []);
         let policy = read("certificates: {rotateAfter: 2s, probeRounds: 1}\n").unwrap();
         assert_eq!(policy.certificates.rotation().rotate_after, Duration::from_secs(2));
         assert_eq!(policy.certificates.rotation().rounds, 1);
@@ -415,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_held_and_let_go_by_the_same_namespaces() {
+    fn pods_are_held_and_released_in_same_namespaces() {
         let release =
             Release::new("pillion", "pillion-system", pillion_control::release::DEFAULT_CLUSTER_DOMAIN).unwrap();
         let policy = read("webhooks: {excludedNamespaces: [left-alone], optIn: [a=b]}\n").unwrap();
@@ -426,18 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_the_keys_of_the_types_and_every_default_is_in_its_range() {
-        let tree = ControllerPolicy::default().to_value();
-        let sections = tree.as_object().unwrap().iter().filter_map(|(key, value)| Some((key, value.as_object()?)));
-        let keys: Vec<_> =
-            sections.flat_map(|(section, keys)| keys.keys().map(move |key| format!("{section}.{key}"))).collect();
-        assert_eq!(keys, SETTINGS.map(|setting| setting.path));
-        assert!(SETTINGS.iter().all(|setting| setting.out_of_range(&tree).is_none()));
-        assert_eq!(ControllerPolicy::default().contradictions(), []);
-    }
-
-    #[test]
-    fn what_is_wrong_has_its_place() {
+    fn mistakes_have_positions() {
         for (text, expected) in [
             ("certificates: {overlop: 1s}\n", "c.yaml:3:16: unknown field `overlop` (did you mean `overlap`?)"),
             ("certificates: {interval: 1ms}\n", "expected 100ms to 1h, found 1ms"),
@@ -448,8 +390,8 @@ mod tests {
             ("webhooks: {optIn: ['a=b:held']}\n", "a=b cannot be held: only pillion.dev/injection=held has pods wait"),
             ("webhooks: {optIn: ['pillion.dev/injection=wait:held']}\n", "pillion.dev/injection=wait cannot be held"),
         ] {
-            let told = read(text).unwrap_err();
-            assert!(told.contains(expected), "{text}: {told}");
+            let error = read(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
         }
         let kind = from_text::<ControllerPolicy>(
             Path::new("c.yaml"),

@@ -15,16 +15,15 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
+use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::policy::WebhookPolicy;
-use super::read::{self, Overrides};
-use super::settings::{self, Setting};
-use crate::causes;
+use super::read::{self, Overrides, PolicyFile};
+use super::webhook::WebhookPolicy;
 use crate::load::Problem;
+use crate::output;
 use crate::telemetry::Controls;
-use crate::ticks::Ticks;
 
 /// How often the file is read. The kubelet takes up to a minute to update a ConfigMap anyway.
 pub(crate) const POLL: Duration = Duration::from_secs(5);
@@ -91,7 +90,7 @@ pub(crate) struct ConfigFile {
     overrides: Overrides,
     /// The policy at the start. Settings that need a restart keep these values.
     started: Value,
-    at_work: Value,
+    active: Value,
     /// The content at the last read, or the error.
     seen: Option<Result<String, String>>,
     targets: ReloadTargets,
@@ -102,8 +101,8 @@ impl ConfigFile {
     /// Returns the file that the process was started with.
     pub(crate) fn new(file: PathBuf, overrides: Overrides, started: &WebhookPolicy, targets: ReloadTargets) -> Self {
         let started = started.to_value();
-        let at_work = started.clone();
-        Self { file, overrides, started, at_work, seen: None, targets, metrics: Metrics::default() }
+        let active = started.clone();
+        Self { file, overrides, started, active, seen: None, targets, metrics: Metrics::default() }
     }
 
     /// Polls the file until `stop`.
@@ -129,7 +128,7 @@ impl ConfigFile {
             .and_then(|text| read::from_text::<WebhookPolicy>(&self.file, &text, &self.overrides))
         {
             // The first read usually finds the file unchanged since the start.
-            Ok(policy) if is_first && policy.to_value() == self.at_work => {}
+            Ok(policy) if is_first && policy.to_value() == self.active => {}
             Ok(policy) => self.take(&policy),
             Err(problems) => self.refuse(&problems),
         }
@@ -143,24 +142,71 @@ impl ConfigFile {
 
     fn take(&mut self, policy: &WebhookPolicy) {
         if let Err(error) = self.targets.apply(policy) {
-            let problem = Problem::whole(self.file.display().to_string(), causes::told(&error));
+            let problem = Problem::whole(self.file.display().to_string(), output::causes(&error));
             return self.refuse(&[problem]);
         }
         self.metrics.good.inc();
         self.metrics.last_successful.set(1);
         let tree = policy.to_value();
-        let changed = settings::changed(&self.at_work, &tree);
-        let live = paths(changed.iter().filter(|setting| setting.is_live));
-        let waiting = paths(settings::changed(&self.started, &tree).iter().filter(|setting| !setting.is_live));
-        info!(file = %self.file.display(), changed = live, "the policy file was read again");
+        let applied = changed(&self.active, &tree, true);
+        let waiting = changed(&self.started, &tree, false);
+        info!(file = %self.file.display(), changed = applied, "the policy file was read again");
         if !waiting.is_empty() {
             warn!(settings = waiting, "the policy file says something that takes effect at the next start only");
         }
         self.metrics.restart_needed.set(i64::from(!waiting.is_empty()));
-        self.at_work = tree;
+        self.active = tree;
     }
 }
 
-fn paths<'s>(settings: impl Iterator<Item = &'s Setting>) -> String {
-    settings.map(|setting| setting.path).collect::<Vec<_>>().join(", ")
+/// Returns the keys that differ between two policies' trees, of those that are or are not reloaded.
+fn changed(before: &Value, after: &Value, is_reloaded: bool) -> String {
+    let settings = WebhookPolicy::settings().iter().filter(|setting| setting.is_reloaded == is_reloaded);
+    let changed = settings.filter(|setting| setting.value(before) != setting.value(after));
+    changed.map(|setting| setting.path.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// A timer for polling files that change, until the process ends.
+#[derive(Debug)]
+pub(crate) struct Ticks {
+    interval: Interval,
+    stop: CancellationToken,
+}
+
+impl Ticks {
+    /// Creates a timer whose first tick is immediate. A handler that takes longer than `every` delays the next tick;
+    /// missed ticks are skipped.
+    pub(crate) fn new(every: Duration, stop: CancellationToken) -> Self {
+        let mut interval = interval(every);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { interval, stop }
+    }
+
+    /// Waits for the next tick. Returns `false` once stopped.
+    pub(crate) async fn next(&mut self) -> bool {
+        self.stop.run_until_cancelled(self.interval.tick()).await.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn ticks_end_when_stopped() {
+        let stop = CancellationToken::new();
+        let mut ticks = Ticks::new(Duration::from_secs(10), stop.clone());
+        let began = tokio::time::Instant::now();
+        assert!(ticks.next().await);
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert!(ticks.next().await);
+        assert_eq!(began.elapsed(), Duration::from_secs(10));
+        // One poll takes long.
+        tokio::time::sleep(Duration::from_secs(25)).await;
+        assert!(ticks.next().await);
+        assert!(ticks.next().await);
+        assert_eq!(began.elapsed(), Duration::from_secs(45));
+        stop.cancel();
+        assert!(!ticks.next().await);
+    }
 }

@@ -1,22 +1,21 @@
-//! Reads a file into a policy and checks all of it; flags take precedence over the file.
+//! Reads and checks a policy file. Flags take precedence over the file.
 
-use std::fmt::Write as _;
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
+use pillion_api::names::INJECTION_LABEL;
+use pillion_api::opt_in::{OptIn, OptInError};
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::policy::WebhookPolicy;
-use super::rules::{self, Contradiction, opt_in_fault};
-use super::settings::{SETTINGS, Setting, plain};
-use super::units::Time;
-use crate::load::{Problem, Source, place, typed, yaml};
-use crate::telemetry::logs;
+use super::settings::{Setting, plain};
+use crate::load::{Problem, Source, typed, yaml};
 
 /// The maximum size of the file in bytes, which is that of a ConfigMap.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
@@ -24,24 +23,80 @@ const MAX_FILE_BYTES: u64 = 1024 * 1024;
 /// The `apiVersion` of all policy files.
 const API_VERSION: &str = "config.pillion.dev/v1alpha1";
 
+/// The value of `apiVersion`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub(crate) enum ApiVersion {
+    #[default]
+    #[serde(rename = "config.pillion.dev/v1alpha1")]
+    V1Alpha1,
+}
+
 /// A kind of policy file, with its keys and constraints.
-pub(crate) trait PolicyFile: Default + DeserializeOwned {
+pub(crate) trait PolicyFile: Default + DeserializeOwned + Serialize {
     /// The value of `kind`.
     const KIND: &'static str;
-    /// All keys.
-    const SETTINGS: &'static [Setting];
+
+    /// Returns all keys.
+    fn settings() -> &'static [Setting];
 
     /// Applies the flags' values.
     fn apply(&mut self, overrides: &Overrides);
 
-    /// Returns the policy as a tree with the keys of the file.
-    fn to_value(&self) -> Value;
-
-    /// Returns the faults that neither types nor ranges detect: path and message.
-    fn faults(&self) -> Vec<(&'static str, String)>;
+    /// Returns mistakes that neither types nor ranges detect.
+    fn invalid_values(&self) -> Vec<Mistake>;
 
     /// Returns the constraints between keys that are violated.
-    fn contradictions(&self) -> Vec<Contradiction>;
+    fn contradictions(&self) -> Vec<Mistake>;
+
+    /// Returns the policy as a tree with the keys of the file.
+    fn to_value(&self) -> Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+}
+
+/// A mistake in a policy whose types are valid.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Mistake {
+    /// The key at which the mistake is reported.
+    pub(crate) path: &'static str,
+    pub(crate) message: String,
+    /// The remedy.
+    pub(crate) help: Option<String>,
+}
+
+impl Mistake {
+    /// Returns a mistake without a remedy.
+    pub(super) fn new(path: &'static str, message: String) -> Self {
+        Self { path, message, help: None }
+    }
+}
+
+/// Requires that one value is at most another.
+pub(super) fn at_most<T: PartialOrd + Display>(
+    (path, value): (&'static str, T),
+    (other, most): (&'static str, T),
+    help: &str,
+) -> Option<Mistake> {
+    (value > most).then(|| Mistake {
+        path,
+        message: format!("expected at most {other} ({most}), found {value}"),
+        help: Some(help.to_owned()),
+    })
+}
+
+/// Returns the mistake in the opt-in labels, if there is one.
+pub(super) fn opt_in_error(path: &'static str, labels: &Result<OptIn, OptInError>) -> Option<Mistake> {
+    match labels {
+        Err(error) => Some(Mistake::new(path, error.to_string())),
+        // The admission policies that hold pods select no other label.
+        Ok(labels) => labels.held_by_others().map(|(key, value)| {
+            let message = format!(
+                "{key}={value} cannot be held: only {INJECTION_LABEL}=held has pods wait; expected enabled or required \
+                 here, and that label on namespaces whose pods shall wait"
+            );
+            Mistake::new(path, message)
+        }),
+    }
 }
 
 /// Where the policy is.
@@ -115,12 +170,12 @@ fn with_flags<P: PolicyFile>(
         None => P::default(),
     };
     policy.apply(overrides);
-    let problems: Vec<_> = wrong(&policy)
+    let problems: Vec<_> = mistakes(&policy)
         .into_iter()
-        .map(|Wrong { path, message, help }| {
+        .map(|Mistake { path, message, help }| {
             let problem = match (overrides.flag(path), document) {
                 (Some(flag), _) => Problem::whole(flag, message),
-                (None, Some(document)) => Problem::at(source, place::of(document, path), message).of_field(path),
+                (None, Some(document)) => Problem::at(source, document.place(path), message).of_field(path),
                 (None, None) => Problem::whole(source.name.as_str(), message).of_field(path),
             };
             problem.with_help(help)
@@ -153,70 +208,18 @@ fn document(source: &Arc<Source>, kind: &str) -> Result<yaml::Node, Problem> {
     }
 }
 
-struct Wrong {
-    path: &'static str,
-    message: String,
-    help: Option<String>,
-}
-
-/// Returns the problems of a policy whose types are valid.
-fn wrong<P: PolicyFile>(policy: &P) -> Vec<Wrong> {
+/// Returns the mistakes in a policy whose types are valid.
+fn mistakes<P: PolicyFile>(policy: &P) -> Vec<Mistake> {
     let tree = policy.to_value();
-    let mut all: Vec<_> = P::SETTINGS
-        .iter()
-        .filter_map(|setting| {
-            let message = setting.out_of_range(&tree)?;
-            let default = plain(setting.value(&P::default().to_value()));
-            let help = format!("{} The default is {default}", setting.meaning);
-            Some(Wrong { path: setting.path, message, help: Some(help) })
-        })
-        .collect();
-    all.extend(policy.faults().into_iter().map(|(path, message)| Wrong { path, message, help: None }));
-    // Contradictions are reported only if all values are within their ranges.
-    if all.is_empty() {
-        all.extend(policy.contradictions().into_iter().map(|found| Wrong {
-            path: found.path,
-            message: found.message,
-            help: Some(found.help.to_owned()),
-        }));
-    }
-    all
-}
-
-impl PolicyFile for WebhookPolicy {
-    const KIND: &'static str = "WebhookPolicy";
-    const SETTINGS: &'static [Setting] = &SETTINGS;
-
-    fn apply(&mut self, overrides: &Overrides) {
-        let Overrides { log_level, trace_ratio, drain_minimum, drain_deadline } = overrides;
-        if let Some(level) = log_level {
-            self.logs.level.clone_from(level);
-        }
-        if let Some(ratio) = trace_ratio {
-            self.traces.ratio = *ratio;
-        }
-        if let Some(seconds) = drain_minimum {
-            self.connections.drain_minimum = Time(Duration::from_secs(*seconds));
-        }
-        if let Some(seconds) = drain_deadline {
-            self.connections.drain_deadline = Time(Duration::from_secs(*seconds));
+    let mut mistakes = policy.invalid_values();
+    for setting in P::settings() {
+        if let Some(message) = setting.out_of_range(&tree) {
+            let help = format!("{} The default is {}", setting.meaning, plain(&setting.default));
+            mistakes.push(Mistake { path: &setting.path, message, help: Some(help) });
         }
     }
-
-    fn to_value(&self) -> Value {
-        self.to_value()
-    }
-
-    fn faults(&self) -> Vec<(&'static str, String)> {
-        let level = logs::filter(&self.logs.level).err().map(|error| ("logs.level", error.to_string()));
-        let facts = self.cluster_facts().err().map(|error| ("cluster", format!("cannot be used: {error}")));
-        let opt_in = opt_in_fault(&self.namespaces.labels()).map(|message| ("namespaces.optIn", message));
-        level.into_iter().chain(facts).chain(opt_in).collect()
-    }
-
-    fn contradictions(&self) -> Vec<Contradiction> {
-        rules::contradictions(self)
-    }
+    // Contradictions are reported only if all values are valid.
+    if mistakes.is_empty() { policy.contradictions() } else { mistakes }
 }
 
 impl Overrides {
@@ -230,147 +233,5 @@ impl Overrides {
             "connections.drainDeadline" => drain_deadline.map(|_| "--drain-deadline"),
             _ => None,
         }
-    }
-}
-
-/// Returns the table of a file's keys, for `docs/configuration.md`.
-pub(crate) fn table<P: PolicyFile>() -> String {
-    let defaults = P::default().to_value();
-    let mut table = "| key | type | default | range | reloaded | meaning |\n|---|---|---|---|---|---|\n".to_owned();
-    for setting in P::SETTINGS {
-        let Setting { path, type_, is_live, meaning } = *setting;
-        let default = plain(setting.value(&defaults)).replace("\",\"", "\", \"").replace('"', "");
-        let reloaded = if is_live { "yes" } else { "no" };
-        let (name, range) = (type_.name(), type_.range());
-        // Writing to a string never fails.
-        let _ = writeln!(table, "| `{path}` | {name} | `{default}` | {range} | {reloaded} | {meaning} |");
-    }
-    table
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HEAD: &str = "apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\n";
-
-    fn read_with(text: &str, overrides: &Overrides) -> Result<WebhookPolicy, String> {
-        from_text(Path::new("p.yaml"), text, overrides).map_err(|problems| lines(&problems))
-    }
-
-    fn read(text: &str) -> Result<WebhookPolicy, String> {
-        read_with(&format!("{HEAD}{text}"), &Overrides::default())
-    }
-
-    #[test]
-    fn a_file_says_what_differs_from_the_defaults() {
-        let text = "guardrails: {registries: [ghcr.io/team], maxContainers: 2}\ncluster: {region: eu-west-1}\n\
-                    requests:\n  maxBody: 3Mi\n  bodyTimeout: 2500ms\n  lookUpTimeout: 1200ms\n\
-                    connections: {maxAge: null}\nlogs: {level: debug}\n";
-        let policy = read(text).unwrap();
-        assert_eq!(policy.guardrails.max_containers, 2);
-        assert_eq!(policy.decided_by().unwrap().cluster.unwrap().root().raw(), r#"{"region":"eu-west-1"}"#);
-        let requests = policy.request_settings();
-        assert_eq!((requests.body_limit, requests.body_timeout), (3 << 20, Duration::from_millis(2500)));
-        // The lookups use the timeout too; otherwise a longer one would have no effect.
-        assert_eq!(
-            (requests.live_timeout.as_millis(), policy.lookup_settings().answer_limit.as_millis()),
-            (1200, 1000)
-        );
-        assert_eq!(policy.server_settings().max_age, None);
-        assert_eq!(policy.logs.level, "debug");
-        assert_eq!(policy.traces, WebhookPolicy::default().traces);
-        assert_eq!(read("").unwrap(), WebhookPolicy::default());
-        assert_eq!(
-            ConfigArg::default().load::<WebhookPolicy>(&Overrides::default()).unwrap(),
-            WebhookPolicy::default()
-        );
-    }
-
-    #[test]
-    fn what_is_printed_is_what_can_be_read() {
-        let text =
-            "guardrails: {registries: [ghcr.io/team]}\nconnections: {maxAge: 90s}\nrequests: {maxBody: 5000001}\n";
-        let policy = read(text).unwrap();
-        let printed = crate::output::yaml(&policy.to_value()).unwrap();
-        assert_eq!(read_with(&printed, &Overrides::default()).unwrap(), policy, "{printed}");
-    }
-
-    #[test]
-    fn a_flag_wins_and_is_named_where_it_is_wrong() {
-        let overrides = Overrides { drain_deadline: Some(5), ..Overrides::default() };
-        let told = read_with(&format!("{HEAD}connections: {{drainMinimum: 20s}}\n"), &overrides).unwrap_err();
-        assert_eq!(
-            told,
-            "p.yaml:3:29: connections.drainMinimum: expected at most connections.drainDeadline (5s), found 20s \
-             (make the minimum shorter or the deadline longer)"
-        );
-        let overrides = Overrides { drain_deadline: Some(20), log_level: Some("warn".to_owned()), ..overrides };
-        let policy = read_with(&format!("{HEAD}logs: {{level: trace}}\n"), &overrides).unwrap();
-        assert_eq!((policy.logs.level.as_str(), policy.server_settings().drain_deadline.as_secs()), ("warn", 20));
-        let overrides = Overrides { log_level: Some("pillion=loud".to_owned()), ..Overrides::default() };
-        let told = ConfigArg::default().required::<WebhookPolicy>(&overrides).unwrap_err().to_string();
-        assert!(told.contains(": --log-level: ") && told.contains("pillion=loud"), "{told}");
-    }
-
-    #[test]
-    fn what_is_wrong_has_its_place_and_what_was_expected() {
-        for (text, expected) in [
-            ("request: {}\n", &["p.yaml:3:1: unknown field `request` (did you mean `requests`?)"][..]),
-            ("requests:\n  maxBodi: 1Mi\n", &["p.yaml:4:3", "did you mean `maxBody`?"]),
-            ("guardrails: {registrys: []}\n", &["p.yaml:3:14", "did you mean `registries`?"]),
-            ("guardrails: {registries: [nginx]}\n", &["p.yaml:3:27", "expected HOST or HOST/PATH"]),
-            ("guardrails: {maxContainers: 1001}\n", &["p.yaml:3:29", "expected 0 to 1000, found 1001"]),
-            ("requests: {bodyTimeout: 5}\n", &["p.yaml:3:25", "expected a duration such as 5s", "integer `5`"]),
-            ("requests: {bodyTimeout: 5 sec}\n", &["p.yaml:3:25", "expected a duration such as 5s"]),
-            (
-                "requests: {bodyTimeout: 31s}\n",
-                &[
-                    "p.yaml:3:25",
-                    "expected 100ms to 30s, found 31s (From the end of a request's head to the end of its body. The default is 5s)",
-                ],
-            ),
-            ("requests: {maxBody: 64MB}\n", &["p.yaml:3:21", "expected a size in bytes such as"]),
-            ("requests: {maxBody: 65Mi}\n", &["p.yaml:3:21", "expected 1Mi to 64Mi, found 65Mi"]),
-            ("requests: {maxBody: 60Mi}\n", &["p.yaml:3:21", "three quarters of requests.maxBodyMemory (64Mi)"]),
-            ("connections: {idleTimeout: 90s}\n", &["p.yaml:3:28", "expected 91s to 1h, found 1m30s"]),
-            ("connections: {max: 0}\n", &["p.yaml:3:20", "expected 16 to 1000000, found 0"]),
-            ("connections: {max: many}\n", &["p.yaml:3:20", "connections.max", "many"]),
-            ("traces: {ratio: 1.5}\n", &["p.yaml:3:17", "expected 0 to 1, found 1.5"]),
-            ("logs: {level: \"pillion=loud\"}\n", &["p.yaml:3:15", "pillion=loud"]),
-            ("cluster: [a]\n", &["p.yaml:3:1: cluster", "found sequence"]),
-            ("traces: {ratio: 2}\nconnections: {max: 1}\n", &["p.yaml:3:17", "p.yaml:4:20"]),
-            ("---\na: 1\n", &["p.yaml:4:1", "second document"]),
-            ("logs: {level: info\n", &["p.yaml:"]),
-        ] {
-            let told = read(text).unwrap_err();
-            assert!(expected.iter().all(|part| told.contains(part)), "{text}: {told}");
-        }
-        for (text, expected) in [
-            ("kind: WebhookPolicy\n", &["p.yaml:1:1", "`apiVersion` is missing", "begin the file with"][..]),
-            ("apiVersion: config.pillion.dev/v1alpha1\n", &["`kind` is missing"]),
-            (
-                "apiVersion: pillion.dev/v1alpha1\nkind: WebhookPolicy\n",
-                &["p.yaml:1:13", "config.pillion.dev/v1alpha1"],
-            ),
-            (
-                "apiVersion: config.pillion.dev/v1alpha1\nkind: WebhokPolicy\n",
-                &["p.yaml:2:7", "did you mean `WebhookPolicy`?"],
-            ),
-            ("- a\n", &["p.yaml:1:1", "expected a map that begins with"]),
-            ("", &["p.yaml: there is nothing in it", "begins with apiVersion: config.pillion.dev/v1alpha1, kind"]),
-            ("# cut off\n---\n", &["there is nothing in it"]),
-        ] {
-            let told = read_with(text, &Overrides::default()).unwrap_err();
-            assert!(expected.iter().all(|part| told.contains(part)), "{text}: {told}");
-        }
-        let missing = ConfigArg { config: Some("/does/not/exist".into()) };
-        assert!(
-            missing
-                .required::<WebhookPolicy>(&Overrides::default())
-                .unwrap_err()
-                .to_string()
-                .contains("cannot be read")
-        );
     }
 }

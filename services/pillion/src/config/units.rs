@@ -1,29 +1,24 @@
 //! Durations and sizes as Kubernetes writes them: `1m30s`, `64Mi`.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
+use jiff::fmt::friendly::{Spacing, SpanPrinter};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The expected format of a duration, for error messages.
-const A_DURATION: &str = "a duration such as 5s, 300ms or 1m30s";
-/// The expected format of a size, for error messages.
-const A_SIZE: &str = "a size in bytes such as 65536, 512Ki or 64Mi";
+/// The format of durations in JSON schemas.
+pub(super) const DURATION: &str = "duration";
+/// The format of sizes in JSON schemas.
+pub(super) const SIZE: &str = "size";
 
-/// Units of a duration, in nanoseconds. A unit comes before any prefix of it.
-const TIME_UNITS: [(&str, u64); 7] = [
-    ("h", 3_600_000_000_000),
-    ("ms", 1_000_000),
-    ("m", 60_000_000_000),
-    ("us", 1_000),
-    ("µs", 1_000),
-    ("ns", 1),
-    ("s", 1_000_000_000),
-];
+/// The maximum number of digits in a duration, far beyond all ranges. In hours it still fits a [`Duration`].
+const MAX_DIGITS: usize = 15;
 
-/// Suffixes of a size. Powers of 1024 are written, the others only parsed.
-const SIZE_UNITS: [(&str, u64); 8] = [
+/// Suffixes of a size, and their bytes. Powers of 1024 are also written.
+const SIZE_UNITS: [(&str, usize); 8] = [
     ("Ti", 1 << 40),
     ("Gi", 1 << 30),
     ("Mi", 1 << 20),
@@ -45,68 +40,41 @@ pub(crate) struct Size(pub(crate) usize);
 impl Time {
     /// Parses the format of Go's `time.ParseDuration`, without a sign. Every number except 0 needs a unit.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        if text == "0" {
-            return Some(Self(Duration::ZERO));
+        // kube's parser panics on overflow and on inner signs, and takes an empty text for 0.
+        let is_plain = text.chars().all(|character| character.is_alphanumeric() || character == '.');
+        let digits = text.bytes().filter(u8::is_ascii_digit).count();
+        if !is_plain || !(1..=MAX_DIGITS).contains(&digits) {
+            return None;
         }
-        let mut rest = text;
-        let mut nanoseconds = 0_u64;
-        while !rest.is_empty() {
-            let number = rest.find(|character: char| !character.is_ascii_digit() && character != '.')?;
-            let (digits, behind) = rest.split_at(number);
-            let (unit, worth) = TIME_UNITS.into_iter().find(|(unit, _)| behind.starts_with(unit))?;
-            rest = behind.strip_prefix(unit)?;
-            let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
-            let whole = if whole.is_empty() && !fraction.is_empty() { 0 } else { whole.parse::<u64>().ok()? };
-            nanoseconds = nanoseconds.checked_add(whole.checked_mul(worth)?)?;
-            let mut place = worth;
-            for digit in fraction.chars() {
-                place /= 10;
-                nanoseconds = nanoseconds.checked_add(place * u64::from(digit.to_digit(10)?))?;
-            }
-        }
-        (!text.is_empty()).then_some(Self(Duration::from_nanos(nanoseconds)))
+        text.parse::<kube::core::Duration>().ok().map(|duration| Self(duration.into()))
     }
 }
 
 impl fmt::Display for Time {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut left = u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX);
-        if left == 0 {
-            return formatter.write_str("0s");
-        }
-        for (unit, worth) in
-            [("h", 3_600_000_000_000), ("m", 60_000_000_000), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)]
-        {
-            let count = left / worth;
-            left %= worth;
-            if count > 0 {
-                write!(formatter, "{count}{unit}")?;
-            }
-        }
-        if left > 0 { write!(formatter, "{left}ns") } else { Ok(()) }
+        let printer = SpanPrinter::new().spacing(Spacing::None);
+        formatter.write_str(&printer.unsigned_duration_to_string(&self.0))
     }
 }
 
 impl Size {
-    /// Parses a quantity of whole bytes that is not negative.
+    /// Parses a quantity of whole bytes. An own parser, because in Kubernetes the suffix `m` means thousandths, which
+    /// other parsers of sizes read as millions.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        let suffix = SIZE_UNITS.into_iter().find_map(|(unit, worth)| Some((text.strip_suffix(unit)?, worth)));
-        let (digits, worth) = suffix.unwrap_or((text, 1));
-        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        let suffix = SIZE_UNITS.into_iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)));
+        let (digits, bytes) = suffix.unwrap_or((text, 1));
+        if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
             return None;
         }
-        let bytes = digits.parse::<u64>().ok()?.checked_mul(worth)?;
-        usize::try_from(bytes).ok().map(Self)
+        digits.parse::<usize>().ok()?.checked_mul(bytes).map(Self)
     }
 }
 
 impl fmt::Display for Size {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units =
-            SIZE_UNITS.into_iter().take(4).filter_map(|(unit, worth)| Some((unit, usize::try_from(worth).ok()?)));
-        for (unit, worth) in units {
-            if self.0 > 0 && self.0.is_multiple_of(worth) {
-                return write!(formatter, "{}{unit}", self.0 / worth);
+        for (unit, bytes) in SIZE_UNITS.into_iter().take(4) {
+            if self.0 > 0 && self.0.is_multiple_of(bytes) {
+                return write!(formatter, "{}{unit}", self.0 / bytes);
             }
         }
         write!(formatter, "{}", self.0)
@@ -143,7 +111,7 @@ impl Visitor<'_> for TimeVisitor {
     type Value = Time;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(A_DURATION)
+        formatter.write_str("a duration such as 5s, 300ms or 1m30s")
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Time, E> {
@@ -164,7 +132,7 @@ impl Visitor<'_> for SizeVisitor {
     type Value = Size;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(A_SIZE)
+        formatter.write_str("a size in bytes such as 65536, 512Ki or 64Mi")
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
@@ -176,12 +144,32 @@ impl Visitor<'_> for SizeVisitor {
     }
 }
 
+impl JsonSchema for Time {
+    fn schema_name() -> Cow<'static, str> {
+        "Time".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "format": DURATION})
+    }
+}
+
+impl JsonSchema for Size {
+    fn schema_name() -> Cow<'static, str> {
+        "Size".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "format": SIZE})
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_duration_is_read_as_go_reads_it_and_written_so() {
+    fn duration_is_parsed_and_written_in_gos_format() {
         for (text, milliseconds, written) in [
             ("5s", 5_000, "5s"),
             ("300ms", 300, "300ms"),
@@ -189,6 +177,7 @@ mod tests {
             ("90s", 90_000, "1m30s"),
             ("1.5h", 5_400_000, "1h30m"),
             (".5s", 500, "500ms"),
+            ("1.5h30m", 7_200_000, "2h"),
             ("2m", 120_000, "2m"),
             ("1h0m0.25s", 3_600_250, "1h250ms"),
             ("0", 0, "0s"),
@@ -199,13 +188,13 @@ mod tests {
             assert_eq!(time.to_string(), written, "{text}");
             assert_eq!(Time::parse(written), Some(time), "{written}");
         }
-        for wrong in ["", "5", "s", "-5s", "5 s", "5d", "five", "1m30", ".s", "9999999999999h", "1.2.3s"] {
+        for wrong in ["", "5", "s", "-5s", "5d", "five", "1m30", ".s", "99999999999999999h", "1.2.3s", "1h-5m", "+5s"] {
             assert_eq!(Time::parse(wrong), None, "{wrong:?}");
         }
     }
 
     #[test]
-    fn a_size_is_read_as_a_quantity_and_written_so() {
+    fn size_is_parsed_and_written_as_quantity() {
         for (text, bytes, written) in [
             ("64Mi", 64 << 20, "64Mi"),
             ("7340032", 7 << 20, "7Mi"),
@@ -218,13 +207,13 @@ mod tests {
             assert_eq!((size.0, size.to_string().as_str()), (bytes, written), "{text}");
             assert_eq!(Size::parse(written), Some(size), "{written}");
         }
-        for wrong in ["", "Mi", "-1", "1.5Gi", "1 Mi", "64MB", "64mi", "99999999999999999Ti"] {
+        for wrong in ["", "Mi", "-1", "1.5Gi", "1 Mi", "64MB", "64mi", "64m", "99999999999999999Ti"] {
             assert_eq!(Size::parse(wrong), None, "{wrong:?}");
         }
     }
 
     #[test]
-    fn what_is_none_says_what_was_expected() {
+    fn error_states_expected_format() {
         let time = serde_json::from_str::<Time>("5").unwrap_err().to_string();
         assert!(time.contains("integer `5`, expected a duration such as 5s"), "{time}");
         let size = serde_json::from_str::<Size>("\"64MB\"").unwrap_err().to_string();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::from::{Document, Remark};
 use crate::load::yaml::{self, Content, Node};
-use crate::load::{Problem, Source, files, place};
+use crate::load::{self, Problem, Source};
 
 /// The maximum size of a file, in bytes.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -49,7 +49,7 @@ impl Documents {
                     Err(error) => read.cannot("<stdin>", &error),
                 }
             } else {
-                match files::of(path) {
+                match load::files(path) {
                     Ok(files) => files.iter().for_each(|file| read.file(file)),
                     Err(error) => read.cannot(&path.display().to_string(), &error),
                 }
@@ -78,7 +78,7 @@ impl Documents {
     fn problem(&self, remark: &Remark) -> Problem {
         let Remark { document, path, message, help } = remark;
         let Some((source, node)) = self.places.get(*document) else { return Problem::whole("", message.as_str()) };
-        let at = place::of_name(node, path);
+        let at = node.place_of_name(path);
         Problem::at(source, at, message.as_str()).of_field(path.as_str()).with_help(help.clone())
     }
 

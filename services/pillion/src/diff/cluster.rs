@@ -29,11 +29,11 @@ use serde_json::{Value, json};
 
 use super::report::{Compared, Rendered};
 use super::{DiffArgs, Fault};
-use crate::authors::as_its_author_wrote_it;
 use crate::config::{Overrides, WebhookPolicy};
 use crate::load::{self, Written};
-use crate::progress::Progress;
+use crate::output::Progress;
 use crate::trial;
+use crate::trial::original_object;
 use crate::workload::{Owners, Workload, controller};
 
 /// The inputs of a decision besides the pod.
@@ -183,7 +183,7 @@ async fn pods(
 
 /// Returns a pod as it was before its creation, without any record: the webhook ignores records of pod authors.
 fn as_written(pod: &DynamicObject) -> anyhow::Result<Value> {
-    let mut pod = as_its_author_wrote_it(&serde_json::to_value(pod).context("it cannot be written as JSON")?);
+    let mut pod = original_object(&serde_json::to_value(pod).context("it cannot be written as JSON")?);
     if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
         annotations.shift_remove(INJECTED_ANNOTATION);
     }

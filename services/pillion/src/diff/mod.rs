@@ -17,8 +17,8 @@ use std::process::ExitCode;
 use clap::Args;
 
 use self::report::Compared;
+use crate::args;
 use crate::args::ClusterArgs;
-use crate::blocking;
 use crate::config::ConfigArg;
 use crate::load::Problem;
 use crate::output::{self, Form};
@@ -74,7 +74,7 @@ impl<E: Into<anyhow::Error>> From<E> for Fault {
 pub(crate) fn run(args: DiffArgs) -> anyhow::Result<ExitCode> {
     let output = args.output;
     let compared = if args.files.is_empty() {
-        blocking::block_on(async { Ok(cluster::compare(args).await) })?
+        args::block_on(async { Ok(cluster::compare(args).await) })?
     } else {
         files::compare(&args)
     };

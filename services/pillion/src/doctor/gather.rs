@@ -311,7 +311,7 @@ async fn send(client: &Client, namespace: &str, profile: &str, pod: &Value, own:
             Err(error) => {
                 return Canary::NotTried(format!(
                     "the API server does not take it in namespace {namespace}: {}",
-                    crate::causes::told(&error.into())
+                    crate::output::causes(&error.into())
                 ));
             }
         }

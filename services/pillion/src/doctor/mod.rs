@@ -15,7 +15,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::args::ClusterArgs;
-use crate::blocking::block_on;
+use crate::args::block_on;
 use crate::explain::NOT_ANSWERED;
 use crate::finding::{self, Finding, Severity};
 use crate::output::{self, Form};

@@ -36,7 +36,7 @@ pub(crate) use self::files::{opted_in, taken_apart};
 pub(crate) use self::judge::{DecisionView, Explanation, view};
 use self::subject::Target;
 use crate::args::ClusterArgs;
-use crate::blocking::block_on;
+use crate::args::block_on;
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::finding::{self, Finding};
 use crate::output::{self, Form};

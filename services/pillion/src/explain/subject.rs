@@ -6,9 +6,9 @@ use pillion_engine::lookup::LookedUp;
 use serde_json::{Map, Value, json};
 
 use super::facts::{Origin, Question};
-use crate::authors::as_its_author_wrote_it;
 use crate::finding::ObjectRef;
 use crate::trial;
+use crate::trial::original_object;
 
 /// The controllers that create pods: the kind with the template, and the controller's service account in `kube-system`.
 const CREATORS: [(&str, &str); 7] = [
@@ -113,7 +113,7 @@ pub(crate) fn of_pod(pod: &Value, namespace: &str) -> Question {
     }
     let name = metadata(&pod, "name").or_else(|| metadata(&pod, "generateName")).unwrap_or_default();
     let is_stored = metadata(&pod, "uid").is_some();
-    let mut authors = if is_stored { as_its_author_wrote_it(&pod) } else { pod.clone() };
+    let mut authors = if is_stored { original_object(&pod) } else { pod.clone() };
     if let Some(metadata) = authors.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.insert("namespace".to_owned(), namespace.into());
     }

@@ -1,18 +1,12 @@
 //! Loads profiles from files: finds, reads and compiles them, and reports mistakes with their positions.
 //!
-//! * [`files`]: the files that a path names.
 //! * [`defaults`]: defaults of parameters that are set beside the text.
-//! * [`yaml`]: a file's text as a tree with positions.
-//! * [`typed`]: from the tree to Rust types.
-//! * [`limits`]: the maximum lengths of lists and texts.
-//! * [`place`]: from a field's path to its position.
+//! * [`yaml`]: a file's text as a tree with positions, also of a field by its path.
+//! * [`typed`]: from the tree to Rust types, within the limits of the CRDs.
 //! * [`together`]: from the texts of all files to profiles, since one may extend another.
 //! * [`problem`]: a mistake, and how it is shown.
 
 pub(crate) mod defaults;
-pub(crate) mod files;
-mod limits;
-pub(crate) mod place;
 pub(crate) mod problem;
 mod together;
 pub(crate) mod typed;
@@ -20,6 +14,7 @@ pub(crate) mod yaml;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -136,7 +131,7 @@ impl<'n> Loader<'n> {
 
     fn path(&mut self, path: &Path) {
         let before = self.gathered.len();
-        match files::of(path) {
+        match files(path) {
             Ok(files) => files.iter().for_each(|file| self.file(file)),
             Err(error) => self.report(Problem::whole(path.display().to_string(), format!("cannot be read: {error}"))),
         }
@@ -216,7 +211,7 @@ impl<'n> Loader<'n> {
         let unknown: Vec<_> = typed::unknown_fields(source, object, &FIELDS).collect();
         let name = self.name(source, object, kind);
         let spec = Self::spec(source, object);
-        let exceeded = object.get("spec").map(|spec| limits::exceeded(source, kind, spec)).unwrap_or_default();
+        let exceeded = object.get("spec").map(|spec| typed::exceeded_limits(source, kind, spec)).unwrap_or_default();
         let faults: Vec<_> = unknown.into_iter().chain(exceeded).collect();
         match (name, spec) {
             (Ok(name), Ok(spec)) if faults.is_empty() => self.profile(source, object, name, spec),
@@ -286,6 +281,47 @@ impl<'n> Loader<'n> {
         let text = Text { source: Arc::clone(source), start: object.span.start, name, spec, is_as_written };
         self.gathered.profile(text, object);
     }
+}
+
+/// Folders that hold test objects, not profiles.
+const EXCLUDED_FOLDERS: [&str; 6] = ["case", "cases", "fixtures", "test", "testdata", "tests"];
+
+/// Returns the files that a path names, sorted: the file itself, or the YAML and JSON files in a folder and in the folders
+/// directly below it. So the path can be the folder of one profile or of all.
+pub(crate) fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if !fs::metadata(path)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    for entry in sorted(path)? {
+        if !entry.is_dir() {
+            found.extend(is_profile_file(&entry).then_some(entry));
+        } else if !is_excluded(&entry) {
+            found.extend(sorted(&entry)?.into_iter().filter(|below| !below.is_dir() && is_profile_file(below)));
+        }
+    }
+    Ok(found)
+}
+
+fn sorted(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut entries = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    entries.sort();
+    Ok(entries)
+}
+
+/// Whether a path is hidden. A mounted ConfigMap has folders like `..data` with copies of the files.
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+}
+
+fn is_excluded(folder: &Path) -> bool {
+    let name = folder.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    is_hidden(folder) || EXCLUDED_FOLDERS.contains(&&*name)
+}
+
+fn is_profile_file(file: &Path) -> bool {
+    let extension = file.extension().map(|extension| extension.to_string_lossy()).unwrap_or_default();
+    !is_hidden(file) && ["yaml", "yml", "json"].contains(&&*extension)
 }
 
 /// Whether a name is a DNS subdomain, as Kubernetes requires.

@@ -10,7 +10,7 @@ use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet}
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::yaml::Fault;
+use super::yaml::SyntaxError;
 
 /// The maximum length of a message, in bytes, since it may quote the source.
 const LONGEST_MESSAGE: usize = 1_000;
@@ -90,8 +90,8 @@ impl Problem {
     }
 
     /// Returns the problem for a YAML syntax error.
-    pub(crate) fn syntax(source: &Arc<Source>, fault: Fault) -> Self {
-        Self { span: fault.span, help: fault.help, ..Self::at(source, 0..0, fault.message) }
+    pub(crate) fn syntax(source: &Arc<Source>, error: SyntaxError) -> Self {
+        Self { span: error.span, help: error.help, ..Self::at(source, 0..0, error.message) }
     }
 
     /// Sets the path of the field.

@@ -191,3 +191,31 @@ fn what_is_too_long_to_be_stored_is_told_before_it_is_applied() {
         "{problems:#?}"
     );
 }
+
+#[test]
+fn folder_has_files_and_those_one_level_below() {
+    let root = tempfile::tempdir().unwrap();
+    for file in [
+        "top.yaml",
+        "notes.md",
+        ".hidden.yaml",
+        "a/p.yml",
+        "a/q.json",
+        "a/tests/case.yaml",
+        "tests/pod.yaml",
+        "..data/top.yaml",
+        "b/c/deep.yaml",
+    ] {
+        let file = root.path().join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "").unwrap();
+    }
+    let names = |path: &Path| -> Vec<String> {
+        let found = files(path).unwrap();
+        found.iter().map(|file| file.strip_prefix(root.path()).unwrap().display().to_string()).collect()
+    };
+    assert_eq!(names(root.path()), ["a/p.yml", "a/q.json", "top.yaml"]);
+    assert_eq!(names(&root.path().join("a")), ["a/p.yml", "a/q.json"]);
+    assert_eq!(names(&root.path().join("notes.md")), ["notes.md"]);
+    assert!(files(&root.path().join("nowhere")).is_err());
+}

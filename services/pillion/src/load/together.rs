@@ -11,7 +11,7 @@ use pillion_engine::profile::{
 
 use super::problem::{Problem, Source};
 use super::yaml::{self, Node};
-use super::{Loaded, Written, place};
+use super::{Loaded, Written};
 
 /// The content of the files, which are read one after the other.
 ///
@@ -206,7 +206,7 @@ impl Loaded {
                 self.profiles.push(Arc::new(profile));
                 let advice = advise(&text.spec);
                 if !advice.is_empty() {
-                    self.warnings.extend(told(&text, advice, object(&text)).map(Problem::harmless));
+                    self.warnings.extend(located(&text, advice, object(&text)).map(Problem::harmless));
                 }
                 if keeps_text {
                     let Text { source, name, spec, .. } = text;
@@ -214,7 +214,7 @@ impl Loaded {
                 }
             }
             Err(diagnostics) => {
-                let mut problems: Vec<_> = told(&text, diagnostics, object(&text)).collect();
+                let mut problems: Vec<_> = located(&text, diagnostics, object(&text)).collect();
                 problems.sort_by_key(|problem| problem.span.as_ref().map(|span| span.start));
                 self.problems.extend(problems);
             }
@@ -231,12 +231,12 @@ impl Loaded {
 }
 
 /// Converts diagnostics to problems with positions.
-fn told(text: &Text, diagnostics: Vec<Diagnostic>, object: Option<&Node>) -> impl Iterator<Item = Problem> {
+fn located(text: &Text, diagnostics: Vec<Diagnostic>, object: Option<&Node>) -> impl Iterator<Item = Problem> {
     diagnostics.into_iter().map(move |diagnostic| {
         let at = object.map_or(text.start..text.start, |object| match &diagnostic.part {
-            Part::Value => place::of(object, &diagnostic.path),
-            Part::Name => place::of_name(object, &diagnostic.path),
-            Part::Bytes(part) => place::of_part(&text.source.text, object, &diagnostic.path, part),
+            Part::Value => object.place(&diagnostic.path),
+            Part::Name => object.place_of_name(&diagnostic.path),
+            Part::Bytes(part) => object.place_of_part(&text.source.text, &diagnostic.path, part),
         });
         Problem::at(&text.source, at, diagnostic.message).of_field(diagnostic.path).with_help(diagnostic.help)
     })

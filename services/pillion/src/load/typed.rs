@@ -1,10 +1,11 @@
 //! Reads a tree into a Rust type, and reports what does not fit with its position.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
+use pillion_api::crd;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use super::place;
 use super::problem::{Problem, Source};
 use super::yaml::{Content, Node};
 
@@ -86,11 +87,11 @@ impl Complaint {
                 // serde's path may or may not end with the field itself.
                 let above = path.strip_suffix(name.as_str()).filter(|rest| rest.is_empty() || rest.ends_with('.'));
                 let whole = if above.is_some() { path.to_owned() } else { joined(path, name) };
-                (place::of_key(root, path, name), whole)
+                (root.place_of_key(path, name), whole)
             }
             _ => (None, path.to_owned()),
         };
-        let span = span.unwrap_or_else(|| place::of(root, &path));
+        let span = span.unwrap_or_else(|| root.place(&path));
         Problem::at(source, span, self.message()).of_field(joined(above, &path)).with_help(self.help())
     }
 
@@ -164,11 +165,67 @@ pub(crate) fn type_of(node: &Node) -> &'static str {
     }
 }
 
+/// The schemas of `spec`, by kind. A CRD that cannot be generated has no limits; a test of the API crate ensures that
+/// all can.
+static SCHEMAS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
+    let definitions = crd::definitions().into_iter().flatten();
+    let schemas = definitions.filter_map(|definition| {
+        let kind = definition.spec.names.kind.clone();
+        let schema = definition.spec.versions.into_iter().next()?.schema?.open_api_v3_schema?;
+        let spec = schema.properties?.remove("spec")?;
+        Some((kind, serde_json::to_value(spec).ok()?))
+    });
+    schemas.collect()
+});
+
+/// Returns a problem for each field of a profile's spec that exceeds its limit: the API server would not store the file,
+/// because a list or a string is too long. The limits are those of the CRDs.
+pub(super) fn exceeded_limits(source: &Arc<Source>, kind: &str, spec: &Node) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if let Some((_, schema)) = SCHEMAS.iter().find(|(known, _)| known == kind) {
+        check_limits(source, schema, spec, "spec", &mut problems);
+    }
+    problems
+}
+
+fn check_limits(source: &Arc<Source>, schema: &Value, node: &Node, path: &str, problems: &mut Vec<Problem>) {
+    let mut limit = |name: &str, found: usize, what: &str| {
+        let allowed = schema.get(name).and_then(Value::as_u64).and_then(|allowed| usize::try_from(allowed).ok());
+        if let Some(allowed) = allowed.filter(|allowed| found > *allowed) {
+            let message = format!("{path}: there are {found} {what}, and at most {allowed} can be stored");
+            problems.push(Problem::at(source, node.span.clone(), message).of_field(path));
+        }
+    };
+    match &node.content {
+        Content::Scalar(value) => {
+            if let Some(text) = value.as_str() {
+                limit("maxLength", text.chars().count(), "characters");
+            }
+        }
+        Content::Sequence(items) => {
+            limit("maxItems", items.len(), "items");
+            let Some(schema) = schema.get("items") else { return };
+            for (index, item) in items.iter().enumerate() {
+                check_limits(source, schema, item, &format!("{path}[{index}]"), problems);
+            }
+        }
+        Content::Mapping(entries) => {
+            limit("maxProperties", entries.len(), "entries");
+            for entry in entries {
+                let known = schema.get("properties").and_then(|properties| properties.get(&entry.key));
+                let Some(schema) = known.or_else(|| schema.get("additionalProperties")) else { continue };
+                check_limits(source, schema, &entry.value, &format!("{path}.{}", entry.key), problems);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use pillion_api::ProfileSpec;
+
     use super::*;
     use crate::load::yaml;
-    use pillion_api::ProfileSpec;
 
     fn problem(text: &str) -> Problem {
         let source = Arc::new(Source::new("p.yaml", text.to_owned()));
@@ -177,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelled_field_is_shown_with_what_was_meant() {
+    fn misspelled_fields_get_suggestions() {
         for (text, line) in [
             ("order: 1\ntempalte: {}\n", "p.yaml:2:1: unknown field `tempalte` (did you mean `template`?)"),
             ("matchcondition: []\n", "p.yaml:1:1: unknown field `matchcondition` (did you mean `matchConditions`?)"),
@@ -194,13 +251,13 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_far_from_all_is_shown_with_all() {
+    fn unknown_field_lists_all_fields() {
         let text = problem("extends: {colour: blue}\n").to_string();
         assert_eq!(text, "p.yaml:1:11: unknown field `colour` (there is `name`)");
     }
 
     #[test]
-    fn values_of_a_wrong_kind_are_shown_where_they_stand() {
+    fn wrong_types_have_positions() {
         for (text, line) in [
             (
                 "activation: always\n",
@@ -220,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_meant_is_near() {
+    fn suggestions_are_similar() {
         let known = ["image", "name", "namespaceSelector", "on"];
         assert_eq!(meant("imgae", known), Some("image"));
         assert_eq!(meant("namespaceselector", known), Some("namespaceSelector"));

@@ -2,7 +2,7 @@
 //!
 //! Scalars have the same types as in kubectl, which reads YAML 1.1: `yes`, `no`, `on`, `off`, `y` and `n` are booleans,
 //! `0644` is 420, a whole number with a fraction of zero is an integer, and number or boolean keys become strings. JSON
-//! is YAML.
+//! is YAML. Positions come from the parser's `Spanned`; docs/decisions.md says why the tree is not the parser's own.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -49,7 +49,7 @@ pub(crate) struct Entry {
 
 /// Why a source is not YAML that Kubernetes could read.
 #[derive(Clone, Debug)]
-pub(crate) struct Fault {
+pub(crate) struct SyntaxError {
     /// The position, if known.
     pub(crate) span: Option<Range<usize>>,
     /// The message.
@@ -59,9 +59,9 @@ pub(crate) struct Fault {
 }
 
 /// Parses all documents of a source. Empty documents are omitted.
-pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Fault> {
+pub(crate) fn documents(text: &str) -> Result<Vec<Node>, SyntaxError> {
     let raw: Vec<Raw> =
-        serde_saphyr::from_multiple_with_options(text, options()).map_err(|error| fault(text, &error))?;
+        serde_saphyr::from_multiple_with_options(text, options()).map_err(|error| syntax_error(text, &error))?;
     raw.into_iter()
         .map(|document| finish(text, document))
         .filter(|document| !matches!(document, Ok(Node { content: Content::Scalar(Value::Null), .. })))
@@ -113,6 +113,115 @@ impl Node {
             _ => &[],
         }
     }
+
+    /// Returns the position of a field, or of its nearest existing ancestor. A path is as the engine and serde write it,
+    /// such as `spec.template.spec.containers[0].image`. A key may contain dots, as in labels and annotations, and may be
+    /// plain, in brackets or in quotes.
+    pub(crate) fn place(&self, path: &str) -> Range<usize> {
+        self.walk(path).place
+    }
+
+    /// Returns the position of a field's name. For a missing field it is the position from [`Node::place`].
+    pub(crate) fn place_of_name(&self, path: &str) -> Range<usize> {
+        let Walk { place, key, rest, .. } = self.walk(path);
+        key.filter(|_| rest.is_empty()).map_or(place, |entry| entry.key_span.clone())
+    }
+
+    /// Returns the position of a key in the mapping at a path, if it exists. The path may include the key itself, as
+    /// serde's path of an unknown field does.
+    pub(super) fn place_of_key(&self, path: &str, key: &str) -> Option<Range<usize>> {
+        let above = path.strip_suffix(key).map(|above| above.trim_end_matches('.'));
+        let walks = [Some(path), above].into_iter().flatten().map(|path| self.walk(path));
+        let mut entries = walks.filter(|walk| walk.rest.is_empty()).filter_map(|walk| walk.node.entry(key));
+        entries.next().map(|entry| entry.key_span.clone())
+    }
+
+    /// Returns the position of some bytes of a field's value. The value may be quoted, escaped or folded, so the bytes
+    /// are searched for. If they are not found literally, it is the whole field.
+    pub(super) fn place_of_part(&self, text: &str, path: &str, part: &Range<usize>) -> Range<usize> {
+        let Walk { node, place, rest, .. } = self.walk(path);
+        let value = match &node.content {
+            Content::Scalar(Value::String(value)) if rest.is_empty() => value,
+            _ => return place,
+        };
+        place_in_value(text, value, part, &place).unwrap_or(place)
+    }
+
+    /// Follows a path as far as it exists.
+    fn walk<'n, 'p>(&'n self, path: &'p str) -> Walk<'n, 'p> {
+        let rest = path.trim_start_matches(['.', '$']);
+        let mut walk = Walk { node: self, key: None, place: self.span.clone(), rest };
+        // Every step consumes at least one character of the path.
+        while !walk.rest.is_empty() {
+            let Some(next) = walk.node.step(walk.rest) else { break };
+            walk = next;
+        }
+        walk
+    }
+
+    /// Takes one step down a path.
+    fn step<'n, 'p>(&'n self, path: &'p str) -> Option<Walk<'n, 'p>> {
+        match &self.content {
+            Content::Scalar(_) => None,
+            Content::Sequence(items) => {
+                let (index, rest) = path.strip_prefix('[')?.split_once(']')?;
+                let node = items.get(index.parse::<usize>().ok()?)?;
+                let rest = rest.strip_prefix('.').unwrap_or(rest);
+                Some(Walk { node, key: None, place: node.span.clone(), rest })
+            }
+            Content::Mapping(entries) => {
+                let matching = entries.iter().filter_map(|entry| Some((entry, after_key(path, &entry.key)?)));
+                let (entry, rest) = matching.min_by_key(|(_, rest)| rest.len())?;
+                // For a scalar the value is marked, for anything larger its key.
+                let place = match entry.value.content {
+                    Content::Scalar(_) if !entry.value.span.is_empty() => entry.value.span.clone(),
+                    _ => entry.key_span.clone(),
+                };
+                let rest = rest.strip_prefix('.').unwrap_or(rest);
+                Some(Walk { node: &entry.value, key: Some(entry), place, rest })
+            }
+        }
+    }
+}
+
+/// How far a path exists in a tree.
+struct Walk<'n, 'p> {
+    node: &'n Node,
+    /// The entry whose value the node is.
+    key: Option<&'n Entry>,
+    place: Range<usize>,
+    /// The part of the path that does not exist.
+    rest: &'p str,
+}
+
+/// Returns the rest of a path after this key, if the path begins with it.
+fn after_key<'p>(path: &'p str, key: &str) -> Option<&'p str> {
+    let plain = path.strip_prefix(key).filter(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
+    plain.or_else(|| {
+        let inner = path.strip_prefix('[')?;
+        ["", "\"", "'"]
+            .into_iter()
+            .find_map(|quote| inner.strip_prefix(quote)?.strip_prefix(key)?.strip_prefix(quote)?.strip_prefix(']'))
+    })
+}
+
+/// Returns the position of some bytes of a string value, which is written at `place`.
+fn place_in_value(text: &str, value: &str, part: &Range<usize>, place: &Range<usize>) -> Option<Range<usize>> {
+    let written = text.get(place.clone())?;
+    // For an empty piece, the text before it is searched for.
+    let (piece, is_end) = match value.get(part.clone())? {
+        "" => (value.get(..part.start)?.rsplit('\n').next()?.trim_start(), true),
+        piece => (piece.lines().next()?.trim_end(), false),
+    };
+    if piece.is_empty() {
+        return None;
+    }
+    let before = if is_end { part.start - piece.len() } else { part.start };
+    let nth = value.get(..before)?.matches(piece).count();
+    let (offset, _) = written.match_indices(piece).nth(nth)?;
+    let start = place.start + offset;
+    let end = start + piece.len();
+    Some(if is_end { end..end } else { start..end })
 }
 
 fn options() -> Options {
@@ -230,10 +339,10 @@ fn whole(value: f64) -> Option<i64> {
     (value.fract() == 0.0 && value.abs() <= EXACT).then_some(value as i64)
 }
 
-fn finish(text: &str, raw: Raw) -> Result<Node, Fault> {
+fn finish(text: &str, raw: Raw) -> Result<Node, SyntaxError> {
     let mut span = span(text, raw.referenced);
     let content = match raw.content {
-        RawContent::Scalar(value) => Content::Scalar(kubectls_boolean(text, raw.defined, value)),
+        RawContent::Scalar(value) => Content::Scalar(kubectl_boolean(text, raw.defined, value)),
         RawContent::Sequence(items) => {
             Content::Sequence(items.into_iter().map(|item| finish(text, item)).collect::<Result<_, _>>()?)
         }
@@ -247,7 +356,7 @@ fn finish(text: &str, raw: Raw) -> Result<Node, Fault> {
     Ok(Node { span, content })
 }
 
-fn finish_mapping(text: &str, entries: Vec<(Raw, Raw)>) -> Result<Vec<Entry>, Fault> {
+fn finish_mapping(text: &str, entries: Vec<(Raw, Raw)>) -> Result<Vec<Entry>, SyntaxError> {
     let mut seen = HashSet::new();
     let mut finished = Vec::with_capacity(entries.len());
     for (key, value) in entries {
@@ -256,7 +365,7 @@ fn finish_mapping(text: &str, entries: Vec<(Raw, Raw)>) -> Result<Vec<Entry>, Fa
             Content::Scalar(Value::String(key)) => key,
             Content::Scalar(value @ (Value::Bool(_) | Value::Number(_))) => value.to_string(),
             _ => {
-                return Err(Fault {
+                return Err(SyntaxError {
                     span: Some(key_span),
                     message: "a key has to be text".to_owned(),
                     help: Some("quote it, or take away what made it a mapping, a list or null".to_owned()),
@@ -273,7 +382,7 @@ fn finish_mapping(text: &str, entries: Vec<(Raw, Raw)>) -> Result<Vec<Entry>, Fa
 
 /// Restricts booleans to kubectl's spellings: `yes`, `Yes` and `YES` are booleans, but `yEs` is a string. The parser
 /// accepts any case.
-fn kubectls_boolean(text: &str, at: Location, value: Value) -> Value {
+fn kubectl_boolean(text: &str, at: Location, value: Value) -> Value {
     if !value.is_boolean() {
         return value;
     }
@@ -293,7 +402,7 @@ fn span(text: &str, location: Location) -> Range<usize> {
     start..end
 }
 
-fn fault(text: &str, error: &Error) -> Fault {
+fn syntax_error(text: &str, error: &Error) -> SyntaxError {
     let error = error.without_snippet();
     let at = error.location().map(|location| {
         let mut at = span(text, location);
@@ -308,18 +417,18 @@ fn fault(text: &str, error: &Error) -> Fault {
         return duplicate(key.as_deref().unwrap_or("?"), at);
     }
     if let Error::Budget { breach, .. } = &error {
-        return Fault { span: at, message: too_much(breach), help: None };
+        return SyntaxError { span: at, message: too_much(breach), help: None };
     }
     let message = UserMessageFormatter.format_message(error).into_owned();
     if message.starts_with("YAML document too large or too complex") {
         // Exceeded limits of anchors are another kind of error.
         let message = "the text is too large, or repeats too much by anchors and aliases".to_owned();
-        return Fault { span: at, message, help: None };
+        return SyntaxError { span: at, message, help: None };
     }
     let line = at.as_ref().map_or("", |at| line_at(text, at.start));
     let help =
         line.contains("${").then(|| "inside {} and [] a value with ${...} has to be quoted: \"${...}\"".to_owned());
-    Fault { message, span: at, help }
+    SyntaxError { message, span: at, help }
 }
 
 /// Describes the limit that a source exceeds.
@@ -331,8 +440,8 @@ fn too_much(breach: &BudgetBreach) -> String {
     }
 }
 
-fn duplicate(key: &str, span: Option<Range<usize>>) -> Fault {
-    Fault {
+fn duplicate(key: &str, span: Option<Range<usize>>) -> SyntaxError {
+    SyntaxError {
         span,
         message: format!("the key `{key}` is there twice"),
         help: Some("take one of them away; only one could count".to_owned()),
@@ -365,13 +474,13 @@ mod tests {
         documents[0].to_value()
     }
 
-    fn refused(text: &str) -> Fault {
+    fn syntax_error_of(text: &str) -> SyntaxError {
         documents(text).expect_err(text)
     }
 
     /// The expected values are those of `sigs.k8s.io/yaml` 1.6, which kubectl uses.
     #[test]
-    fn scalars_mean_what_they_mean_to_kubectl() {
+    fn scalars_have_kubectls_types() {
         for (text, expected) in [
             ("0644", json!(420)),
             ("-0644", json!(-420)),
@@ -417,15 +526,15 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_text_as_for_kubectl() {
+    fn keys_become_text_as_in_kubectl() {
         assert_eq!(read("1: a\n1.5: b\non: c\n"), json!({"1": "a", "1.5": "b", "true": "c"}));
-        assert_eq!(refused("yes: 1\n\"true\": 2\n").message, "the key `true` is there twice");
-        assert_eq!(refused("a: 1\n~: 2\n").span, Some(5..6));
-        assert!(refused("? [1]\n: 2\n").message.contains("has to be text"));
+        assert_eq!(syntax_error_of("yes: 1\n\"true\": 2\n").message, "the key `true` is there twice");
+        assert_eq!(syntax_error_of("a: 1\n~: 2\n").span, Some(5..6));
+        assert!(syntax_error_of("? [1]\n: 2\n").message.contains("has to be text"));
     }
 
     #[test]
-    fn the_order_of_keys_anchors_and_merges_are_kept() {
+    fn key_order_anchors_and_merges_are_kept() {
         let value = read("b: &x {z: 1, a: 2}\na: *x\nc:\n  <<: *x\n  z: 3\n");
         assert_eq!(value, json!({"b": {"z": 1, "a": 2}, "a": {"z": 1, "a": 2}, "c": {"z": 3, "a": 2}}));
         let keys: Vec<_> = value.as_object().unwrap().keys().collect();
@@ -433,14 +542,14 @@ mod tests {
     }
 
     #[test]
-    fn empty_documents_are_left_out_and_json_with_tabs_is_read() {
+    fn empty_documents_are_omitted_and_json_parsed() {
         assert_eq!(documents("# nothing\n---\na: 1\n---\n---\n# more\n").unwrap().len(), 1);
         assert_eq!(documents("").unwrap().len(), 0);
         assert_eq!(read("{\"a\":\t1,\n\t\"b\": [\n\t\t2]}\n"), json!({"a": 1, "b": [2]}));
     }
 
     #[test]
-    fn a_node_knows_where_it_stands() {
+    fn nodes_have_positions() {
         let text = "é: ü\nspec:\n  image: nginx\n";
         let documents = documents(text).unwrap();
         let entry = documents[0].get("spec").unwrap().entry("image").unwrap();
@@ -449,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_says_where_it_is() {
+    fn syntax_errors_have_positions() {
         for (text, at) in [
             ("a: 1\nb:\n  - x\n c: 2\n", "c: 2"),
             ("a: 1\na: 2\n", "a: 2"),
@@ -457,21 +566,21 @@ mod tests {
             ("a: 1\nb: *nobody\n", "*nobody"),
             ("a: .inf\n", ".inf"),
         ] {
-            let fault = refused(text);
-            let start = fault.span.clone().unwrap().start;
+            let error = syntax_error_of(text);
+            let start = error.span.clone().unwrap().start;
             let wanted = text.find(at).unwrap();
-            assert!((wanted..=wanted + 1).contains(&start), "{text:?}: {fault:?}, wanted {wanted}");
+            assert!((wanted..=wanted + 1).contains(&start), "{text:?}: {error:?}, wanted {wanted}");
         }
     }
 
     #[test]
-    fn an_unquoted_expression_in_braces_is_explained() {
-        let fault = refused("a: {b: ${x}}\n");
-        assert!(fault.help.unwrap().contains("quoted"), "{}", fault.message);
+    fn unquoted_expression_in_braces_is_explained() {
+        let error = syntax_error_of("a: {b: ${x}}\n");
+        assert!(error.help.unwrap().contains("quoted"), "{}", error.message);
     }
 
     #[test]
-    fn nesting_and_repetition_are_bounded() {
+    fn nesting_and_repetition_are_limited() {
         assert!(documents(&format!("a: {}", "[".repeat(100_000))).is_err());
         let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
         for level in 1..12 {
@@ -479,5 +588,90 @@ mod tests {
             writeln!(bomb, "a{level}: &a{level} [{before}]").unwrap();
         }
         assert!(documents(&bomb).is_err());
+    }
+
+    const TEXT: &str = "\
+metadata:
+  annotations:
+    example.com/a.b: first
+    example: {com/a: second}
+spec:
+  containers:
+  - name: a
+    image: one
+  - {name: b, image: two}
+  volumes:
+";
+
+    fn marked(path: &str) -> &'static str {
+        let documents = documents(TEXT).unwrap();
+        &TEXT[documents[0].place(path)]
+    }
+
+    #[test]
+    fn scalars_are_marked_others_by_key() {
+        assert_eq!(marked("spec.containers[0].image"), "one");
+        assert_eq!(marked(".spec.containers[1].image"), "two");
+        assert_eq!(marked("spec.containers"), "containers");
+        assert_eq!(marked("spec.containers[0]"), "name");
+        assert_eq!(marked("spec.volumes"), "volumes");
+    }
+
+    #[test]
+    fn missing_fields_are_marked_at_nearest_ancestor() {
+        assert_eq!(marked("spec.containers[0].command"), "name");
+        assert_eq!(marked("spec.containers[7].command"), "containers");
+        assert_eq!(marked("spec.hostNetwork"), "spec");
+        assert_eq!(marked(""), "metadata");
+    }
+
+    #[test]
+    fn keys_with_dots_are_found_in_every_notation() {
+        for path in ["example.com/a.b", "[example.com/a.b]"] {
+            assert_eq!(marked(&format!("metadata.annotations.{path}").replace(".[", "[")), "first");
+        }
+        assert_eq!(marked("metadata.annotations[\"example.com/a.b\"]"), "first");
+        assert_eq!(marked("metadata.annotations['example.com/a.b']"), "first");
+        assert_eq!(marked("metadata.annotations.example.com/a"), "second");
+    }
+
+    #[test]
+    fn names_have_positions() {
+        let documents = documents(TEXT).unwrap();
+        let name = |path| &TEXT[documents[0].place_of_name(path)];
+        assert_eq!(name("spec.containers[0].image"), "image");
+        assert_eq!(name("metadata.annotations[\"example.com/a.b\"]"), "example.com/a.b");
+        assert_eq!(name("spec.containers[0]"), "name");
+        assert_eq!(name("spec.nothing"), "spec");
+    }
+
+    #[test]
+    fn parts_are_found_in_every_scalar_style() {
+        let text = "a: x + yy + x\nb: \"x \\\"q\\\" + yy\"\nc: 'it''s yy'\nd: >-\n  x +\n  yy + x\ne: |\n  x\n  yy\n";
+        let documents = documents(text).unwrap();
+        let shown = |path: &str, part: Range<usize>| {
+            let place = documents[0].place_of_part(text, path, &part);
+            (place.start, &text[place])
+        };
+        let second = |line: &str, piece: &str| text.find(line).unwrap() + line.rfind(piece).unwrap();
+        assert_eq!(shown("a", 9..10), (second("a: x + yy + x", "x"), "x"));
+        assert_eq!(shown("a", 4..6).1, "yy");
+        assert_eq!(shown("a", 10..10), (second("a: x + yy + x", "x") + 1, ""));
+        for (path, value) in [("b", "x \"q\" + yy"), ("c", "it's yy"), ("d", "x + yy + x"), ("e", "x\nyy\n")] {
+            assert_eq!(documents[0].text(path), Some(value));
+            let start = value.find("yy").unwrap();
+            assert_eq!(shown(path, start..start + 2).1, "yy", "{path}");
+        }
+    }
+
+    #[test]
+    fn keys_are_found_with_or_without_path() {
+        let documents = documents(TEXT).unwrap();
+        for path in ["spec.containers[0]", "spec.containers[0].image"] {
+            let place = documents[0].place_of_key(path, "image").unwrap();
+            assert_eq!((&TEXT[place.clone()], place.start), ("image", TEXT.find("image").unwrap()));
+        }
+        assert_eq!(documents[0].place_of_key("spec", "spec").map(|place| &TEXT[place]), Some("spec"));
+        assert_eq!(documents[0].place_of_key("spec", "nothing"), None);
     }
 }

@@ -15,7 +15,7 @@ use pillion_api::kinds::ProfileStatus;
 use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
 
 use crate::args::ApiServerArgs;
-use crate::blocking::block_on;
+use crate::args::block_on;
 
 /// Arguments of `pillion profiles`.
 #[derive(Clone, Debug, Args)]

@@ -30,7 +30,7 @@ use self::report::{Line, Outcome};
 use self::restart::UnderWay;
 use self::stale::Stale;
 use crate::args::ClusterArgs;
-use crate::blocking::block_on;
+use crate::args::block_on;
 use crate::output::{self, Form};
 
 /// Arguments of `pillion rollout`.
@@ -143,7 +143,7 @@ async fn restart_all(
             output::tell(&format!("{}: begins, {} of {all}", line.stale.workload, place + 1))?;
             let outcome = match tokio::time::timeout(limit, restart::run(client, &line.stale, under_way)).await {
                 Ok(Ok(())) => Outcome::Restarted,
-                Ok(Err(error)) => Outcome::Failed(crate::causes::told(&error)),
+                Ok(Err(error)) => Outcome::Failed(output::causes(&error)),
                 Err(_) => Outcome::Failed(restart::still_waits_for(client, &line.stale, under_way, limit).await),
             };
             if outcome != Outcome::Restarted {

@@ -1,5 +1,6 @@
 //! Prints what `dev` serves, with commands to try it that work when they are pasted.
 
+use std::ffi::OsStr;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,10 +10,9 @@ use pillion_api::profile::Activation;
 use pillion_engine::profile::{CompiledProfile, ProfileName};
 use pillion_engine::snapshot::ProfileSet;
 
-use super::folder::Folder;
 use super::namespaces::Levels;
 use super::profile_files::Loaded;
-use super::sample::Sample;
+use super::sample::{Folder, Sample};
 
 /// Extracts and decodes the patch of a response, with standard tools.
 const DECODE: &str = r#"sed -n 's/.*"patch":"\([^"]*\)".*/\1/p' | base64 -d"#;
@@ -150,6 +150,28 @@ fn quoted(path: &Path) -> String {
     if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
+/// The name of the installed program.
+const NAME: &str = "pillion";
+
+/// Returns how to call this program in a command.
+pub(crate) fn own_program() -> PathBuf {
+    let Ok(program) = std::env::current_exe() else { return PathBuf::from(NAME) };
+    called(program, std::env::var_os("PATH").as_deref())
+}
+
+/// Returns the name if the first program of that name on the search path is this one, else the path.
+fn called(program: PathBuf, search: Option<&OsStr>) -> PathBuf {
+    let found = search.and_then(|search| {
+        let candidates = std::env::split_paths(search).map(|folder| folder.join(NAME));
+        candidates.into_iter().find(|candidate| candidate.is_file())
+    });
+    let same = |found: &Path| match (found.canonicalize(), program.canonicalize()) {
+        (Ok(found), Ok(program)) => found == program,
+        _ => false,
+    };
+    if found.as_deref().is_some_and(same) { PathBuf::from(NAME) } else { program }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,5 +204,21 @@ mod tests {
         };
         assert_eq!(change(&loaded), "Profiles: loaded a; still at work as before: b\n");
         assert_eq!(change(&Loaded::default()), "");
+    }
+
+    #[test]
+    fn the_name_is_enough_only_if_it_finds_this_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ours, others) = (folder.path().join("ours"), folder.path().join("others"));
+        for folder in [&ours, &others] {
+            std::fs::create_dir(folder).unwrap();
+            std::fs::write(folder.join(NAME), "").unwrap();
+        }
+        let program = ours.join(NAME);
+        let of = |folders: &[&Path]| called(program.clone(), Some(&std::env::join_paths(folders).unwrap()));
+        assert_eq!(of(&[folder.path(), &ours, &others]), Path::new(NAME));
+        assert_eq!(of(&[&others, &ours]), program, "another one is found first");
+        assert_eq!(of(&[folder.path()]), program);
+        assert_eq!(called(program.clone(), None), program);
     }
 }

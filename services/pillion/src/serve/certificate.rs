@@ -1,4 +1,5 @@
-//! Loads the serving certificate from its Secret, which is watched, or from files that change.
+//! Loads the serving certificate from its Secret, which is watched, or from files that change; and the CA of clients from a
+//! file. `dev` creates a certificate of its own.
 //!
 //! cert-manager and the kubelet replace files at run time. The files are polled, because the kubelet swaps a link to
 //! their folder, which a watch of the files does not see.
@@ -7,6 +8,7 @@
 //! not ready, and it ends each handshake with an alert at once. So a client learns of the problem without waiting, and
 //! never sees an untrusted certificate.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +18,19 @@ use clap::Args;
 use kube::Client;
 use pillion_api::names::{is_dns_label, is_dns_name};
 use pillion_control::certificates::serving_secret::{News, ServingPair, WatchedSecret};
+use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::health::Component;
 use pillion_webhook::metrics::{ReloadMetrics, ReloadResult};
 use pillion_webhook::tls::{PemText, ServingCertificate};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose, SanType,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::causes;
-use crate::ticks::Ticks;
+use crate::config::follow::Ticks;
+use crate::output;
 
 /// How often the files are read.
 pub(crate) const POLL: Duration = Duration::from_secs(10);
@@ -270,7 +277,7 @@ impl CertificateFiles {
         let fresh = match read(&self.certificate, &self.key).await {
             Ok(fresh) => fresh,
             Err(error) => {
-                warn!("the serving certificate cannot be read, the last good one stays: {}", causes::told(&error));
+                warn!("the serving certificate cannot be read, the last good one stays: {}", output::causes(&error));
                 return Some(ReloadResult::Unreadable);
             }
         };
@@ -318,6 +325,133 @@ async fn read(certificate: &Path, key: &Path) -> anyhow::Result<Contents> {
         tokio::fs::read(path).await.with_context(|| format!("cannot read {what} {}", path.display()))
     };
     Ok(Contents { certificate: file("the certificate", certificate).await?, key: file("the private key", key).await? })
+}
+
+/// Arguments that say who may send reviews.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ClientArgs {
+    /// Answer only clients with a certificate of an authority in this file, PEM: the API servers, if they are set up for
+    /// it (docs/mtls.md). Read again when it changes. Default: anybody is answered.
+    #[arg(long, value_name = "FILE", env = "PILLION_CLIENT_CA")]
+    pub(crate) client_ca: Option<PathBuf>,
+    /// Of these, answer only those whose certificate has this name: the common name of its subject, or a DNS name, URI or
+    /// e-mail address among its alternative names. May be given several times, and with commas. Default: any of them.
+    #[arg(long, value_name = "NAME", env = "PILLION_CLIENT_NAME", value_delimiter = ',')]
+    pub(crate) client_name: Vec<String>,
+}
+
+/// The CA file and its active content.
+#[derive(Debug)]
+pub(crate) struct ClientAuthorityFile {
+    path: PathBuf,
+    seen: Vec<u8>,
+    clients: Arc<ClientCertificates>,
+}
+
+impl ClientArgs {
+    /// Reads and validates the file; `None` if none is given.
+    ///
+    /// # Errors
+    /// The file cannot be read or has no CA certificate, or there are names without a CA.
+    pub(crate) async fn load(self) -> anyhow::Result<Option<ClientAuthorityFile>> {
+        let Some(path) = self.client_ca else {
+            if !self.client_name.is_empty() {
+                bail!("--client-name says nothing without --client-ca: a name is believed only by a certificate");
+            }
+            return Ok(None);
+        };
+        let seen = read_file(&path).await.context("--client-ca cannot be used")?;
+        let source = path.display().to_string();
+        let clients = ClientCertificates::new(PemText { source: &source, text: &seen }, self.client_name)
+            .context("--client-ca cannot be used")?;
+        Ok(Some(ClientAuthorityFile { path, seen, clients }))
+    }
+}
+
+impl ClientAuthorityFile {
+    /// Returns the active CA and names.
+    pub(crate) fn clients(&self) -> Arc<ClientCertificates> {
+        Arc::clone(&self.clients)
+    }
+
+    /// Polls the file until `stop`. Invalid content leaves the last good CA active.
+    pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
+        let mut ticks = Ticks::new(every, stop);
+        while ticks.next().await {
+            self.look().await;
+        }
+    }
+
+    async fn look(&mut self) {
+        let fresh = match read_file(&self.path).await {
+            Ok(fresh) => fresh,
+            Err(error) => {
+                return warn!(
+                    "the authority of clients cannot be read, the last good one stays: {}",
+                    output::causes(&error)
+                );
+            }
+        };
+        // Invalid content is not tried again until the file changes, so it is reported once.
+        if fresh == self.seen {
+            return;
+        }
+        let source = self.path.display().to_string();
+        match self.clients.swap(PemText { source: &source, text: &fresh }) {
+            Ok(true) => info!(file = %source, "clients are known by a new authority"),
+            Ok(false) => {}
+            Err(error) => warn!("the new authority of clients cannot be used, the last good one stays: {error}"),
+        }
+        self.seen = fresh;
+    }
+}
+
+async fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {
+    tokio::fs::read(path).await.with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// A serving certificate, its key, and its CA; all PEM.
+pub(crate) struct SelfSigned {
+    pub(crate) authority: String,
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+}
+
+/// Creates a certificate for a developer's machine: for `localhost`, the loopback addresses, and the listening address. The key of its CA is dropped at
+/// once. There is a CA besides, because some clients reject a CA certificate as a server's.
+///
+/// # Errors
+/// The cryptography library fails.
+pub(crate) fn self_signed_certificate(listen: IpAddr) -> anyhow::Result<SelfSigned> {
+    let mut params = named("Pillion dev authority")?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    let authority = CertifiedIssuer::self_signed(params, new_key()?).context("cannot sign the authority")?;
+
+    let mut params = named("Pillion dev")?;
+    params.subject_alt_names = vec![SanType::DnsName("localhost".try_into().context("cannot name the certificate")?)];
+    let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    params.subject_alt_names.extend(loopback.map(SanType::IpAddress));
+    if !listen.is_loopback() && !listen.is_unspecified() {
+        params.subject_alt_names.push(SanType::IpAddress(listen));
+    }
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    let key = new_key()?;
+    let leaf = params.signed_by(&key, &authority).context("cannot sign the certificate")?;
+    Ok(SelfSigned { authority: authority.pem(), certificate: leaf.pem(), key: key.serialize_pem() })
+}
+
+/// Generates an ECDSA P-256 key.
+fn new_key() -> anyhow::Result<KeyPair> {
+    KeyPair::generate().context("cannot make a key")
+}
+
+fn named(name: &str) -> anyhow::Result<CertificateParams> {
+    let mut params = CertificateParams::new(Vec::new()).context("cannot describe a certificate")?;
+    params.distinguished_name.push(DnType::CommonName, name);
+    Ok(params)
 }
 
 #[cfg(test)]
@@ -450,5 +584,59 @@ mod tests {
         times(ReloadResult::Unreadable, 2).await;
         stop.cancel();
         following.await.unwrap();
+    }
+
+    fn authority() -> String {
+        self_signed_certificate(Ipv4Addr::LOCALHOST.into()).unwrap().authority
+    }
+
+    async fn load_clients(path: &Path) -> anyhow::Result<ClientAuthorityFile> {
+        let args = ClientArgs { client_ca: Some(path.to_owned()), client_name: Vec::new() };
+        args.load().await.map(Option::unwrap)
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_used_is_told_with_the_flag_and_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca.crt");
+        let error = format!("{:#}", load_clients(&path).await.unwrap_err());
+        assert!(error.contains("--client-ca") && error.contains("ca.crt"), "{error}");
+        let leaf = self_signed_certificate(Ipv4Addr::LOCALHOST.into()).unwrap().certificate;
+        for (text, expected) in [("", "has no certificate"), (&*leaf, "is not a CA")] {
+            std::fs::write(&path, text).unwrap();
+            let error = format!("{:#}", load_clients(&path).await.unwrap_err());
+            assert!(error.contains(expected), "{error}");
+        }
+        let args = ClientArgs { client_ca: None, client_name: vec!["kube-apiserver".to_owned()] };
+        assert!(args.load().await.unwrap_err().to_string().contains("--client-ca"));
+        assert!(ClientArgs::default().load().await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_new_authority_is_taken_and_a_broken_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca.crt");
+        std::fs::write(&path, authority()).unwrap();
+        let mut file = load_clients(&path).await.unwrap();
+        // Swapping to the active CA returns false.
+        let at_work = |file: &ClientAuthorityFile, text: &str| {
+            !file.clients.swap(PemText { source: "a test", text: text.as_bytes() }).unwrap()
+        };
+
+        let second = authority();
+        std::fs::write(&path, &second).unwrap();
+        file.look().await;
+        assert!(at_work(&file, &second));
+        for broken in ["", "-----BEGIN CERTIFICATE-----\nMIIB\n"] {
+            std::fs::write(&path, broken).unwrap();
+            file.look().await;
+        }
+        std::fs::remove_file(&path).unwrap();
+        file.look().await;
+        assert!(at_work(&file, &second));
+        let third = authority();
+        std::fs::write(&path, &third).unwrap();
+        file.look().await;
+        assert!(at_work(&file, &third));
     }
 }

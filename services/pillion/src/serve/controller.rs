@@ -19,11 +19,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::operations::{self, Operations};
-use super::signals::Signals;
+use super::Signals;
+use super::servers::{self, Operations};
 use super::term::{Failures, LeaderMetrics, Term};
 use crate::args::ReleaseArgs;
-use crate::config::{ConfigArg, ControllerPolicy, Overrides};
+use crate::config::{ConfigArg, ControllerPolicy, Overrides, PolicyFile};
 use crate::output;
 use crate::telemetry::Telemetry;
 use crate::telemetry::logs::{LogArgs, LogLevel};
@@ -77,7 +77,7 @@ fn check(args: &ControllerArgs, overrides: &Overrides) -> anyhow::Result<ExitCod
     args.release.release()?;
     match args.config.load::<ControllerPolicy>(overrides) {
         Ok(policy) => {
-            output::print(&output::yaml(&crate::config::read::PolicyFile::to_value(&policy))?)?;
+            output::print(&output::yaml(&policy.to_value())?)?;
             Ok(ExitCode::SUCCESS)
         }
         Err(problems) => {
@@ -105,7 +105,7 @@ async fn control(
     let lease = LeaseMetrics::register(&mut registry);
     let metrics = LeaderMetrics::register(&mut registry);
     let canary = Canary::new(metrics.canary.clone());
-    let canary_listener = operations::bind("--canary-listen", args.canary_listen).await?;
+    let canary_listener = servers::bind("--canary-listen", args.canary_listen).await?;
     let canary_address = reached_at(canary_listener.local_addr()?, args.pod_ip)?;
     let elector = Elector::new(client.clone(), &release, &identity, policy.leadership.election(), lease)?;
     let operations = Operations::bind(args.metrics_listen, readiness.clone(), Exposition::from(registry)).await?;

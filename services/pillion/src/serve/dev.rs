@@ -21,22 +21,20 @@ use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
+use super::Signals;
 use super::announce::{self, Service};
-use super::folder::Folder;
+use super::certificate::self_signed_certificate;
 use super::namespaces::{self, Levels, NamespaceArg, Namespaces};
-use super::own_path;
 use super::playground::Playground;
 use super::profile_files::{Loaded, ProfileFiles};
-use super::sample::Sample;
-use super::self_made;
+use super::sample::{Folder, Sample};
 use super::servers::{Parts, Servers};
-use super::signals::Signals;
 use crate::config::follow::{self, ConfigFile};
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
+use crate::output;
 use crate::telemetry::Controls;
 use crate::telemetry::logs::{LogArgs, LogLevel};
 use crate::telemetry::traces::TraceArgs;
-use crate::{causes, output};
 
 /// The default folder of profiles.
 const DEFAULT_FOLDER: &str = "profiles";
@@ -158,7 +156,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         namespaces: &levels,
         folder: &folder,
         sample: &sample,
-        program: &own_path::own(),
+        program: &announce::own_program(),
     }
     .text();
     output::print(&told)?;
@@ -202,7 +200,7 @@ impl Follow<'_> {
             if let Some(loaded) = loaded
                 && let Err(error) = self.publish(&loaded)
             {
-                error!("{}", causes::told(&error));
+                error!("{}", output::causes(&error));
             }
         }
     }
@@ -253,7 +251,7 @@ fn opted_in(namespaces: &Levels) -> impl Iterator<Item = &str> + Clone {
 }
 
 fn certificate(listen: SocketAddr, folder: &Folder) -> anyhow::Result<Arc<ServingCertificate>> {
-    let made = self_made::certificate(listen.ip())?;
+    let made = self_signed_certificate(listen.ip())?;
     folder.write_authority(&made.authority)?;
     let certificate = PemText { source: "the certificate made here", text: made.certificate.as_bytes() };
     let key = PemText { source: "the key made here", text: made.key.as_bytes() };

@@ -3,34 +3,21 @@
 //! All of them check their configuration before they open a port, and end in the same way: first not ready, then
 //! drained.
 //!
-//! * [`servers`]: a replica's two ports; [`operations`]: the second of them.
+//! * [`webhook`]: a replica; [`servers`]: its two ports; [`certificate`]: its certificate and the CA of its clients.
 //! * [`controller`]: a replica of the controller; [`term`]: its tasks while it leads.
-//! * [`signals`]: the signals that end a process.
-//! * [`certificate`]: the serving certificate from files that change; [`self_made`]: a self-signed one.
-//! * [`client_authority`]: the CA of clients, from a file that changes.
-//! * [`descriptors`]: raises the limit of file descriptors to the limit of connections.
-//! * [`profile_files`]: profiles from files that change.
-//! * [`namespaces`]: namespaces without a cluster.
-//! * [`sample`]: a request that shows an injection; [`folder`]: the folder for its files; [`announce`]: how `dev`
-//!   announces it; [`own_path`]: how to call this program in commands.
-//! * [`playground`]: a web page to try profiles.
+//! * [`dev`]: the webhook without a cluster; [`profile_files`]: profiles from files that change; [`namespaces`]: namespaces
+//!   without a cluster; [`sample`]: a request that shows an injection; [`announce`]: the commands that it prints;
+//!   [`playground`]: a web page to try profiles.
 
 mod announce;
-pub(crate) mod certificate;
-pub(crate) mod client_authority;
+mod certificate;
 pub(crate) mod controller;
-mod descriptors;
 pub(crate) mod dev;
-mod folder;
 mod namespaces;
-mod operations;
-mod own_path;
 mod playground;
 mod profile_files;
 mod sample;
-mod self_made;
 mod servers;
-mod signals;
 mod term;
 pub(crate) mod webhook;
 
@@ -38,6 +25,7 @@ use std::future::Future;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::WebhookPolicy;
 use crate::telemetry::logs::LogArgs;
@@ -58,4 +46,42 @@ fn run_service<S: Future<Output = anyhow::Result<()>>>(
         telemetry.shutdown().await;
         ended.map(|()| ExitCode::SUCCESS)
     })
+}
+
+/// The exit code after a second signal: that of a process killed by SIGINT.
+const ASKED_TWICE: i32 = 130;
+
+/// The signals that ask the process to end. Once created, they no longer kill the process by themselves.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Installs the signal handlers.
+    ///
+    /// # Errors
+    /// The operating system rejects them.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let signal = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// Waits for the next signal, and returns its name.
+    pub(crate) async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+
+    /// Ends the process immediately at the next signal.
+    pub(crate) fn abort_at_next(mut self) {
+        tokio::spawn(async move {
+            let signal = self.next().await;
+            tracing::warn!(signal, "asked again to end: ending without waiting for requests");
+            std::process::exit(ASKED_TWICE);
+        });
+    }
 }

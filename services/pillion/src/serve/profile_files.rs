@@ -79,7 +79,7 @@ impl ProfileFiles {
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for path in &self.paths {
-            for file in load::files::of(path).unwrap_or_default() {
+            for file in load::files(path).unwrap_or_default() {
                 std::fs::read(&file).ok().hash(&mut hasher);
                 file.hash(&mut hasher);
             }

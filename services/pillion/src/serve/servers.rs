@@ -1,5 +1,8 @@
-//! The two ports of a replica: admission over TLS, and operations.
+//! The two ports of a replica: admission over TLS, and operations (probes and metrics) in clear text.
+//!
+//! The operations port has a thread of its own. A busy process must not appear dead to a probe that waits behind its work.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -9,8 +12,7 @@ use axum::Router;
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::admission::{Admission, LiveNamespace, LookUps, RequestSettings};
 use pillion_webhook::clients::ClientCertificates;
-use pillion_webhook::health::Readiness;
-use pillion_webhook::health::once_ready;
+use pillion_webhook::health::{self, Readiness, once_ready};
 use pillion_webhook::metrics::{self, Exposition, Metrics, MetricsSettings};
 use pillion_webhook::policy::Policy;
 use pillion_webhook::router;
@@ -18,10 +20,11 @@ use pillion_webhook::serve::{Server, ServerSettings, Tls};
 use pillion_webhook::switch::Switch;
 use pillion_webhook::tls::ServingCertificate;
 use prometheus_client::registry::Registry;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
-
-use super::descriptors;
-use super::operations::{self, Operations};
+use tracing::{debug, warn};
 
 /// The inputs of the servers.
 pub(crate) struct Parts {
@@ -66,7 +69,7 @@ impl Servers {
         let Parts { listen, metrics_listen, certificate, snapshot, live_namespace, readiness, .. } = parts;
         let Parts { clients, look_ups, policy, switch, mut registry, pages, measure, settings, requests, .. } = parts;
         let tls = Tls::new(Arc::clone(&certificate), clients).context("TLS cannot be set up")?;
-        descriptors::raise_limit(settings.max_connections);
+        raise_descriptor_limit(settings.max_connections);
         let metrics = Arc::new(Metrics::register_with(&mut registry, &measure));
         metrics.register_snapshot(&mut registry, Arc::clone(&snapshot));
         metrics::register_certificate(&mut registry, certificate);
@@ -76,7 +79,7 @@ impl Servers {
         let counted = Arc::clone(&metrics);
         let admission = Admission { snapshot, live_namespace, look_ups, policy, switch, metrics, settings: requests };
 
-        let admission_port = operations::bind("--listen", listen).await?;
+        let admission_port = bind("--listen", listen).await?;
         let app = once_ready(router::router(admission), readiness.clone(), counted);
         let operations = Operations::bind(metrics_listen, readiness, exposition).await?.with(pages);
         let admission = Server::tls(admission_port, tls, app, settings, connections);
@@ -105,6 +108,87 @@ impl Servers {
     }
 }
 
+/// The bound port, before it is served.
+#[must_use = "nothing is served until it is started"]
+#[derive(Debug)]
+pub(crate) struct Operations {
+    listener: std::net::TcpListener,
+    app: Router,
+}
+
+impl Operations {
+    /// Binds the port.
+    ///
+    /// # Errors
+    /// The port cannot be bound.
+    pub(crate) async fn bind(listen: SocketAddr, readiness: Readiness, exposition: Exposition) -> anyhow::Result<Self> {
+        // Converted, because another thread's runtime will serve it.
+        let listener = bind("--metrics-listen", listen).await?.into_std()?;
+        Ok(Self { listener, app: health::router(readiness, Arc::new(exposition)) })
+    }
+
+    /// Adds further routes.
+    pub(crate) fn with(self, pages: Router) -> Self {
+        Self { app: self.app.merge(pages), ..self }
+    }
+
+    /// Returns the address, with the actual port if 0 was given.
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until `end` is cancelled. The receiver gets the result.
+    pub(crate) fn start(self, end: CancellationToken) -> anyhow::Result<oneshot::Receiver<io::Result<()>>> {
+        let serve = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let ended = runtime.block_on(async {
+                let listener = TcpListener::from_std(self.listener)?;
+                Server::plain(listener, self.app, ServerSettings::ops()).run(end).await;
+                Ok(())
+            });
+            // Dropping the runtime would wait for computations whose response is no longer needed.
+            runtime.shutdown_background();
+            ended
+        };
+        let (ended, end) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("operations".to_owned());
+        // Err: the receiver is gone, because the process is ending.
+        let serve = move || drop(ended.send(serve()));
+        thread.spawn(serve).context("cannot start the thread of the operations port")?;
+        Ok(end)
+    }
+}
+
+/// Binds a port; `argument` is its flag, for errors.
+pub(crate) async fn bind(argument: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address} ({argument})"))
+}
+
+/// File descriptors that the process needs besides connections: files, pipes, the API server.
+const BESIDE: u64 = 128;
+
+/// Raises the soft limit of file descriptors to the hard limit, since each connection takes one, and warns if that is
+/// too low for this many connections. The low soft limit exists for programs that use `select`; Go's programs raise it
+/// in the same way.
+fn raise_descriptor_limit(connections: usize) {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    if let Err(error) = raised {
+        debug!(%error, "the limit of file descriptors cannot be raised");
+    }
+    // None: no limit.
+    let limit = if raised.is_ok() { maximum } else { current };
+    let needed = BESIDE.saturating_add(u64::try_from(connections).unwrap_or(u64::MAX));
+    if let Some(limit) = limit.filter(|limit| *limit < needed) {
+        warn!(
+            limit,
+            needed,
+            "the limit of file descriptors is lower than that of connections: raise it (ulimit -n), or new connections wait \
+             when it is reached"
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{self, Read, Write};
@@ -114,13 +198,14 @@ mod tests {
 
     use pillion_webhook::tls::PemText;
 
+    use super::super::certificate::self_signed_certificate;
     use super::*;
 
     const LIMIT: Duration = Duration::from_mins(1);
 
     async fn servers() -> Servers {
         let any = "127.0.0.1:0".parse::<SocketAddr>().unwrap();
-        let made = super::super::self_made::certificate(any.ip()).unwrap();
+        let made = self_signed_certificate(any.ip()).unwrap();
         let pem = |text| PemText { source: "made for a test", text };
         let certificate = ServingCertificate::new(pem(made.certificate.as_bytes()), pem(made.key.as_bytes())).unwrap();
         let mut settings = ServerSettings::default();
@@ -188,5 +273,14 @@ mod tests {
         drain.cancel();
         runtime.block_on(async { tokio::time::timeout(LIMIT, serving).await.unwrap().unwrap().unwrap() });
         assert!(probe(address).is_err(), "it ends with the rest");
+    }
+
+    #[test]
+    fn the_soft_limit_becomes_the_hard_one() {
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        let less = current.or(maximum).map_or(256, |limit| limit.min(256));
+        setrlimit(Resource::Nofile, Rlimit { current: Some(less), maximum }).unwrap();
+        raise_descriptor_limit(4096);
+        assert_eq!(getrlimit(Resource::Nofile), Rlimit { current: maximum, maximum });
     }
 }

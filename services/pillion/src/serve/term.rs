@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use crate::config::ControllerPolicy;
-use crate::ticks::Ticks;
+use crate::config::follow::Ticks;
 
 /// How often to check whether the rules of the profiles changed.
 const LOOK: Duration = Duration::from_millis(500);

@@ -32,17 +32,16 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::certificate::{self, CertificateArgs};
-use super::client_authority::{ClientArgs, ClientAuthorityFile};
+use super::Signals;
+use super::certificate::{self, CertificateArgs, ClientArgs, ClientAuthorityFile};
 use super::servers::{Parts, Servers};
-use super::signals::Signals;
 use crate::args;
 use crate::config::follow::{self, ConfigFile};
-use crate::config::{ConfigArg, Overrides, WebhookPolicy};
+use crate::config::{ConfigArg, Overrides, PolicyFile, WebhookPolicy};
+use crate::output;
 use crate::telemetry::Controls;
 use crate::telemetry::logs::{LogArgs, LogLevel};
 use crate::telemetry::traces::TraceArgs;
-use crate::{causes, output};
 
 /// Arguments of `pillion webhook`.
 #[derive(Clone, Debug, Args)]
@@ -277,7 +276,7 @@ fn check(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
     wrong.extend(runtime.block_on(async { collector(args) }).err());
     wrong.extend(args.kubeconfig.as_deref().map(kubeconfig).and_then(Result::err));
     for error in &wrong {
-        output::tell(&format!("error: {}\n", causes::told(error)))?;
+        output::tell(&format!("error: {}\n", output::causes(error)))?;
     }
     let (Ok(policy), true) = (policy, wrong.is_empty()) else { return Ok(ExitCode::FAILURE) };
     output::print(&output::yaml(&policy.to_value())?)?;

@@ -12,10 +12,10 @@ use pillion_control::informer::cluster_listing;
 use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
 use serde::Serialize;
 
-use crate::causes;
 use crate::certs::status::Seen;
 use crate::explain::profiles::readiness;
 use crate::installation::{Unread, endpoints, slices};
+use crate::output;
 
 /// A line of the overview.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -41,7 +41,7 @@ pub(super) async fn overview(client: &Client, release: &Release) -> Vec<Line> {
                 line(what, said);
             }
         }
-        Err(error) => line("certificate", format!("cannot be read: {}", causes::told(&error))),
+        Err(error) => line("certificate", format!("cannot be read: {}", output::causes(&error))),
     }
     let found = cluster_listing::read(client, None, &pillion_api::opt_in::OptIn::default()).await;
     line("profiles", profiles_told(&found));
@@ -49,7 +49,7 @@ pub(super) async fn overview(client: &Client, release: &Release) -> Vec<Line> {
 }
 
 fn cannot(error: Error) -> String {
-    format!("cannot be read: {}", causes::told(&error.into()))
+    format!("cannot be read: {}", output::causes(&error.into()))
 }
 
 fn told_unread(unread: &mut Unread) -> String {

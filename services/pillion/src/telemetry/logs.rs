@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
@@ -58,9 +59,11 @@ pub(crate) enum LogFormat {
 }
 
 /// The log settings.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Logs {
+    /// The log level, for all or by module, as in `info,pillion_control=debug`.
+    #[schemars(extend("expected" = "`error`, `warn`, `info`, `debug`, `trace`, `off`, or by module"))]
     pub(crate) level: String,
 }
 

@@ -17,6 +17,7 @@ use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, SdkTra
 use pillion_webhook::trace::SAMPLED_FOR;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::export::{CountedProcessor, SpanMetrics};
@@ -50,10 +51,14 @@ impl TraceArgs {
 }
 
 /// The sampling settings.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Traces {
+    /// The share of requests that are traced, unless the API server has already decided.
+    #[schemars(extend("range" = [0, 1]))]
     pub(crate) ratio: f64,
+    /// How many failed or denied requests in each second are traced although they were not sampled.
+    #[schemars(extend("range" = [0, 1_000]))]
     pub(crate) errors_per_second: u32,
 }
 

@@ -6,8 +6,8 @@ use pillion_engine::case::Difference;
 use serde_json::{Value, json};
 
 use super::suite::{Outcome, Suite};
-use crate::github;
 use crate::load::Problem;
+use crate::output;
 
 /// The maximum number of differences printed for one case.
 const MAX_DIFFERENCES: usize = 20;
@@ -47,9 +47,9 @@ pub(super) fn text(suites: &[Suite]) -> String {
 pub(super) fn github(suites: &[Suite]) -> String {
     let mut text = String::new();
     for suite in suites {
-        text.push_str(&github::problems(suite.problems.iter().chain(&suite.warnings)));
+        text.push_str(&output::github_annotations(suite.problems.iter().chain(&suite.warnings)));
         for case in suite.cases.iter().filter(|case| !case.passes()) {
-            text.push_str(&github::line(
+            text.push_str(&output::github_annotation(
                 "error",
                 &case.file,
                 Some((case.line, 1)),

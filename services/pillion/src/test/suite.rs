@@ -13,7 +13,7 @@ use pillion_engine::case::{self, Aspect, Case, Profiles, Unusable, Verdict};
 use super::folders::Group;
 use super::update::Update;
 use crate::load::yaml::Node;
-use crate::load::{self, Problem, Source, Written, files, typed, yaml};
+use crate::load::{self, Problem, Source, Written, typed, yaml};
 
 /// A folder of profiles, and the results of its test cases.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ fn profiles(own: impl IntoIterator<Item = Written>, others: impl IntoIterator<It
 /// Returns the file names of a folder's profiles, as in problems. An unreadable folder has no files, but a problem of
 /// its own.
 fn names_of_files(folder: &Path) -> Vec<String> {
-    let files = files::of(folder).unwrap_or_default();
+    let files = load::files(folder).unwrap_or_default();
     files.iter().map(PathBuf::as_path).chain([folder]).map(|path| path.display().to_string()).collect()
 }
 

@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::playground::http;
+use crate::playground::send;
 use crate::support::eventually;
 
 /// The name under which `WebDriver` gives an element.
@@ -109,7 +109,7 @@ impl Browser {
     fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
         let text = if method == "POST" { body.to_string() } else { String::new() };
         let headers = format!("host: {}\r\ncontent-type: application/json\r\n", self.address);
-        let answer = http::send(&self.address, &format!("{method} {path}"), &headers, text.as_bytes());
+        let answer = send(&self.address, &format!("{method} {path}"), &headers, text.as_bytes());
         let value = answer.json()["value"].clone();
         assert_eq!(answer.status, 200, "{method} {path} {text}: {}", value["message"]);
         value

@@ -14,8 +14,7 @@ use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::run::{self, Platform, Texts, is_profile};
-use super::shipped;
-use crate::load::{self, Source, files, yaml};
+use crate::load::{self, Source, yaml};
 use crate::output;
 
 /// The maximum number of profile files.
@@ -82,11 +81,11 @@ pub(super) struct Entry {
 impl Library {
     /// Reads the files at these paths. Embedded examples are added, except those that the files already contain.
     pub(super) fn read(paths: &[PathBuf]) -> Self {
-        let files = paths.iter().flat_map(|path| files::of(path).unwrap_or_default()).take(MAX_FILES);
+        let files = paths.iter().flat_map(|path| load::files(path).unwrap_or_default()).take(MAX_FILES);
         let mut reader = Reader { left: MAX_BYTES, cases: HashMap::new() };
         let here: Vec<Example> = files.filter_map(|file| Example::read(&file, &mut reader)).collect();
         let names: HashSet<String> = here.iter().map(|example| example.name.clone()).collect();
-        let shipped: Vec<Example> = shipped::ALL
+        let shipped: Vec<Example> = SHIPPED
             .iter()
             .filter_map(|one| {
                 let id = format!("shipped/{}", one.name);
@@ -157,7 +156,7 @@ impl Reader {
         if let Some(cases) = self.cases.get(folder) {
             return Arc::clone(cases);
         }
-        let files = files::of(&folder.join("tests")).unwrap_or_default();
+        let files = load::files(&folder.join("tests")).unwrap_or_default();
         let read: Vec<_> =
             files.into_iter().take(MAX_FILES).filter_map(|file| Some((file.clone(), self.text(&file)?))).collect();
         let cases = Cases::from(read);
@@ -195,7 +194,7 @@ impl Example {
     fn documents(&self) -> (String, Vec<Case>) {
         let mut profiles = self.profile.clone();
         // For a shipped profile, the same test cases come first.
-        let first = shipped::ALL.iter().find(|shipped| shipped.name == self.name);
+        let first = SHIPPED.iter().find(|shipped| shipped.name == self.name);
         let mut texts: Vec<&(PathBuf, String)> = self.cases.iter().collect();
         texts.sort_by_key(|(file, _)| !first.is_some_and(|first| file.ends_with(first.file)));
         let mut cases = Vec::new();
@@ -293,6 +292,54 @@ fn metadata_of(described: &Metadata, name: &str, namespace: Option<&str>) -> Val
     }
     metadata
 }
+
+/// A profile with its test cases, as text.
+#[derive(Clone, Copy, Debug)]
+struct Shipped {
+    name: &'static str,
+    profile: &'static str,
+    /// The file of the test cases, below `tests`.
+    file: &'static str,
+    cases: &'static str,
+}
+
+macro_rules! shipped {
+    ($($name:literal: $cases:literal,)+) => {
+        &[$(Shipped {
+            name: $name,
+            profile: include_str!(concat!("../../../../../profiles/", $name, "/profile.yaml")),
+            file: $cases,
+            cases: include_str!(concat!("../../../../../profiles/", $name, "/tests/", $cases)),
+        },)+]
+    };
+}
+
+/// All shipped profiles for pods, each with one file of its test cases.
+const SHIPPED: &[Shipped] = shipped! {
+    "agones-sdk": "cases.yaml",
+    "annotate": "cases.yaml",
+    "cloud-sql-proxy": "cases.yaml",
+    "dapr": "containers.yaml",
+    "deny-env": "cases.yaml",
+    "eks-pod-identity": "cases.yaml",
+    "istio": "cases.yaml",
+    "linkerd": "whole.yaml",
+    "log-shipper": "cases.yaml",
+    "nginx": "cases.yaml",
+    "otel-apache-httpd": "apache-httpd.yaml",
+    "otel-collector-sidecar": "collector.yaml",
+    "otel-dotnet": "dotnet.yaml",
+    "otel-go": "go.yaml",
+    "otel-java": "java.yaml",
+    "otel-nginx": "nginx.yaml",
+    "otel-nodejs": "nodejs.yaml",
+    "otel-python": "python.yaml",
+    "otel-sdk": "variables.yaml",
+    "resource-defaults": "cases.yaml",
+    "tumblr": "cases.yaml",
+    "vault-agent": "cases.yaml",
+    "wireguard": "cases.yaml",
+};
 
 #[cfg(test)]
 mod tests {

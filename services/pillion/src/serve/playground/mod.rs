@@ -1,17 +1,13 @@
-//! The playground: a page with editors for profiles and an object, which shows the result while the user types. It is
-//! only for users of this machine: see [`guard`].
+//! The playground: a page with editors for profiles and an object, which shows the result while the user types. It is only
+//! for users of this machine: see [`guard`].
 //!
-//! * [`assets`]: the page.
-//! * [`guard`]: restricts access.
 //! * [`mod@run`]: one run: from the texts to problems or results.
-//! * [`library`]: example profiles, each with an object that requests it; [`shipped`]: those that are embedded.
+//! * [`library`]: example profiles, each with an object that requests it.
 
-mod assets;
-mod guard;
 mod library;
 mod run;
-mod shipped;
 
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,10 +15,10 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Query, State};
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, StatusCode};
-use axum::middleware;
+use axum::extract::{DefaultBodyLimit, Query, Request, State};
+use axum::http::header::{CONTENT_TYPE, HOST, ORIGIN};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use pillion_control::Release;
@@ -79,7 +75,7 @@ impl Playground {
     /// Returns the routes.
     pub(super) fn router(self) -> Router {
         let mut router = Router::new();
-        for asset in assets::ALL {
+        for asset in ASSETS {
             router = router.route(asset.path, get(async move || asset.response()));
         }
         router
@@ -87,7 +83,7 @@ impl Playground {
             .route("/playground/example", get(example))
             .route("/playground/run", post(run))
             .layer(DefaultBodyLimit::max(MAX_BODY))
-            .layer(middleware::from_fn(guard::guard))
+            .layer(middleware::from_fn(guard))
             .with_state(Arc::new(self))
     }
 
@@ -181,6 +177,131 @@ fn refused(status: StatusCode, message: &str) -> Response {
     (status, [(CONTENT_TYPE, "application/json")], json!({"error": message}).to_string()).into_response()
 }
 
+/// A file of the page.
+#[derive(Clone, Copy, Debug)]
+struct Asset {
+    path: &'static str,
+    media_type: &'static str,
+    text: &'static str,
+}
+
+/// All files of the page: one document, one style sheet, a script in two files and an icon, all embedded in this program.
+/// Nothing is fetched from elsewhere, and the content security policy enforces that.
+const ASSETS: [Asset; 5] = [
+    Asset { path: "/", media_type: "text/html; charset=utf-8", text: include_str!("assets/index.html") },
+    Asset {
+        path: "/playground/style.css",
+        media_type: "text/css; charset=utf-8",
+        text: include_str!("assets/style.css"),
+    },
+    Asset {
+        path: "/playground/playground.js",
+        media_type: "text/javascript; charset=utf-8",
+        text: include_str!("assets/playground.js"),
+    },
+    Asset {
+        path: "/playground/editor.js",
+        media_type: "text/javascript; charset=utf-8",
+        text: include_str!("assets/editor.js"),
+    },
+    Asset { path: "/playground/icon.svg", media_type: "image/svg+xml", text: include_str!("assets/icon.svg") },
+];
+
+/// The content security policy: the page may read these files and call this server. Inline scripts and styles, HTML
+/// from strings, and framing are forbidden.
+const SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
+                      trusted-types 'none'";
+
+/// Headers of every response.
+const HEADERS: [(&str, &str); 6] = [
+    ("content-security-policy", SECURITY_POLICY),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    // Another build may serve another page here soon.
+    ("cache-control", "no-store"),
+];
+
+impl Asset {
+    fn response(self) -> Response {
+        ([(CONTENT_TYPE, self.media_type)], self.text).into_response()
+    }
+}
+
+/// Why a request is rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// The `Host` is not a name of this machine.
+    Host,
+    /// The request comes from another page.
+    Elsewhere,
+}
+
+/// Rejects requests from elsewhere, and adds the page's headers to every response.
+///
+/// Any website can make the browser send requests to a loopback port. With DNS rebinding (a name of its own that later
+/// points at 127.0.0.1) it could even read the responses. So the `Host` must be a local name or address, and the
+/// request's origin must be this page.
+async fn guard(request: Request, next: Next) -> Response {
+    let checked = check(request.uri(), request.headers());
+    let mut response = match checked {
+        Ok(()) => next.run(request).await,
+        Err(Refusal::Host) => refused(
+            StatusCode::MISDIRECTED_REQUEST,
+            "the playground is at localhost, 127.0.0.1 or [::1], and at no other name: open it by one of these",
+        ),
+        Err(Refusal::Elsewhere) => refused(
+            StatusCode::FORBIDDEN,
+            "the playground answers its own page, and no request that another page sends",
+        ),
+    };
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
+    let mut hosts = headers.get_all(HOST).iter();
+    let host = match (hosts.next().and_then(|host| host.to_str().ok()), hosts.next()) {
+        (Some(host), None) if is_own(host) => host,
+        _ => return Err(Refusal::Host),
+    };
+    // The request line may contain a host too.
+    if uri.authority().is_some_and(|authority| !is_own(authority.as_str())) {
+        return Err(Refusal::Host);
+    }
+    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    let is_own_origin = |origin: &str| origin.strip_prefix("http://").is_some_and(|origin| origin == host);
+    if headers.get(ORIGIN).is_some_and(|origin| !origin.to_str().is_ok_and(is_own_origin)) {
+        return Err(Refusal::Elsewhere);
+    }
+    // Another page may link here, but not send any other request.
+    let is_link = uri.path() == "/" && text("sec-fetch-mode") == Some("navigate");
+    match text("sec-fetch-site") {
+        None | Some("same-origin" | "none") => Ok(()),
+        Some(_) if is_link => Ok(()),
+        Some(_) => Err(Refusal::Elsewhere),
+    }
+}
+
+/// Whether a `Host` is a loopback name or address, with any port or none: a forwarded port may differ.
+fn is_own(host: &str) -> bool {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.ends_with(']') => (name, Some(port)),
+        _ => (host, None),
+    };
+    if port.is_some_and(|port| port.parse::<u16>().is_err()) {
+        return false;
+    }
+    let v6 = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<Ipv4Addr>().is_ok_and(|address| address.is_loopback())
+        || v6.and_then(|address| address.parse::<Ipv6Addr>().ok()).is_some_and(|address| address.is_loopback())
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -232,5 +353,80 @@ mod tests {
         answer.abort();
         runtime.block_on(async { tokio::time::timeout(LIMIT, given_up.cancelled()).await.unwrap() });
         drop(hold);
+    }
+
+    #[test]
+    fn the_page_has_nothing_inline_and_nothing_from_elsewhere() {
+        let [page, style, script, editor, icon] = ASSETS.map(|asset| asset.text);
+        for forbidden in ["<style", "style=", "javascript:", " onclick", " onload", "<base", "<iframe"] {
+            assert!(!page.contains(forbidden), "{forbidden}");
+        }
+        assert_eq!(page.matches("<script").count(), 1);
+        for (name, text) in [("page", page), ("style", style), ("script", script), ("editor", editor)] {
+            assert!(!text.contains("https://") && !text.contains("http://") && !text.contains("url(//"), "{name}");
+        }
+        for forbidden in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"] {
+            assert!(!script.contains(forbidden) && !editor.contains(forbidden), "{forbidden}");
+        }
+        assert!(icon.starts_with("<svg"));
+        for asset in ASSETS.iter().skip(1) {
+            let file = asset.path.trim_start_matches("/playground/");
+            assert!(page.contains(asset.path) || script.contains(&format!("\"./{file}\"")), "{file} is not used");
+        }
+    }
+
+    fn checked(uri: &str, headers: &[(&'static str, &'static str)]) -> Result<(), Refusal> {
+        let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+        check(&uri.parse().unwrap(), &headers)
+    }
+
+    #[test]
+    fn only_names_of_this_machine_for_itself_are_answered() {
+        for host in ["localhost:9090", "LOCALHOST", "127.0.0.1:1", "127.1.2.3", "[::1]:9090", "[::1]"] {
+            assert_eq!(checked("/", &[("host", host)]), Ok(()), "{host}");
+        }
+        for host in [
+            "evil.example:9090",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "10.0.0.1:9090",
+            "[::2]:1",
+            "::1",
+            "",
+            "localhost:x",
+            "localhost:9090:9090",
+            "user@localhost",
+            "0.0.0.0:9090",
+            "[::ffff:10.0.0.1]",
+        ] {
+            assert_eq!(checked("/", &[("host", host)]), Err(Refusal::Host), "{host}");
+        }
+        assert_eq!(checked("/", &[]), Err(Refusal::Host));
+        assert_eq!(checked("/", &[("host", "localhost"), ("host", "evil.example")]), Err(Refusal::Host));
+        assert_eq!(checked("http://evil.example/", &[("host", "localhost")]), Err(Refusal::Host));
+    }
+
+    #[test]
+    fn another_page_may_link_here_and_no_more() {
+        let host = ("host", "localhost:9090");
+        for (uri, more) in [
+            ("/playground/run", vec![]),
+            ("/playground/run", vec![("origin", "http://localhost:9090"), ("sec-fetch-site", "same-origin")]),
+            ("/", vec![("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")]),
+            ("/", vec![("sec-fetch-site", "none")]),
+        ] {
+            assert_eq!(checked(uri, &[&[host], &*more].concat()), Ok(()), "{uri} {more:?}");
+        }
+        for (uri, more) in [
+            ("/playground/run", vec![("origin", "http://evil.example")]),
+            ("/playground/run", vec![("origin", "http://localhost:3000")]),
+            ("/playground/run", vec![("origin", "https://localhost:9090")]),
+            ("/playground/run", vec![("origin", "null")]),
+            ("/playground/run", vec![("sec-fetch-site", "same-site")]),
+            ("/playground/examples", vec![("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")]),
+            ("/", vec![("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")]),
+        ] {
+            assert_eq!(checked(uri, &[&[host], &*more].concat()), Err(Refusal::Elsewhere), "{uri} {more:?}");
+        }
     }
 }

@@ -26,7 +26,7 @@ use crate::explain::{self, DecisionView, Explanation};
 use crate::inject::objects::{self, Place};
 use crate::inject::review;
 use crate::inject::simulated_cluster::{self, SimulatedCluster};
-use crate::load::{self, Defaults, Loaded, Problem, Severity, Source, place, yaml};
+use crate::load::{self, Defaults, Loaded, Problem, Severity, Source, yaml};
 use crate::output::{self, Format};
 
 /// The file names of the texts in diagnostics. The page finds its editors by them.
@@ -248,7 +248,7 @@ fn elsewhere(source: &Arc<Source>, documents: &[Value], described: &str) -> Vec<
             if namespace == described || !told.insert(namespace.clone()) {
                 continue;
             }
-            let span = nodes().get(index).map(|node| place::of(node, "metadata.namespace")).unwrap_or_default();
+            let span = nodes().get(index).map(|node| node.place("metadata.namespace")).unwrap_or_default();
             let message =
                 format!("{NAMESPACE} describes {described}, and nobody describes {namespace}: it is taken as opted in");
             let problem = Problem::at(source, span, message).of_field("metadata.namespace").harmless();

@@ -1,0 +1,493 @@
+//! The webhook's policy file: guardrails, facts of the cluster, limits, logs and traces.
+//!
+//! The types are the reference: [`super::settings`] reads ranges and meanings from them.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use pillion_api::opt_in::{OptIn, OptInError};
+use pillion_control::informer::lookups::LookupSettings;
+use pillion_engine::json::OwnedTape;
+use pillion_engine::limits::Guardrails;
+use pillion_webhook::admission::RequestSettings;
+use pillion_webhook::metrics::MetricsSettings;
+use pillion_webhook::overload::OverloadSettings;
+use pillion_webhook::policy::Policy;
+use pillion_webhook::serve::ServerSettings;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::read::{ApiVersion, Mistake, Overrides, PolicyFile, at_most, opt_in_error};
+use super::settings::{self, Setting};
+use super::units::{Size, Time};
+use crate::telemetry::logs::{self, Logs};
+use crate::telemetry::traces::Traces;
+
+/// The value of `kind`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub(crate) enum Kind {
+    #[default]
+    WebhookPolicy,
+}
+
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct WebhookPolicy {
+    pub(crate) api_version: ApiVersion,
+    pub(crate) kind: Kind,
+    #[schemars(extend("reloaded" = true))]
+    pub(crate) guardrails: Guardrails,
+    /// The value of `cluster` in expressions, such as `{region: eu-west-1}`.
+    #[schemars(extend("reloaded" = true, "expected" = "any keys and values"))]
+    pub(crate) cluster: Map<String, Value>,
+    pub(crate) namespaces: Namespaces,
+    pub(crate) requests: Requests,
+    pub(crate) overload: Overload,
+    pub(crate) connections: Connections,
+    pub(crate) look_ups: LookUps,
+    pub(crate) metrics: Metrics,
+    #[schemars(extend("reloaded" = true))]
+    pub(crate) logs: Logs,
+    #[schemars(extend("reloaded" = true))]
+    pub(crate) traces: Traces,
+}
+
+/// The labels by which namespaces opt in.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Namespaces {
+    /// Labels by which namespaces opt in, besides `pillion.dev/injection`: the same as `webhooks.optIn` of the
+    /// controller. Used by the paths `/mutate` and `/validate`, which name no failure mode.
+    #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"))]
+    pub(crate) opt_in: Vec<String>,
+}
+
+/// Limits of one request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Requests {
+    /// The largest body of a request in bytes; a larger one is answered with 413. A review of an update holds two
+    /// objects of up to 3 MiB.
+    #[schemars(extend("range" = ["1Mi", "64Mi"]))]
+    pub(crate) max_body: Size,
+    /// Bytes that the bodies of all requests may take at one time; a request beyond that is answered with 503. Bodies
+    /// above 128 KiB leave a quarter of it to smaller ones.
+    #[schemars(extend("range" = ["4Mi", "64Gi"]))]
+    pub(crate) max_body_memory: Size,
+    /// From the end of a request's head to the end of its body.
+    #[schemars(extend("range" = ["100ms", "30s"]))]
+    pub(crate) body_timeout: Time,
+    /// How long a request waits for a namespace that is not known yet, and for the lookups of profiles.
+    #[schemars(extend("range" = ["10ms", "10s"]))]
+    pub(crate) look_up_timeout: Time,
+    /// From a request's head to its response. The API server waits 30 s at most.
+    #[schemars(extend("range" = ["1s", "5m"]))]
+    pub(crate) timeout: Time,
+}
+
+/// Limits against overload.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Overload {
+    /// Requests at one time whose bodies have arrived and whose responses are pending. A further one is answered with
+    /// 503.
+    #[schemars(extend("range" = [8, 100_000]))]
+    pub(crate) max_in_flight: usize,
+    /// Requests at one time whose bodies are still arriving. Another one ends the oldest of them with 503.
+    #[schemars(extend("range" = [8, 100_000]))]
+    pub(crate) max_unfinished: usize,
+    /// How many of these may come from one client address. Another one ends the oldest of that address with 503. All
+    /// API servers may share one address.
+    #[schemars(extend("range" = [8, 100_000]))]
+    pub(crate) max_unfinished_per_address: usize,
+    /// Queued requests with a body of at most 128 KiB.
+    #[schemars(extend("range" = [0, 100_000]))]
+    pub(crate) max_queued: usize,
+    /// How many of these may be for one namespace.
+    #[schemars(extend("range" = [0, 100_000]))]
+    pub(crate) max_queued_per_namespace: usize,
+    /// Queued requests with a larger body.
+    #[schemars(extend("range" = [0, 10_000]))]
+    pub(crate) max_queued_large: usize,
+    /// How many of these may be for one namespace.
+    #[schemars(extend("range" = [0, 10_000]))]
+    pub(crate) max_queued_large_per_namespace: usize,
+    /// How many small requests a worker decides in order of arrival before it considers the queue.
+    #[schemars(extend("range" = [1, 1_000]))]
+    pub(crate) unqueued_per_worker: usize,
+    /// Threads that decide. `null`: as many as the runtime has.
+    #[schemars(extend("range" = [1, 1_024]))]
+    pub(crate) workers: Option<usize>,
+    /// The timeout of a caller that sends no `?timeout=`.
+    #[schemars(extend("range" = ["1s", "30s"]))]
+    pub(crate) default_timeout: Time,
+    /// The upper bound of `?timeout=`; a longer one is shortened to it.
+    #[schemars(extend("range" = ["1s", "5m"]))]
+    pub(crate) longest_timeout: Time,
+    /// How long before its caller's deadline a request is given up, so that the response still arrives; a fifth of the
+    /// timeout at most.
+    #[schemars(extend("range" = ["0s", "5s"]))]
+    pub(crate) margin: Time,
+}
+
+/// Limits of connections, and the drain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Connections {
+    /// Connections at one time. For a further one, the address with the most connections loses one; if that is the
+    /// address of the new connection, the new connection is closed.
+    #[schemars(extend("range" = [16, 1_000_000]))]
+    pub(crate) max: usize,
+    /// TLS handshakes at one time. Others wait, within their own timeout.
+    #[schemars(extend("range" = [1, 100_000]))]
+    pub(crate) max_handshakes: usize,
+    /// Requests at one time on one HTTP/2 connection.
+    #[schemars(extend("range" = [1, 10_000]))]
+    pub(crate) max_streams: u32,
+    /// From the TCP connection to the end of the TLS handshake.
+    #[schemars(extend("range" = ["100ms", "1m"]))]
+    pub(crate) handshake_timeout: Time,
+    /// From the first byte of a request's head to its last.
+    #[schemars(extend("range" = ["100ms", "1m"]))]
+    pub(crate) header_timeout: Time,
+    /// How long a connection may be open without a request. It exceeds the API server's 90 s so that the client closes
+    /// first; otherwise a request could arrive at a connection that is being closed.
+    #[schemars(extend("range" = ["91s", "1h"]))]
+    pub(crate) idle_timeout: Time,
+    /// How long a response waits for its client to read it. A slow reader gets one more second for each 256 KiB.
+    #[schemars(extend("range" = ["100ms", "5m"]))]
+    pub(crate) answer_timeout: Time,
+    /// Bytes of responses that may wait for the client of one connection, besides one response of any size.
+    #[schemars(extend("range" = ["64Ki", "1Gi"]))]
+    pub(crate) max_untaken: Size,
+    /// After this time, a fifth more or less, a client is asked to reconnect, so that newer replicas get their share of
+    /// the load. `null`: never.
+    #[schemars(extend("range" = ["10s", "24h"]))]
+    pub(crate) max_age: Option<Time>,
+    /// How long a terminating replica goes on accepting connections at least, because clients still send requests to
+    /// it.
+    #[schemars(extend("range" = ["0s", "10m"]))]
+    pub(crate) drain_minimum: Time,
+    /// How long a terminating replica waits for connections to end. The API server keeps idle ones for 90 s, so a
+    /// shorter time cuts some off. The pod's `terminationGracePeriodSeconds` must be longer.
+    #[schemars(extend("range" = ["0s", "1h"]))]
+    pub(crate) drain_deadline: Time,
+}
+
+/// How long results of lookups are cached.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct LookUps {
+    /// How long a cached object is fresh: how late a change of it may be seen.
+    #[schemars(extend("range" = ["1s", "1h"]))]
+    pub(crate) fresh_for: Time,
+    /// The greatest age of a cached object that is used while the API server is unavailable.
+    #[schemars(extend("range" = ["1s", "24h"]))]
+    pub(crate) stale_for: Time,
+    /// The size of the cache in bytes.
+    #[schemars(extend("range" = ["64Ki", "16Gi"]))]
+    pub(crate) memory: Size,
+    /// Lookups in a second that the reviews from one client address may send to the API server; further ones fail.
+    /// Cached objects are not counted. All API servers may share one address.
+    #[schemars(extend("range" = [1, 100_000]))]
+    pub(crate) max_per_address: u32,
+}
+
+/// Optional metrics.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Metrics {
+    pub(crate) tenants: Tenants,
+}
+
+/// Requests by namespace.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Tenants {
+    /// Whether requests are also counted by namespace. It adds four series for each namespace.
+    pub(crate) enabled: bool,
+    /// The number of namespaces that are counted separately. The others are counted together as `_other`.
+    #[schemars(extend("range" = [1, 10_000]))]
+    pub(crate) max: usize,
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        let requests = RequestSettings::default();
+        Self {
+            max_body: Size(requests.body_limit),
+            max_body_memory: Size(requests.body_budget),
+            body_timeout: Time(requests.body_timeout),
+            look_up_timeout: Time(requests.live_timeout),
+            timeout: Time(ServerSettings::default().request_timeout),
+        }
+    }
+}
+
+impl Default for Overload {
+    fn default() -> Self {
+        let overload = OverloadSettings::default();
+        Self {
+            max_in_flight: overload.max_in_flight,
+            max_unfinished: overload.max_unfinished,
+            max_unfinished_per_address: overload.max_unfinished_per_address,
+            max_queued: overload.max_queued,
+            max_queued_per_namespace: overload.max_queued_per_tenant,
+            max_queued_large: overload.max_queued_large,
+            max_queued_large_per_namespace: overload.max_queued_large_per_tenant,
+            unqueued_per_worker: overload.unqueued_per_worker,
+            workers: overload.workers,
+            default_timeout: Time(overload.default_timeout),
+            longest_timeout: Time(overload.longest_timeout),
+            margin: Time(overload.margin),
+        }
+    }
+}
+
+impl Default for LookUps {
+    fn default() -> Self {
+        let lookups = LookupSettings::default();
+        Self {
+            fresh_for: Time(lookups.fresh_for),
+            stale_for: Time(lookups.stale_for),
+            memory: Size(usize::try_from(lookups.memory).unwrap_or(usize::MAX)),
+            max_per_address: lookups.a_second_per_client,
+        }
+    }
+}
+
+impl Default for Tenants {
+    fn default() -> Self {
+        let tenants = MetricsSettings::default().tenants;
+        Self { enabled: tenants.enabled, max: tenants.max_namespaces }
+    }
+}
+
+impl Default for Connections {
+    fn default() -> Self {
+        let server = ServerSettings::default();
+        Self {
+            max: server.max_connections,
+            max_handshakes: server.max_handshakes,
+            max_streams: server.max_streams,
+            handshake_timeout: Time(server.handshake_timeout),
+            header_timeout: Time(server.header_timeout),
+            idle_timeout: Time(server.idle_timeout),
+            answer_timeout: Time(server.answer_timeout),
+            max_untaken: Size(server.max_untaken_bytes),
+            max_age: server.max_age.map(Time),
+            drain_minimum: Time(server.drain_minimum),
+            drain_deadline: Time(server.drain_deadline),
+        }
+    }
+}
+
+impl Overload {
+    fn settings(&self) -> OverloadSettings {
+        let mut settings = OverloadSettings::default();
+        settings.max_in_flight = self.max_in_flight;
+        settings.max_unfinished = self.max_unfinished;
+        settings.max_unfinished_per_address = self.max_unfinished_per_address;
+        settings.max_queued = self.max_queued;
+        settings.max_queued_per_tenant = self.max_queued_per_namespace;
+        settings.max_queued_large = self.max_queued_large;
+        settings.max_queued_large_per_tenant = self.max_queued_large_per_namespace;
+        settings.unqueued_per_worker = self.unqueued_per_worker;
+        settings.workers = self.workers;
+        settings.default_timeout = self.default_timeout.0;
+        settings.longest_timeout = self.longest_timeout.0;
+        settings.margin = self.margin.0;
+        settings
+    }
+}
+
+impl Namespaces {
+    /// Returns the labels by which namespaces opt in.
+    pub(crate) fn labels(&self) -> Result<OptIn, OptInError> {
+        OptIn::with(self.opt_in.iter().map(String::as_str))
+    }
+}
+
+impl WebhookPolicy {
+    /// Returns the labels by which namespaces opt in.
+    pub(crate) fn opt_in(&self) -> OptIn {
+        // The labels were validated when the file was read.
+        self.namespaces.labels().unwrap_or_default()
+    }
+
+    /// Returns the limits of requests.
+    pub(crate) fn request_settings(&self) -> RequestSettings {
+        let requests = &self.requests;
+        let mut settings = RequestSettings::default();
+        settings.body_limit = requests.max_body.0;
+        settings.body_budget = requests.max_body_memory.0;
+        settings.body_timeout = requests.body_timeout.0;
+        settings.live_timeout = requests.look_up_timeout.0;
+        settings.overload = self.overload.settings();
+        settings
+    }
+
+    /// Returns the limits of connections.
+    pub(crate) fn server_settings(&self) -> ServerSettings {
+        let connections = &self.connections;
+        let mut settings = ServerSettings::default();
+        settings.max_connections = connections.max;
+        settings.max_handshakes = connections.max_handshakes;
+        settings.max_streams = connections.max_streams;
+        settings.handshake_timeout = connections.handshake_timeout.0;
+        settings.header_timeout = connections.header_timeout.0;
+        settings.idle_timeout = connections.idle_timeout.0;
+        settings.answer_timeout = connections.answer_timeout.0;
+        settings.max_untaken_bytes = connections.max_untaken.0;
+        settings.request_timeout = self.requests.timeout.0;
+        settings.max_age = connections.max_age.map(|age| age.0);
+        settings.drain_minimum = connections.drain_minimum.0;
+        settings.drain_deadline = connections.drain_deadline.0;
+        settings
+    }
+
+    /// Returns the timeout of lookups, and how long their results are cached.
+    pub(crate) fn lookup_settings(&self) -> LookupSettings {
+        let LookUps { fresh_for, stale_for, memory, max_per_address: a_second_per_client } = self.look_ups;
+        let memory = u64::try_from(memory.0).unwrap_or(u64::MAX);
+        // A little less than the request's own timeout, so that the request learns how each lookup ended.
+        let answer_limit = self.requests.look_up_timeout.0 * 5 / 6;
+        LookupSettings { answer_limit, fresh_for: fresh_for.0, stale_for: stale_for.0, memory, a_second_per_client }
+    }
+
+    /// Returns the settings of optional metrics.
+    pub(crate) fn metrics_settings(&self) -> MetricsSettings {
+        let mut settings = MetricsSettings::default();
+        settings.tenants.enabled = self.metrics.tenants.enabled;
+        settings.tenants.max_namespaces = self.metrics.tenants.max;
+        settings
+    }
+
+    /// Returns the policy for deciding requests.
+    ///
+    /// # Errors
+    /// The cluster facts exceed the limits of a request's object.
+    pub(crate) fn decided_by(&self) -> anyhow::Result<Policy> {
+        Ok(Policy { cluster: self.cluster_facts()?, guardrails: Some(Arc::new(self.guardrails.clone())) })
+    }
+
+    /// Returns the map that expressions read as `cluster`, or `None` if it is empty.
+    ///
+    /// # Errors
+    /// The facts nest too deeply, or are too many.
+    pub(crate) fn cluster_facts(&self) -> anyhow::Result<Option<Arc<OwnedTape>>> {
+        if self.cluster.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(OwnedTape::parse(serde_json::to_string(&self.cluster)?)?)))
+    }
+}
+
+impl PolicyFile for WebhookPolicy {
+    const KIND: &'static str = "WebhookPolicy";
+
+    fn settings() -> &'static [Setting] {
+        static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(settings::of::<WebhookPolicy>);
+        &SETTINGS
+    }
+
+    fn apply(&mut self, overrides: &Overrides) {
+        let Overrides { log_level, trace_ratio, drain_minimum, drain_deadline } = overrides;
+        if let Some(level) = log_level {
+            self.logs.level.clone_from(level);
+        }
+        if let Some(ratio) = trace_ratio {
+            self.traces.ratio = *ratio;
+        }
+        if let Some(seconds) = drain_minimum {
+            self.connections.drain_minimum = Time(Duration::from_secs(*seconds));
+        }
+        if let Some(seconds) = drain_deadline {
+            self.connections.drain_deadline = Time(Duration::from_secs(*seconds));
+        }
+    }
+
+    fn invalid_values(&self) -> Vec<Mistake> {
+        let level = logs::filter(&self.logs.level).err().map(|error| Mistake::new("logs.level", error.to_string()));
+        let facts = self.cluster_facts().err();
+        let facts = facts.map(|error| Mistake::new("cluster", format!("cannot be used: {error}")));
+        let opt_in = opt_in_error("namespaces.optIn", &self.namespaces.labels());
+        level.into_iter().chain(facts).chain(opt_in).collect()
+    }
+
+    fn contradictions(&self) -> Vec<Mistake> {
+        let Self { requests, overload, connections, look_ups, .. } = self;
+        // A single body may use three quarters of the whole memory.
+        let large = Size(requests.max_body_memory.0 / 4 * 3);
+        [
+            at_most(
+                ("connections.drainMinimum", connections.drain_minimum),
+                ("connections.drainDeadline", connections.drain_deadline),
+                "make the minimum shorter or the deadline longer",
+            ),
+            at_most(
+                ("connections.handshakeTimeout", connections.handshake_timeout),
+                ("connections.idleTimeout", connections.idle_timeout),
+                "make the handshake's time shorter",
+            ),
+            at_most(
+                ("connections.maxHandshakes", connections.max_handshakes),
+                ("connections.max", connections.max),
+                "each handshake is a connection: allow more connections or fewer handshakes",
+            ),
+            at_most(
+                ("requests.bodyTimeout", requests.body_timeout),
+                ("requests.timeout", requests.timeout),
+                "make the body's time shorter or the whole request's longer",
+            ),
+            at_most(
+                ("requests.lookUpTimeout", requests.look_up_timeout),
+                ("requests.timeout", requests.timeout),
+                "make the lookup's time shorter or the whole request's longer",
+            ),
+            at_most(
+                ("overload.maxUnfinishedPerAddress", overload.max_unfinished_per_address),
+                ("overload.maxUnfinished", overload.max_unfinished),
+                "the requests of an address are a part of all: allow fewer of them, or more of all",
+            ),
+            at_most(
+                ("overload.maxQueued", overload.max_queued),
+                ("overload.maxInFlight", overload.max_in_flight),
+                "queued requests are in flight: allow more in flight or fewer in the queue",
+            ),
+            at_most(
+                ("overload.maxQueuedPerNamespace", overload.max_queued_per_namespace),
+                ("overload.maxQueued", overload.max_queued),
+                "a namespace has a part of the queue: make its part smaller or the queue longer",
+            ),
+            at_most(
+                ("overload.maxQueuedLargePerNamespace", overload.max_queued_large_per_namespace),
+                ("overload.maxQueuedLarge", overload.max_queued_large),
+                "a namespace has a part of the queue: make its part smaller or the queue longer",
+            ),
+            at_most(
+                ("overload.defaultTimeout", overload.default_timeout),
+                ("overload.longestTimeout", overload.longest_timeout),
+                "make the default shorter or the longest longer",
+            ),
+            at_most(
+                ("lookUps.freshFor", look_ups.fresh_for),
+                ("lookUps.staleFor", look_ups.stale_for),
+                "a cached object is stale once it is not fresh any more: make the second longer",
+            ),
+            (requests.max_body > large).then(|| Mistake {
+                path: "requests.maxBody",
+                message: format!(
+                    "expected at most {large}, three quarters of requests.maxBodyMemory ({}), found {}",
+                    requests.max_body_memory, requests.max_body
+                ),
+                help: Some("a larger body could never be read: allow smaller bodies or more memory".to_owned()),
+            }),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}

@@ -1,0 +1,160 @@
+//! Manual pages, completions and CRDs as a process prints them, and what all commands do about closed output and unavailable
+//! clusters.
+
+use std::fs;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn printed(arguments: &[&str]) -> String {
+    let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion")).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn manual_pages_have_exit_codes() {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("man/man1");
+    assert_eq!(printed(&["man", pages.to_str().unwrap()]), "");
+    for page in ["pillion.1", "pillion-diff.1", "pillion-convert-opentelemetry.1", "pillion-certs-rotate.1"] {
+        let text = fs::read_to_string(pages.join(page)).unwrap();
+        assert!(text.contains(".TH "), "{page}: {text}");
+    }
+    let diff = fs::read_to_string(pages.join("pillion-diff.1")).unwrap();
+    assert!(diff.contains("Exit codes") && diff.contains("something would be different"), "{diff}");
+    assert!(printed(&["man"]).contains("pillion \\- One sidecar injector"), "{}", printed(&["man"]));
+}
+
+#[test]
+fn completions_have_all_commands() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let completions = printed(&["completions", shell]);
+        for word in ["rollout", "uninject", "opentelemetry"] {
+            assert!(completions.contains(word), "{shell} does not know {word}");
+        }
+    }
+    let script = format!("{}\ncomplete -p pillion", printed(&["completions", "bash"]));
+    let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn crds(arguments: &[&str]) -> String {
+    let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").args(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stderr.is_empty());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn crds_are_printed_as_documents() {
+    let text = crds(&[]);
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let expected: Vec<Value> =
+        pillion_api::crd::definitions().unwrap().iter().map(|crd| serde_json::to_value(crd).unwrap()).collect();
+    assert_eq!(documents, expected);
+    assert_eq!(text.matches("\n---\n").count(), 4);
+    for line in text.lines() {
+        assert!(
+            !line.ends_with(": null") && !line.trim_end().ends_with(" {}") || line.ends_with("status: {}"),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn crds_are_printed_as_json_list() {
+    let list: Value = serde_json::from_str(&crds(&["-o", "json"])).unwrap();
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&crds(&[])).unwrap();
+    assert_eq!(list["kind"], "List");
+    assert_eq!(list["items"], Value::Array(documents));
+}
+
+/// The program without the environment variables that name a cluster.
+fn pillion(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pillion"));
+    command.args(arguments).env_remove("KUBECONFIG").env_remove("KUBERNETES_SERVICE_HOST").env_remove("RUST_BACKTRACE");
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A pipe whose other end is closed.
+fn unread() -> Stdio {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer.into()
+}
+
+#[test]
+fn closed_output_is_no_error() {
+    for arguments in [&["completions", "bash"][..], &["crds"], &["man"]] {
+        let Output { status, stderr, .. } = pillion(arguments).stdout(unread()).output().unwrap();
+        assert_eq!((status.code(), text(&stderr)), (Some(0), String::new()), "{arguments:?}");
+    }
+}
+
+#[test]
+fn exit_code_survives_closed_standard_error() {
+    for arguments in
+        [&["lint", "nowhere.yaml"][..], &["man", "/dev/null/x"], &["certs", "status", "--kubeconfig", "nowhere"]]
+    {
+        let status = pillion(arguments).stdout(Stdio::null()).stderr(unread()).status().unwrap();
+        assert_eq!(status.code(), Some(1), "{arguments:?}");
+    }
+}
+
+#[test]
+fn unavailable_api_server_is_reported_once() {
+    let folder = tempfile::tempdir().unwrap();
+    // Nothing listens at this port, which no test is given.
+    let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: a\nusers: [{name: a, user: {}}]\n\
+                      clusters: [{name: a, cluster: {server: \"https://127.0.0.1:1\"}}]\n\
+                      contexts: [{name: a, context: {cluster: a, user: a}}]\n";
+    let file = folder.path().join("kubeconfig");
+    fs::write(&file, kubeconfig).unwrap();
+    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/nginx");
+    for (arguments, code) in [
+        (&["explain", "pod/web"][..], 2),
+        (&["doctor"], 2),
+        (&["diff", "-p", profile], 2),
+        (&["status"], 1),
+        (&["rollout"], 1),
+        (&["certs", "status"], 1),
+        (&["profiles", "history", "nginx"], 1),
+    ] {
+        let Output { status, stdout, stderr } = pillion(arguments).env("KUBECONFIG", &file).output().unwrap();
+        let stderr_text = text(&stderr);
+        assert_eq!((status.code(), text(&stdout)), (Some(code), String::new()), "{arguments:?}: {stderr_text}");
+        assert!(stderr_text.starts_with("error: the API server cannot be asked"), "{arguments:?}: {stderr_text}");
+        assert_eq!(stderr_text.lines().count(), 1, "{arguments:?}: {stderr_text}");
+    }
+}
+
+#[test]
+fn missing_kubeconfig_is_explained() {
+    let Output { status, stderr, .. } = pillion(&["status"]).env("HOME", "/nowhere").output().unwrap();
+    let stderr_text = text(&stderr);
+    assert_eq!(status.code(), Some(1), "{stderr_text}");
+    assert!(
+        stderr_text.starts_with("error: there is no kubeconfig, and this is no pod; name one by --kubeconfig"),
+        "{stderr_text}"
+    );
+}
+
+#[test]
+fn diff_rejects_manifests_without_pods() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/nginx");
+    for manifest in ["", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n"] {
+        let file = folder.path().join("manifest.yaml");
+        fs::write(&file, manifest).unwrap();
+        let arguments = ["diff", "-p", profile, "--against", profile, "-f"];
+        let Output { status, stdout, stderr } = pillion(&arguments).arg(&file).output().unwrap();
+        let stderr_text = text(&stderr);
+        assert_eq!((status.code(), text(&stdout)), (Some(2), String::new()), "{stderr_text}");
+        assert!(stderr_text.contains("there is no pod and no workload in "), "{stderr_text}");
+    }
+}
