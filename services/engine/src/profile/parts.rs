@@ -220,7 +220,7 @@ pub(super) fn compile_conditions(
     compiler: &mut Compiler<'_>,
 ) -> Box<[Condition]> {
     let mut names = HashMap::new();
-    let mut compiled = Vec::with_capacity(conditions.len());
+    let mut result = Vec::with_capacity(conditions.len());
     for (index, condition) in conditions.iter().enumerate() {
         let path = format!("{path}[{index}]");
         check_name(&path, &condition.name, &mut names, compiler.diagnostics);
@@ -229,10 +229,10 @@ pub(super) fn compile_conditions(
         if let (Some(expression), Ok(message)) = (expression, message) {
             let name = condition.name.as_str().into();
             let otherwise = condition.otherwise.unwrap_or(Otherwise::NotMatched);
-            compiled.push(Condition { name, expression, otherwise, message });
+            result.push(Condition { name, expression, otherwise, message });
         }
     }
-    compiled.into()
+    result.into()
 }
 
 /// Compiles the validations.
@@ -318,13 +318,13 @@ fn is_reason(text: &str) -> bool {
 /// Compiles the rules of `spec.containers`.
 pub(super) fn compile_rules(spec: &ProfileSpec, compiler: &mut Compiler<'_>) -> Box<[ContainerRule]> {
     let mut names = HashMap::new();
-    let mut compiled = Vec::with_capacity(spec.containers.len());
+    let mut rules = Vec::with_capacity(spec.containers.len());
     for (index, rule) in spec.containers.iter().enumerate() {
         let path = format!("spec.containers[{index}]");
         check_name(&path, &rule.name, &mut names, compiler.diagnostics);
-        compiled.extend(compiler.with_locals(&[CONTAINER], |compiler| compile_rule(&path, rule, spec, compiler)));
+        rules.extend(compiler.with_locals(&[CONTAINER], |compiler| compile_rule(&path, rule, spec, compiler)));
     }
-    compiled.into()
+    rules.into()
 }
 
 fn compile_rule(path: &str, rule: &RuleText, spec: &ProfileSpec, compiler: &mut Compiler<'_>) -> Option<ContainerRule> {
