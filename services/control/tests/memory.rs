@@ -19,9 +19,9 @@ use pillion_control::informer::index::{Index, Update};
 use pillion_control::informer::namespaces;
 use pillion_control::informer::objects::Change;
 use pillion_control::informer::objects::StoredProfile;
-use pillion_engine::json::OwnedTape;
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{ProfileSet, Snapshot};
+use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 
 const NAMESPACES: usize = 10_000;

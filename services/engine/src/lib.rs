@@ -11,7 +11,7 @@
 //! 3. [`select`] finds the profiles that match the object, and why the others do not.
 //! 4. [`inject`] merges the templates of these profiles into the object, and [`limits`] checks what tenants' profiles
 //!    did.
-//! 5. `patch` turns the edits into a JSON patch, and checks the patch before it leaves.
+//! 5. [`pillion_json::patch`] turns the edits into a JSON patch, and checks the patch before it leaves.
 //! 6. `validate` evaluates the validations of the profiles, on the validating path.
 //! 7. [`decision::Decision`] holds the result. The response, metrics, logs and spans are rendered from it.
 //!
@@ -20,11 +20,9 @@
 //! The modules stand in the order of their dependencies: each uses only modules that stand above it. Only test code may
 //! refer to modules below. Keep the order when you add a module.
 
-// Text formats and the expression language.
-pub mod json;
-mod patch;
-mod yaml;
-pub mod expression;
+// Text formats and the expression language: crates of their own.
+use pillion_expression as expression;
+use pillion_json::{self as json, patch, yaml};
 
 // Types that most other modules share.
 pub mod schema;

@@ -19,11 +19,11 @@ use pillion_api::names::InjectionLevel;
 use pillion_api::profile::ProfileSpec;
 use pillion_engine::case::{Aspect, unequal};
 use pillion_engine::inject::undo;
-use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted, Which};
 use pillion_engine::profile::{Parent, Parents, ProfileName, ProfileSource};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
+use pillion_json::OwnedTape;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 

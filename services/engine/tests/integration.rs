@@ -3,12 +3,10 @@
 mod allocations;
 mod attacks;
 mod between;
-mod bombs;
 mod captured;
 mod cases;
 mod common;
 mod directives;
-mod expressions;
 mod fuzz;
 mod interference;
 mod peers;

@@ -2,7 +2,7 @@
 //! an API server.
 
 use pillion_engine::creation::Creation;
-use pillion_engine::json::OwnedTape;
+use pillion_json::OwnedTape;
 use serde_json::Value;
 
 /// The UID of simulated requests.

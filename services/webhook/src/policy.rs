@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use pillion_engine::json::OwnedTape;
 use pillion_engine::limits::Guardrails;
+use pillion_json::OwnedTape;
 
 /// The settings of one request, constant during its decision. The value is replaced as a whole when the platform's file
 /// changes.

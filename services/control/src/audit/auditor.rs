@@ -5,10 +5,10 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use pillion_engine::audit::{self, Standing};
-use pillion_engine::json::{OwnedTape, Value};
 use pillion_engine::lookup::{LookedUp, Wanted};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_json::{OwnedTape, Value};
 
 use super::facts::ClusterFacts;
 use super::kept::{Has, Judged, Kept, PodChange, Pool, Seen, read};

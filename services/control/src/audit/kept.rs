@@ -8,7 +8,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use pillion_api::names::MIRROR_ANNOTATION;
 use pillion_engine::audit::{self, Injected, Standing};
-use pillion_engine::json::{OwnedTape, Value};
+use pillion_json::{OwnedTape, Value};
 
 use crate::informer::namespaces::{ANNOTATION_BYTES, ANNOTATIONS_BYTES, LAST_APPLIED};
 use crate::informer::objects::Change;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
-use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
+use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 
 use super::kept::Has;

@@ -18,8 +18,8 @@ use pillion_api::names::NAMESPACE_NAME_LABEL;
 use pillion_api::opt_in::OptIn;
 use pillion_api::webhook_configuration::opt_in_of;
 use pillion_api::{ClusterInjectionProfile, InjectionProfile, canary};
-use pillion_engine::json::OwnedTape;
 use pillion_engine::profile::ProfileName;
+use pillion_json::OwnedTape;
 use tracing::{debug, warn};
 
 use super::auditor::{Auditor, PodFetch};

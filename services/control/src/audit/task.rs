@@ -10,10 +10,10 @@ use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
 use kube::Client;
 use pillion_api::opt_in::OptIn;
-use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::profile::ProfileName;
 use pillion_engine::snapshot::Snapshot;
+use pillion_json::OwnedTape;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tracing::{debug, info, warn};
@@ -316,7 +316,7 @@ async fn go(client: Client, pod_fetch: PodFetch, limit: Duration) -> (PodFetch, 
 /// Judges a whole pod, with the lookups that it needs.
 pub(super) async fn take_whole(auditor: &mut Auditor, reads: &Reads, pod: &OwnedTape) {
     let pod = pod.root();
-    let text = |key| pod.at(&["metadata", key]).and_then(pillion_engine::json::Value::as_str).unwrap_or_default();
+    let text = |key| pod.at(&["metadata", key]).and_then(pillion_json::Value::as_str).unwrap_or_default();
     let mut looked_up = LookedUp::default();
     if let Some(lookups) = reads.lookups.as_ref().filter(|_| auditor.waits(&text("namespace"), &text("name"))) {
         let wanted = auditor.needs(pod);

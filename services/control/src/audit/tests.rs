@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
-use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{Answer, LookedUp};
 use pillion_engine::profile::{NoParents, ProfileName, ProfileSource, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Served, Snapshot};
+use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 
 use super::*;

@@ -23,8 +23,8 @@ use kube::core::ApiResource;
 use kube::{Client, ResourceExt};
 use pillion_api::names::is_dns_name;
 use pillion_api::selector::{LabelSelector, Operator};
-use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::{self, Answer, LookedUp, OwnerChain, OwnerReference, Query, Wanted};
+use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 

@@ -7,10 +7,10 @@ use std::sync::{Arc, LazyLock};
 use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel};
 use pillion_api::profile::ProfileSpec;
 use pillion_engine::decision::Notice;
-use pillion_engine::expression::{Bindings, EvaluationError, Expression, Meter, Scope, Text, Value};
 use pillion_engine::profile::{CompiledProfile, ProfileName, advise, compile};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
+use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Scope, Text, Value};
 use serde_json::{Value as Json, json};
 
 /// A target and the folder of its corpus.

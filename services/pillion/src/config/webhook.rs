@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_control::informer::lookups::LookupSettings;
-use pillion_engine::json::OwnedTape;
+use pillion_json::OwnedTape;
 use pillion_engine::limits::Guardrails;
 use pillion_webhook::admission::RequestSettings;
 use pillion_webhook::metrics::MetricsSettings;

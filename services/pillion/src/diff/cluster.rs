@@ -19,11 +19,11 @@ use pillion_control::audit;
 use pillion_control::audit::NOT_ENDED;
 use pillion_control::client::lists;
 use pillion_engine::decision::{Decision, Reason};
-use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, ProfileSource};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
+use pillion_json::OwnedTape;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 

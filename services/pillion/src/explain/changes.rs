@@ -2,7 +2,7 @@
 
 use pillion_api::names::INJECTED_ANNOTATION;
 use pillion_engine::audit::Injected;
-use pillion_engine::json::OwnedTape;
+use pillion_json::OwnedTape;
 use serde::Serialize;
 use serde_json::Value;
 

@@ -10,9 +10,9 @@ use pillion_control::audit::{NamespaceAge, Silence};
 use pillion_control::informer::cluster_listing::Stored;
 use pillion_control::informer::text::Broken;
 use pillion_engine::audit::Injected;
-use pillion_engine::json::OwnedTape;
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_json::OwnedTape;
 use serde_json::Value;
 
 use crate::finding::ObjectRef;

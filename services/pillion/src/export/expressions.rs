@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pillion_api::ProfileSpec;
 use pillion_api::profile::Variable;
-use pillion_engine::expression::{Expression, Part, Scope, Source, Text};
+use pillion_expression::{Expression, Part, Scope, Source, Text};
 
 use super::asking::quoted;
 

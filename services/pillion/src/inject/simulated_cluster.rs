@@ -7,11 +7,11 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::InjectionLevel;
 use pillion_api::opt_in::OptIn;
-use pillion_engine::json::OwnedTape;
 use pillion_engine::limits::Guardrails;
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::Endpoint;
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
+use pillion_json::OwnedTape;
 
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::load::{self, Problem, Source, typed, yaml};

@@ -7,7 +7,7 @@ use kube::Client;
 use kube::api::DynamicObject;
 use pillion_control::audit::{Cause, Finding, State};
 use pillion_engine::audit::{self, Injected};
-use pillion_engine::json::OwnedTape;
+use pillion_json::OwnedTape;
 
 use crate::workload::{Owners, Workload};
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
 use axum::http::Request;
-use pillion_engine::expression::{Expression, Scope};
+use pillion_expression::{Expression, Scope};
 use pillion_testkit::{ControlPlane, eventually, isolated};
 use serde_json::{Value as Json, json};
 

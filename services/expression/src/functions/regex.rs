@@ -1,0 +1,188 @@
+//! Functions that search strings by regular expressions.
+
+use regex::{Captures, Regex};
+
+use super::{Call, Evaluated, Function, global, member, part_of, shown};
+use crate::error::EvaluationError;
+use crate::meter::Meter;
+use crate::pattern::{COMPUTED_SIZE, Pattern};
+use crate::value::{ListBuilder, Text, TextBuilder, Value};
+
+pub(super) const FUNCTIONS: &[Function] = &[
+    member("matches", 1, 1, "text.matches(pattern)", matches).with_pattern(1),
+    global("matches", 2, 2, "matches(text, pattern)", matches).with_pattern(1),
+    member("find", 1, 1, "text.find(pattern)", find).with_pattern(1),
+    member("findAll", 1, 2, "text.findAll(pattern, limit)", find_all).with_pattern(1),
+    global("regex.extract", 2, 2, "regex.extract(text, pattern)", extract).with_pattern(1),
+    global("regex.replace", 3, 3, "regex.replace(text, pattern, replacement)", replace).with_pattern(1),
+];
+
+/// Steps for compiling a computed pattern, and the bytes of its memory that cost one more step. Literals are compiled
+/// with their expression. [`COMPUTED_SIZE`] bounds the memory, which is known only after compiling.
+const COMPILING: (usize, usize) = (10_000, 32);
+
+/// Returns the pattern of a call: the literal, or a computed one.
+fn pattern_of(call: &mut Call<'_, '_>) -> Result<Pattern, EvaluationError> {
+    if let Some(pattern) = call.pattern {
+        return Ok(pattern.clone());
+    }
+    let text = call.text(1)?;
+    if let Some(pattern) = call.meter.pattern(text) {
+        return Ok(pattern);
+    }
+    call.meter.charge(COMPILING.0)?;
+    let pattern = Pattern::compile_at_most(text, COMPUTED_SIZE)
+        .map_err(|message| call.error(format!("{:?}: {message}", shown(text))))?;
+    call.meter.charge(pattern.memory() / COMPILING.1)?;
+    call.meter.take_memory(pattern.memory())?;
+    call.meter.remember(text, &pattern);
+    Ok(pattern)
+}
+
+/// Returns the string and the pattern of a call.
+fn operands<'a, 'v>(call: &mut Call<'a, 'v>) -> Result<(&'a Text<'v>, Pattern), EvaluationError> {
+    let text = call.text(0)?;
+    Ok((text, pattern_of(call)?))
+}
+
+fn matches<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let (text, pattern) = operands(call)?;
+    call.meter.charge(pattern.search_steps(text.len()))?;
+    Ok(Value::Bool(pattern.regex().is_match(text)))
+}
+
+fn find<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let (text, pattern) = operands(call)?;
+    call.meter.charge(pattern.search_steps(text.len()))?;
+    part_of(text, pattern.regex().find(text).map_or("", |found| found.as_str()), call.meter)
+}
+
+fn find_all<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let limit = if call.given(2) { usize::try_from(call.int(2)?).unwrap_or(usize::MAX) } else { usize::MAX };
+    let (text, pattern) = operands(call)?;
+    call.meter.charge(pattern.search_steps(text.len()))?;
+    let mut found = ListBuilder::new();
+    for part in pattern.regex().find_iter(text).take(limit) {
+        call.meter.charge(SEARCH)?;
+        found.push(part_of(text, part.as_str(), call.meter)?, call.meter)?;
+    }
+    found.finish(call.meter)
+}
+
+/// Steps for continuing a search after a match.
+const SEARCH: usize = 8;
+
+fn extract<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let (text, pattern) = operands(call)?;
+    call.meter.charge(pattern.search_steps(text.len()))?;
+    call.meter.charge(pattern.group_steps(text.len()))?;
+    let captures = pattern.regex().captures(text);
+    match captures.and_then(|captures| captures.get(1).or_else(|| captures.get(0))) {
+        Some(found) => {
+            let found = part_of(text, found.as_str(), call.meter)?;
+            Value::some(found, call.meter)
+        }
+        None => Ok(Value::none()),
+    }
+}
+
+fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let (text, pattern) = operands(call)?;
+    let pieces = pieces(call.text(2)?, pattern.regex(), call.meter)?;
+    call.meter.charge(pattern.search_steps(text.len()))?;
+    call.meter.charge(pattern.group_steps(text.len()))?;
+    let for_each_match = SEARCH + pattern.regex().captures_len() + pieces.len();
+    let mut made = TextBuilder::with_capacity(0, call.meter)?;
+    let mut behind = 0;
+    for captures in pattern.regex().captures_iter(text) {
+        let Some(found) = captures.get(0) else { continue };
+        call.meter.charge(for_each_match)?;
+        made.push(text.get(behind..found.start()).unwrap_or_default(), call.meter)?;
+        for piece in &pieces {
+            made.push(piece.text(&captures), call.meter)?;
+        }
+        behind = found.end();
+    }
+    made.push(text.get(behind..).unwrap_or_default(), call.meter)?;
+    made.finish(call.meter)
+}
+
+/// A piece of a replacement.
+enum Piece<'t> {
+    Literal(&'t str),
+    /// The capture group with this number: `$1`, `${1}`, `${name}`.
+    Group(usize),
+}
+
+impl<'t> Piece<'t> {
+    fn text(&self, captures: &Captures<'t>) -> &'t str {
+        match self {
+            Self::Literal(text) => text,
+            Self::Group(number) => captures.get(*number).map_or("", |group| group.as_str()),
+        }
+    }
+}
+
+/// Parses a replacement. `$$` is a dollar sign, and so is a `$` without a name. A group that the pattern does not have
+/// is empty.
+fn pieces<'t>(replacement: &'t str, regex: &Regex, meter: &mut Meter) -> Result<Vec<Piece<'t>>, EvaluationError> {
+    meter.charge_bytes(replacement.len())?;
+    let mut pieces = Vec::new();
+    let (mut rest, mut has_braces) = (replacement, true);
+    while !rest.is_empty() {
+        // The name is compared with those of the groups.
+        meter.charge(4 + regex.captures_len() / 4)?;
+        meter.take_memory(2 * size_of::<Piece<'_>>())?;
+        let Some(behind) = rest.strip_prefix('$') else {
+            let (literal, behind) = rest.split_at(rest.find('$').unwrap_or(rest.len()));
+            pieces.push(Piece::Literal(literal));
+            rest = behind;
+            continue;
+        };
+        let braced = behind.strip_prefix('{').filter(|_| has_braces).map(|behind| behind.split_once('}'));
+        // If no brace closes here, none closes later either, so the search is not repeated.
+        has_braces &= braced != Some(None);
+        let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+        let length = behind.find(|letter| !is_name(letter)).unwrap_or(behind.len());
+        let (name, after) = match braced.flatten() {
+            Some(braced) => braced,
+            None if length > 0 => behind.split_at(length),
+            None => {
+                pieces.push(Piece::Literal("$"));
+                rest = behind.strip_prefix('$').unwrap_or(behind);
+                continue;
+            }
+        };
+        let named = || regex.capture_names().position(|group| group == Some(name));
+        pieces.extend(name.parse().ok().or_else(named).map(Piece::Group));
+        rest = after;
+    }
+    Ok(pieces)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replacement_is_expanded_as_by_the_library() {
+        let regex = Regex::new("(?P<first>[a-z])([0-9])").unwrap();
+        for replacement in
+            ["<$1>", "${first}-${2}", "$$1", "$", "a$", "$first_", "${", "${${$1", "$0$0", "${x}y", "$1a", "$-$2", ""]
+        {
+            let expected = regex.replace_all("a1 b2!", replacement);
+            let captures = regex.captures_iter("a1 b2!");
+            let mut found = String::new();
+            let mut behind = 0;
+            for captures in captures {
+                found.push_str(&"a1 b2!"[behind..captures.get(0).unwrap().start()]);
+                for piece in pieces(replacement, &regex, &mut Meter::new()).unwrap() {
+                    found.push_str(piece.text(&captures));
+                }
+                behind = captures.get(0).unwrap().end();
+            }
+            found.push_str(&"a1 b2!"[behind..]);
+            assert_eq!(found, expected, "{replacement}");
+        }
+    }
+}

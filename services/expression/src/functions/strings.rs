@@ -1,0 +1,271 @@
+//! Functions on strings. Positions are counted in characters, as everywhere in CEL.
+
+use std::fmt::Write as _;
+
+use super::{Call, Evaluated, Function, count, global, member, part, part_of};
+use crate::error::EvaluationError;
+use crate::operators::{double_text, nearest};
+use crate::value::{ListBuilder, TextBuilder, Value};
+
+pub(super) const FUNCTIONS: &[Function] = &[
+    global("size", 1, 1, "size(value)", size),
+    member("size", 0, 0, "value.size()", size),
+    member("contains", 1, 1, "text.contains(part)", |call| {
+        call.searches()?;
+        Ok(Value::Bool(call.text(0)?.contains(&**call.text(1)?)))
+    }),
+    member("startsWith", 1, 1, "text.startsWith(part)", |call| {
+        Ok(Value::Bool(call.text(0)?.starts_with(&**call.text(1)?)))
+    }),
+    member("endsWith", 1, 1, "text.endsWith(part)", |call| Ok(Value::Bool(call.text(0)?.ends_with(&**call.text(1)?)))),
+    member("charAt", 1, 1, "text.charAt(place)", char_at),
+    member("indexOf", 1, 2, "text.indexOf(part, from)", index_of),
+    member("lastIndexOf", 1, 2, "text.lastIndexOf(part, from)", last_index_of),
+    member("lowerAscii", 0, 0, "text.lowerAscii()", |call| {
+        let text = call.text(0)?;
+        call.written(text.len(), |out| text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_lowercase())))
+    }),
+    member("upperAscii", 0, 0, "text.upperAscii()", |call| {
+        let text = call.text(0)?;
+        call.written(text.len(), |out| text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_uppercase())))
+    }),
+    member("trim", 0, 0, "text.trim()", |call| {
+        let text = call.text(0)?;
+        part_of(text, text.trim(), call.meter)
+    }),
+    member("replace", 2, 3, "text.replace(old, new, limit)", replace),
+    member("split", 1, 2, "text.split(separator, limit)", split),
+    member("join", 0, 1, "list.join(separator)", join),
+    member("substring", 1, 2, "text.substring(start, end)", substring),
+    member("reverse", 0, 0, "value.reverse()", reverse),
+    member("format", 1, 1, "text.format(list)", format),
+    global("strings.quote", 1, 1, "strings.quote(text)", |call| {
+        let text = call.text(0)?;
+        // An escape takes up to six bytes.
+        call.meter.charge_memory(6 * text.len())?;
+        let quoted = serde_json::to_string(&**text).unwrap_or_default();
+        call.written(quoted.len(), |out| out.write_str(&quoted))
+    }),
+];
+
+impl Call<'_, '_> {
+    /// Charges for a search of one string in another.
+    fn searches(&mut self) -> Result<(), EvaluationError> {
+        let length = self.value(0).length() + self.value(1).length();
+        self.meter.charge(length / 8)
+    }
+}
+
+fn size<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    Ok(count(match call.value(0) {
+        Value::String(text) => {
+            call.meter.charge_bytes(text.len())?;
+            text.chars().count()
+        }
+        Value::Bytes(bytes) => bytes.len(),
+        value => value.count(call.meter)?.ok_or_else(|| call.wrong(0, "a string, list or map"))?,
+    }))
+}
+
+/// Returns the byte offset of a character; the length of the string for the position after the last one.
+fn byte_of(call: &mut Call<'_, '_>, text: &str, place: usize) -> Result<usize, EvaluationError> {
+    // Finding the offset counts characters one by one.
+    call.meter.charge(text.len() / 8)?;
+    let found = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).nth(place);
+    found.ok_or_else(|| call.error(format!("place {place} is outside of the text")))
+}
+
+fn char_at<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let (text, place) = (call.text(0)?, call.size(1)?);
+    let start = byte_of(call, text, place)?;
+    let length = text.get(start..).and_then(|rest| rest.chars().next()).map_or(0, char::len_utf8);
+    Ok(Value::String(part(text, start..start + length, call.meter)?))
+}
+
+/// Returns the character position of a byte offset; -1 for none.
+fn place_of<'v>(text: &str, byte: Option<usize>) -> Value<'v> {
+    byte.and_then(|byte| text.get(..byte)).map_or(Value::Int(-1), |before| count(before.chars().count()))
+}
+
+fn index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    if call.value(0).is_list() {
+        return super::lists::index_of(call, false);
+    }
+    call.searches()?;
+    let (text, wanted) = (call.text(0)?, call.text(1)?);
+    let from = if call.given(2) { call.size(2)? } else { 0 };
+    let start = byte_of(call, text, from)?;
+    let found = text.get(start..).and_then(|rest| rest.find(&**wanted)).map(|byte| byte + start);
+    Ok(place_of(text, found))
+}
+
+fn last_index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    if call.value(0).is_list() {
+        return super::lists::index_of(call, true);
+    }
+    call.searches()?;
+    let (text, wanted) = (call.text(0)?, call.text(1)?);
+    let end = if call.given(2) {
+        let from = call.size(2)?;
+        let start = byte_of(call, text, from)?;
+        (start + wanted.len()).min(text.len())
+    } else {
+        text.len()
+    };
+    Ok(place_of(text, text.get(..end).and_then(|before| before.rfind(&**wanted))))
+}
+
+fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let (text, old, new) = (call.text(0)?, call.text(1)?, call.text(2)?);
+    let limit = if call.given(3) { usize::try_from(call.int(3)?).unwrap_or(usize::MAX) } else { usize::MAX };
+    call.searches()?;
+    // The length of the result is computed before it is written.
+    let found = text.matches(&**old).take(limit).count();
+    let length = (text.len() + found.saturating_mul(new.len())).saturating_sub(found * old.len());
+    call.written(length, |out| {
+        let mut behind = 0;
+        for (at, old) in text.match_indices(&**old).take(limit) {
+            out.write_str(text.get(behind..at).unwrap_or_default())?;
+            out.write_str(new)?;
+            behind = at + old.len();
+        }
+        out.write_str(text.get(behind..).unwrap_or_default())
+    })
+}
+
+fn split<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let (text, separator) = (call.text(0)?, call.text(1)?);
+    let limit = if call.given(2) { usize::try_from(call.int(2)?).unwrap_or(usize::MAX) } else { usize::MAX };
+    call.searches()?;
+    let mut parts = ListBuilder::new();
+    if separator.is_empty() {
+        // Each character is one part, and the last part is the remainder.
+        let starts = text.char_indices().map(|(byte, _)| byte).take(limit);
+        let ends = text.char_indices().map(|(byte, _)| byte).skip(1).chain([text.len()]);
+        for (place, (start, end)) in starts.zip(ends).enumerate() {
+            let end = if place + 1 == limit { text.len() } else { end };
+            parts.push(Value::String(part(text, start..end, call.meter)?), call.meter)?;
+        }
+    } else {
+        for inner in text.splitn(limit, &**separator) {
+            parts.push(part_of(text, inner, call.meter)?, call.meter)?;
+        }
+    }
+    parts.finish(call.meter)
+}
+
+fn join<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let parts = call.texts(0)?;
+    let separator: &str = if call.given(1) { call.text(1)? } else { "" };
+    let length = parts.iter().map(|part| part.len() + separator.len()).sum();
+    call.written(length, |text| {
+        parts.iter().enumerate().try_for_each(|(index, part)| {
+            text.write_str(if index > 0 { separator } else { "" })?;
+            text.write_str(part)
+        })
+    })
+}
+
+fn substring<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let (text, start) = (call.text(0)?, call.size(1)?);
+    let first = byte_of(call, text, start)?;
+    let last = if call.given(2) {
+        let end = call.size(2)?;
+        byte_of(call, text, end)?
+    } else {
+        text.len()
+    };
+    if last < first {
+        return Err(call.error("it would end before it begins"));
+    }
+    Ok(Value::String(part(text, first..last, call.meter)?))
+}
+
+fn reverse<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    if call.value(0).is_list() {
+        let items = call.list(0)?;
+        return Value::list(items.iter().rev().cloned(), call.meter);
+    }
+    let text = call.text(0)?;
+    call.written(text.len(), |out| text.chars().rev().try_for_each(|letter| out.write_char(letter)))
+}
+
+fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
+    let text = call.text(0)?;
+    let items = call.list(1)?;
+    let mut items = items.iter();
+    let mut made = TextBuilder::with_capacity(0, call.meter)?;
+    let mut rest: &str = text;
+    while let Some((before, directive)) = rest.split_once('%') {
+        call.meter.charge(FORMAT)?;
+        made.push(before, call.meter)?;
+        let (digits, kind, behind) = directive_of(directive).ok_or_else(|| {
+            call.error("after % there stands s, d, f, e, x, X, o or b, with .n before f and e; %% is a percent sign")
+        })?;
+        rest = behind;
+        if kind == '%' {
+            made.push("%", call.meter)?;
+            continue;
+        }
+        let item = items.next().ok_or_else(|| call.error("there are more directives than values"))?;
+        // A byte has at most two hexadecimal digits.
+        call.meter.charge_text(2 * item.length())?;
+        made.push(&formatted(call, kind, digits, item)?, call.meter)?;
+    }
+    made.push(rest, call.meter)?;
+    made.finish(call.meter)
+}
+
+/// Splits a directive into its number of digits, its kind, and the text after it.
+fn directive_of(text: &str) -> Option<(usize, char, &str)> {
+    let (digits, rest) = match text.strip_prefix('.') {
+        Some(rest) => {
+            let length = rest.bytes().take_while(u8::is_ascii_digit).count();
+            (rest.get(..length)?.parse().ok().filter(|digits| *digits <= 100)?, rest.get(length..)?)
+        }
+        None => (6, text),
+    };
+    let kind = rest.chars().next().filter(|kind| "sdfexXob%".contains(*kind))?;
+    Some((digits, kind, rest.get(kind.len_utf8()..)?))
+}
+
+/// Steps for one directive of a format. A number with a hundred decimals takes longest.
+const FORMAT: usize = 20;
+
+fn formatted(call: &Call<'_, '_>, kind: char, digits: usize, item: &Value<'_>) -> Result<String, EvaluationError> {
+    let wrong = || call.error(format!("%{kind} does not take {}", item.described()));
+    Ok(match (kind, item) {
+        ('s', _) => match item {
+            Value::Double(number) => double_text(*number),
+            _ => super::conversions::text_of(item).ok_or_else(wrong)?,
+        },
+        ('d', Value::Int(number)) => number.to_string(),
+        ('d', Value::UInt(number)) => number.to_string(),
+        ('f' | 'e', Value::Int(number)) => fraction(kind, digits, nearest(*number)),
+        ('f' | 'e', Value::Double(number)) => fraction(kind, digits, *number),
+        ('x', Value::Int(number)) => signed(*number, |number| format!("{number:x}")),
+        ('X', Value::Int(number)) => signed(*number, |number| format!("{number:X}")),
+        ('o', Value::Int(number)) => signed(*number, |number| format!("{number:o}")),
+        ('b', Value::Int(number)) => signed(*number, |number| format!("{number:b}")),
+        ('b', Value::Bool(value)) => u8::from(*value).to_string(),
+        ('x', Value::String(text)) => super::encoding::hexadecimal(text.as_bytes()),
+        ('x', Value::Bytes(bytes)) => super::encoding::hexadecimal(bytes),
+        _ => return Err(wrong()),
+    })
+}
+
+fn fraction(kind: char, digits: usize, number: f64) -> String {
+    if kind == 'f' { format!("{number:.digits$}") } else { exponent(&format!("{number:.digits$e}")) }
+}
+
+/// Pads an exponent to two digits with a sign: `1.5e3` becomes `1.5e+03`.
+fn exponent(text: &str) -> String {
+    let Some((number, power)) = text.split_once('e') else { return text.to_owned() };
+    let (sign, power) = power.strip_prefix('-').map_or(('+', power), |power| ('-', power));
+    format!("{number}e{sign}{power:0>2}")
+}
+
+fn signed(number: i64, digits: impl Fn(u64) -> String) -> String {
+    let sign = if number < 0 { "-" } else { "" };
+    format!("{sign}{}", digits(number.unsigned_abs()))
+}

@@ -1,0 +1,89 @@
+//! Expressions: the language of profiles, a dialect of CEL.
+//!
+//! An expression is pure: it reads its bindings, and returns a value or an error. It has no access to the clock, the
+//! network or random numbers. It visits lists in their order and maps in the order of their keys, so its result is
+//! reproducible.
+//!
+//! 1. [`Text`] finds the expressions in the strings of a template.
+//! 2. [`Expression::compile`] checks an expression once, when a profile is stored. It checks the size first, so that no
+//!    text can exhaust the stack, then names and functions against a [`Scope`].
+//! 3. [`Expression::evaluate`] reads only the [`Bindings`] that the expression reaches, and stops when a [`Meter`] is
+//!    used up.
+//!
+//! Values borrow from their source, see [`Value`]: reading a field of a pod copies nothing.
+//!
+//! # Example
+//!
+//! ```
+//! use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Scope, Value};
+//!
+//! struct Names<'v>(&'v serde_json::Value);
+//!
+//! impl<'v> Bindings<'v> for Names<'v> {
+//!     fn value(&self, name: &str, _: &mut Meter) -> Result<Value<'v>, EvaluationError> {
+//!         Ok(Value::from(&self.0[name]))
+//!     }
+//!
+//!     fn member(&self, _: &str, _: &str, _: &mut Meter) -> Result<Option<Value<'v>>, EvaluationError> {
+//!         Ok(None)
+//!     }
+//!
+//!     fn seed(&self) -> &str {
+//!         ""
+//!     }
+//! }
+//!
+//! let expression = Expression::compile("object.ports.map(p, p + 1)", &Scope::new().with("object")).unwrap();
+//! let names = serde_json::json!({"object": {"ports": [80, 443]}});
+//! let mut meter = Meter::new();
+//! let text = expression.evaluate_text(&Names(&names), &mut meter).unwrap();
+//! assert_eq!(text, "[81,444]");
+//! ```
+
+mod error;
+mod lexer;
+mod pattern;
+mod meter;
+mod quantity;
+mod scope;
+mod syntax;
+mod parse;
+mod text;
+mod value;
+mod operators;
+mod functions;
+mod output;
+mod program;
+mod compile;
+mod evaluate;
+mod native;
+mod reach;
+
+pub use compile::{Expression, Path};
+pub use error::{EvaluationError, ExpressionError};
+pub use evaluate::Bindings;
+pub use functions::signatures;
+pub use meter::{Allowances, Limit, Meter, Owner, Purpose};
+pub use output::Outcome;
+pub use quantity::Quantity;
+pub use scope::{MAXIMUM_PATTERN_MEMORY, MAXIMUM_PROFILE_NODES, Scope, closest};
+pub use text::{Part, Source, Text};
+pub use value::{Extended, Items, Key, ListBuilder, Map, MapBuilder, Text as TextValue, TextBuilder, Value};
+
+/// The maximum length of an expression in bytes.
+pub const MAXIMUM_SOURCE: usize = 1024;
+
+/// The maximum number of parts (literals, names, operators, calls) of an expression.
+pub const MAXIMUM_NODES: usize = 256;
+
+/// The maximum nesting of an expression.
+pub const MAXIMUM_DEPTH: usize = 32;
+
+/// The maximum nesting of loops (`map`, `filter`, `all`, ...).
+pub const MAXIMUM_LOOPS: usize = 2;
+
+/// The maximum size in bytes of a string, or of the whole result of an expression.
+pub const MAXIMUM_RESULT: usize = 256 * 1024;
+
+#[cfg(test)]
+mod tests;

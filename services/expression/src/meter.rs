@@ -1,0 +1,352 @@
+//! The meter grants the steps, memory, depth and time that expressions use.
+//!
+//! Every computation needs a meter. The builders in [`value`](super::value) create computed values with it, and
+//! patterns and loops need it too. Each charges the meter before it uses a resource, even if it then fails. Steps are
+//! counted, not timed, so an expression on the same object always has the same result. The deadline is a last resort.
+//!
+//! A step is about one evaluated node, one visited item, or sixteen written bytes: at most 25 ns of CPU time.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Instant;
+
+use super::MAXIMUM_RESULT;
+use super::error::EvaluationError;
+use super::pattern::Pattern;
+
+/// The remaining budget of expressions. Several expressions may share one meter.
+#[derive(Debug)]
+pub struct Meter {
+    steps: usize,
+    memory: usize,
+    nested: usize,
+    deadline: Option<Instant>,
+    /// The number of remaining steps below which [`Meter::charge`] reads the clock or rejects the charge.
+    clock_at: usize,
+    /// The limit that was reached. All later charges are rejected.
+    reached: Option<Limit>,
+    /// The pool to which the rest is returned.
+    allowance: Option<Allowance>,
+    /// Compiled patterns that are not literals, so that a loop compiles them once.
+    patterns: Vec<(Box<str>, Pattern)>,
+}
+
+/// The budgets of one request: one for all profiles of the platform, one for all profiles of the namespace. A tenant
+/// with a hundred expensive profiles gets no more than a tenant with one, and takes nothing from the platform's budget.
+#[derive(Clone, Debug)]
+pub struct Allowances {
+    pools: Rc<[Pool; 4]>,
+    deadline: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Pool {
+    steps: Cell<usize>,
+    memory: Cell<usize>,
+}
+
+/// The pool that a meter's budget was taken from.
+#[derive(Debug)]
+struct Allowance {
+    pools: Rc<[Pool; 4]>,
+    place: usize,
+}
+
+/// The owner of the profile that a meter is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// A cluster profile.
+    Platform,
+    /// A profile of the object's namespace.
+    Namespace,
+}
+
+/// The purpose of a meter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Deciding what a profile does.
+    Decide,
+    /// Recognizing what it did in an earlier pass. The budget is separate, so that a profile that could be applied can
+    /// also be recognized.
+    Recognize,
+}
+
+impl Allowances {
+    /// The steps that the profiles of one owner may use on one request, for each purpose.
+    pub const STEPS: usize = Meter::PROFILE;
+
+    /// Creates the budgets of a request with this deadline.
+    pub fn until(deadline: Option<Instant>) -> Self {
+        let pool = || Pool { steps: Cell::new(Self::STEPS), memory: Cell::new(Meter::MEMORY) };
+        Self { pools: Rc::new([pool(), pool(), pool(), pool()]), deadline }
+    }
+
+    /// Creates a meter for at most this number of steps. Its rest is returned when it is dropped.
+    pub fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
+        let place = 2 * owner as usize + purpose as usize;
+        let mut meter = Meter::of(steps);
+        if let Some(pool) = self.pools.get(place) {
+            meter.steps = steps.min(pool.steps.get());
+            meter.memory = pool.memory.replace(0);
+            pool.steps.set(pool.steps.get() - meter.steps);
+        }
+        meter.allowance = Some(Allowance { pools: Rc::clone(&self.pools), place });
+        meter.until(self.deadline)
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        let Some(Allowance { pools, place }) = self.allowance.take() else { return };
+        if let Some(pool) = pools.get(place) {
+            pool.steps.set(pool.steps.get() + self.steps);
+            pool.memory.set(pool.memory.get() + self.memory);
+        }
+    }
+}
+
+/// A limit that ended an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// More steps than were granted.
+    Steps,
+    /// More memory than was granted.
+    Memory,
+    /// Values or variables that nest deeper than allowed.
+    Depth,
+    /// The deadline of the request has passed.
+    Time,
+}
+
+/// The maximum number of cached patterns.
+const MAXIMUM_PATTERNS: usize = 8;
+
+/// The maximum depth of expressions that evaluate others through variables.
+const MAXIMUM_NESTED: usize = 24;
+
+/// The maximum depth of computed values. The parsers bound the depth of values from JSON. So no walk over a value needs
+/// more stack than a request's thread has.
+pub(crate) const MAXIMUM_VALUE_DEPTH: u8 = 64;
+
+/// Steps between two reads of the clock: less than a millisecond.
+const CLOCK_INTERVAL: usize = 20_000;
+
+/// Steps for an error that does not end the evaluation, because its message is created.
+const ERROR: usize = 20;
+
+impl Meter {
+    /// The steps that one expression may use, including all variables that it reads for the first time.
+    pub const EXPRESSION: usize = 100_000;
+
+    /// The steps that one profile may use on one object, for all its expressions together.
+    pub const PROFILE: usize = 4 * Self::EXPRESSION;
+
+    /// Bytes of text that cost one step.
+    pub const BYTES: usize = 16;
+
+    /// Bytes of memory that one meter grants in total, whether they are freed or not.
+    pub const MEMORY: usize = 8 << 20;
+
+    /// Creates a meter for one expression.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self::of(Self::EXPRESSION)
+    }
+
+    /// Creates a meter with this number of steps.
+    #[must_use]
+    pub const fn of(steps: usize) -> Self {
+        Self {
+            steps,
+            memory: Self::MEMORY,
+            nested: 0,
+            deadline: None,
+            clock_at: 0,
+            reached: None,
+            allowance: None,
+            patterns: Vec::new(),
+        }
+    }
+
+    /// Sets the deadline after which all charges are rejected.
+    #[must_use]
+    pub fn until(mut self, deadline: Option<Instant>) -> Self {
+        self.deadline = deadline;
+        self.clock_at = if deadline.is_some() { self.steps.saturating_sub(CLOCK_INTERVAL) } else { 0 };
+        self
+    }
+
+    /// Returns the remaining steps.
+    #[must_use]
+    #[inline]
+    pub const fn left(&self) -> usize {
+        self.steps
+    }
+
+    /// Returns the remaining bytes of memory.
+    #[must_use]
+    #[inline]
+    pub const fn memory_left(&self) -> usize {
+        self.memory
+    }
+
+    /// Returns the limit that was reached, if any.
+    #[must_use]
+    #[inline]
+    pub const fn reached(&self) -> Option<Limit> {
+        self.reached
+    }
+
+    /// Charges steps.
+    ///
+    /// # Errors
+    /// This or an earlier charge reached a limit.
+    #[inline]
+    pub fn charge(&mut self, steps: usize) -> Result<(), EvaluationError> {
+        match self.steps.checked_sub(steps) {
+            Some(left) if left >= self.clock_at => {
+                self.steps = left;
+                Ok(())
+            }
+            left => self.charge_slowly(left),
+        }
+    }
+
+    #[cold]
+    fn charge_slowly(&mut self, left: Option<usize>) -> Result<(), EvaluationError> {
+        if let Some(limit) = self.reached {
+            return Err(limit.error());
+        }
+        self.steps = left.unwrap_or(0);
+        if left.is_none() {
+            return Err(self.reach(Limit::Steps));
+        }
+        if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(self.reach(Limit::Time));
+        }
+        self.clock_at = self.steps.saturating_sub(CLOCK_INTERVAL);
+        Ok(())
+    }
+
+    /// Charges the steps for reading or writing this number of bytes.
+    #[inline]
+    pub fn charge_bytes(&mut self, bytes: usize) -> Result<(), EvaluationError> {
+        self.charge(bytes / Self::BYTES)
+    }
+
+    /// Charges memory, and the steps for writing to it.
+    #[inline]
+    pub fn charge_memory(&mut self, bytes: usize) -> Result<(), EvaluationError> {
+        self.charge(bytes / Self::BYTES)?;
+        self.take_memory(bytes)
+    }
+
+    /// Charges memory whose steps are charged separately.
+    #[inline]
+    pub(crate) fn take_memory(&mut self, bytes: usize) -> Result<(), EvaluationError> {
+        match self.memory.checked_sub(bytes) {
+            Some(left) => {
+                self.memory = left;
+                Ok(())
+            }
+            None => Err(self.reach(Limit::Memory)),
+        }
+    }
+
+    /// Charges a string of this length, which [`MAXIMUM_RESULT`] bounds.
+    pub(crate) fn charge_text(&mut self, bytes: usize) -> Result<(), EvaluationError> {
+        if bytes > MAXIMUM_RESULT {
+            self.charge(ERROR)?;
+            return Err(EvaluationError::new(format!(
+                "a text of {bytes} bytes is longer than {} KiB",
+                MAXIMUM_RESULT / 1024
+            )));
+        }
+        self.charge(1)?;
+        self.charge_memory(bytes)
+    }
+
+    /// Charges sorting this number of values, whose strings have at most this number of bytes.
+    pub(crate) fn charge_sort(&mut self, count: usize, longest: usize) -> Result<(), EvaluationError> {
+        let comparisons = count.saturating_mul(usize::BITS.saturating_sub(count.leading_zeros()) as usize);
+        self.charge(comparisons.saturating_mul(1 + longest / 64))
+    }
+
+    /// Checks a level of nesting around values of this depth; returns the depth of the new value.
+    pub(crate) fn charge_depth(&mut self, within: u8) -> Result<u8, EvaluationError> {
+        match within.checked_add(1) {
+            Some(depth) if depth <= MAXIMUM_VALUE_DEPTH => Ok(depth),
+            _ => Err(self.reach(Limit::Depth)),
+        }
+    }
+
+    /// Charges an error that does not end the evaluation. The error of a reached limit is returned as a failure.
+    pub(crate) fn go_on_after(&mut self, error: EvaluationError) -> Result<EvaluationError, EvaluationError> {
+        if error.is_exhausted() {
+            return Err(error);
+        }
+        self.charge(ERROR)?;
+        Ok(error)
+    }
+
+    /// Returns the cached compiled form of a pattern.
+    pub(crate) fn pattern(&self, text: &str) -> Option<Pattern> {
+        self.patterns.iter().find(|(pattern, _)| **pattern == *text).map(|(_, compiled)| compiled.clone())
+    }
+
+    pub(crate) fn remember(&mut self, text: &str, pattern: &Pattern) {
+        if self.patterns.len() < MAXIMUM_PATTERNS {
+            self.patterns.push((text.into(), pattern.clone()));
+        }
+    }
+
+    pub(crate) fn enter(&mut self) -> Result<(), EvaluationError> {
+        self.nested += 1;
+        if self.nested > MAXIMUM_NESTED {
+            self.reach(Limit::Depth);
+            return Err(EvaluationError::exhausted(format!(
+                "variables refer to one another more than {MAXIMUM_NESTED} deep"
+            )));
+        }
+        self.charge(1)
+    }
+
+    pub(crate) fn leave(&mut self) {
+        self.nested = self.nested.saturating_sub(1);
+    }
+
+    #[cold]
+    fn reach(&mut self, limit: Limit) -> EvaluationError {
+        self.reached = Some(limit);
+        self.clock_at = usize::MAX;
+        limit.error()
+    }
+}
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Limit {
+    fn error(self) -> EvaluationError {
+        let (message, help) = match self {
+            Self::Steps => (
+                "the expression does too much work and was ended".to_owned(),
+                "loop over smaller lists, or over one list instead of every pair of two",
+            ),
+            Self::Memory => (
+                format!("the expression uses more than {} MiB of memory and was ended", Meter::MEMORY >> 20),
+                "build smaller lists and texts, and read only the fields that are needed",
+            ),
+            Self::Depth => {
+                (format!("a value nests more than {MAXIMUM_VALUE_DEPTH} levels deep"), "build flat lists and maps")
+            }
+            Self::Time => {
+                ("the request has to be answered before the expression ends".to_owned(), "loop over smaller lists")
+            }
+        };
+        EvaluationError::exhausted(message).with_help(help)
+    }
+}

@@ -1,0 +1,272 @@
+//! Builds computed values. Only this module can create them, and it charges the meter for every part first.
+
+use std::fmt;
+use std::mem::size_of;
+use std::sync::Arc;
+
+use super::{Extended, Key, List, Map, Mapping, Present, SharedBytes, SharedText, Text, Value};
+use crate::error::EvaluationError;
+use crate::meter::Meter;
+
+/// Builds a list, item by item.
+#[derive(Debug, Default)]
+pub struct ListBuilder<'v> {
+    items: Vec<Value<'v>>,
+    depth: u8,
+}
+
+/// Builds a map, entry by entry.
+#[derive(Debug, Default)]
+pub struct MapBuilder<'v> {
+    entries: Map<'v>,
+    depth: u8,
+}
+
+/// Builds a string. Writing more than the meter granted is a [`fmt::Error`].
+#[derive(Debug)]
+pub struct TextBuilder {
+    text: String,
+    granted: usize,
+}
+
+/// Steps for one entry of a map, whose key is hashed.
+const ENTRY: usize = 3;
+
+/// Bytes of memory of one entry of a map, in addition to its key and value.
+const ENTRY_BYTES: usize = 16;
+
+impl<'v> ListBuilder<'v> {
+    /// Creates an empty list.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { items: Vec::new(), depth: 0 }
+    }
+
+    /// Creates an empty list with memory for this number of items.
+    ///
+    /// # Errors
+    /// The meter does not grant the memory.
+    pub fn with_capacity(count: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        meter.charge_items(count)?;
+        Ok(Self { items: Vec::with_capacity(count), depth: 0 })
+    }
+
+    /// Adds an item.
+    ///
+    /// # Errors
+    /// The meter does not grant it, or the item nests too deeply.
+    pub fn push(&mut self, item: Value<'v>, meter: &mut Meter) -> Result<(), EvaluationError> {
+        if self.items.len() == self.items.capacity() {
+            // The vector grows to four items first, and then doubles.
+            meter.charge_items(self.items.len().max(4))?;
+        }
+        self.depth = self.depth.max(item.depth());
+        self.items.push(item);
+        Ok(())
+    }
+
+    /// Returns the list.
+    ///
+    /// # Errors
+    /// It nests too deeply.
+    pub fn finish(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
+        let depth = meter.charge_depth(self.depth)?;
+        Ok(Value::List(Arc::new(List { items: self.items, depth })))
+    }
+}
+
+impl<'v> MapBuilder<'v> {
+    /// Creates an empty map.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets an entry, and returns the previous value.
+    ///
+    /// # Errors
+    /// The meter does not grant it.
+    pub fn insert(
+        &mut self,
+        key: Key<'v>,
+        value: Value<'v>,
+        meter: &mut Meter,
+    ) -> Result<Option<Value<'v>>, EvaluationError> {
+        self.charge(&key, &value, meter)?;
+        Ok(self.entries.insert(key, value))
+    }
+
+    /// Sets an entry, unless the map already has the key.
+    ///
+    /// # Errors
+    /// The meter does not grant it.
+    pub fn insert_if_absent(
+        &mut self,
+        key: Key<'v>,
+        value: Value<'v>,
+        meter: &mut Meter,
+    ) -> Result<(), EvaluationError> {
+        self.charge(&key, &value, meter)?;
+        self.entries.entry(key).or_insert(value);
+        Ok(())
+    }
+
+    fn charge(&mut self, key: &Key<'v>, value: &Value<'v>, meter: &mut Meter) -> Result<(), EvaluationError> {
+        meter.charge(ENTRY)?;
+        meter.charge_bytes(key.length())?;
+        if self.entries.len() == self.entries.capacity() {
+            let entry = size_of::<(Key<'_>, Value<'_>)>() + ENTRY_BYTES;
+            meter.take_memory(self.entries.len().max(4).saturating_mul(entry))?;
+        }
+        self.depth = self.depth.max(value.depth());
+        Ok(())
+    }
+
+    /// Returns the map.
+    ///
+    /// # Errors
+    /// It nests too deeply.
+    pub fn finish(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
+        let depth = meter.charge_depth(self.depth)?;
+        Ok(Value::Map(Arc::new(Mapping { entries: self.entries, depth })))
+    }
+}
+
+impl TextBuilder {
+    /// Creates an empty string with memory for this number of bytes.
+    ///
+    /// # Errors
+    /// The meter does not grant the memory.
+    pub fn with_capacity(bytes: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        meter.charge_text(bytes)?;
+        Ok(Self { text: String::with_capacity(bytes), granted: bytes })
+    }
+
+    /// Appends a string.
+    ///
+    /// # Errors
+    /// The meter does not grant it.
+    pub fn push(&mut self, text: &str, meter: &mut Meter) -> Result<(), EvaluationError> {
+        let length = self.text.len() + text.len();
+        if length > self.granted {
+            // The string doubles when it grows.
+            let granted = length.max(self.granted.saturating_mul(2)).min(length.max(crate::MAXIMUM_RESULT));
+            meter.charge_text(granted)?;
+            self.granted = granted;
+        }
+        self.text.push_str(text);
+        Ok(())
+    }
+
+    /// Returns the string so far.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Returns the string as a value.
+    ///
+    /// # Errors
+    /// The meter does not grant the shared copy.
+    pub fn finish<'v>(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
+        meter.charge_memory(self.text.len())?;
+        Ok(Value::String(Text::Shared(SharedText(self.text.into()))))
+    }
+}
+
+impl fmt::Write for TextBuilder {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.text.len() + text.len() > self.granted {
+            return Err(fmt::Error);
+        }
+        self.text.push_str(text);
+        Ok(())
+    }
+}
+
+impl<'v> Value<'v> {
+    /// Creates a computed string as a copy.
+    ///
+    /// # Errors
+    /// The meter does not grant it.
+    pub fn owned(text: &str, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        Ok(Self::String(Text::owned(text, meter)?))
+    }
+
+    /// Creates computed bytes as a copy.
+    ///
+    /// # Errors
+    /// The meter does not grant them.
+    pub fn bytes(bytes: &[u8], meter: &mut Meter) -> Result<Self, EvaluationError> {
+        meter.charge_text(bytes.len())?;
+        Ok(Self::Bytes(SharedBytes(Arc::from(bytes))))
+    }
+
+    /// Creates a list.
+    ///
+    /// # Errors
+    /// The meter does not grant it, or it nests too deeply.
+    pub fn list(items: impl IntoIterator<Item = Self>, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        let mut list = ListBuilder::new();
+        for item in items {
+            list.push(item, meter)?;
+        }
+        list.finish(meter)
+    }
+
+    /// Creates a map.
+    ///
+    /// # Errors
+    /// The meter does not grant it, or it nests too deeply.
+    pub fn map(entries: impl IntoIterator<Item = (Key<'v>, Self)>, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        let mut map = MapBuilder::new();
+        for (key, value) in entries {
+            map.insert(key, value, meter)?;
+        }
+        map.finish(meter)
+    }
+
+    /// Creates an optional with a value.
+    ///
+    /// # Errors
+    /// The meter does not grant it, or it nests too deeply.
+    pub fn some(value: Self, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        meter.charge_items(1)?;
+        let depth = meter.charge_depth(value.depth())?;
+        Ok(Self::Optional(Some(Arc::new(Present { value, depth }))))
+    }
+
+    /// Creates an optional, which is empty for `None`.
+    ///
+    /// # Errors
+    /// The same as those of [`Value::some`].
+    pub fn optional(value: Option<Self>, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        value.map_or(Ok(Self::none()), |value| Self::some(value, meter))
+    }
+
+    /// Creates an object with added members, which hide members of the object with the same name.
+    ///
+    /// # Errors
+    /// The meter does not grant it, or it nests too deeply.
+    pub fn extended(
+        base: Self,
+        members: [Option<(&'static str, Self)>; 2],
+        meter: &mut Meter,
+    ) -> Result<Self, EvaluationError> {
+        meter.charge_items(1 + members.len())?;
+        let depth = members.iter().flatten().map(|(_, value)| value.depth()).max().unwrap_or(0);
+        let depth = meter.charge_depth(depth.max(base.depth()))?;
+        Ok(Self::Extended(Arc::new(Extended { base, members, depth })))
+    }
+}
+
+impl Text<'_> {
+    /// Creates a computed string as a copy.
+    ///
+    /// # Errors
+    /// The meter does not grant it.
+    pub fn owned(text: &str, meter: &mut Meter) -> Result<Self, EvaluationError> {
+        meter.charge_text(text.len())?;
+        Ok(Self::Shared(SharedText(text.into())))
+    }
+}

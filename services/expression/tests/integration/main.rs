@@ -1,0 +1,138 @@
+//! The language of expressions: every example of its page, what must be refused, what must end, and the profiles that it
+//! was made for.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
+mod limits;
+mod mistakes;
+mod oracle;
+mod page;
+mod profiles;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Part, Scope, Text, Value};
+use serde_json::Value as Json;
+
+/// Names whose members are asked for one by one.
+const NAMESPACES: [&str; 3] = ["params", "variables", "lookups"];
+
+/// Names whose value is an optional.
+const OPTIONALS: [&str; 3] = ["owner", "serviceAccount", "existing"];
+
+/// A scope and what its names stand for, with variables that are evaluated when they are read.
+#[derive(Default)]
+struct World {
+    values: BTreeMap<String, Json>,
+    variables: BTreeMap<String, Expression>,
+    read: RefCell<Vec<String>>,
+}
+
+impl World {
+    fn new(values: Json) -> Self {
+        let Json::Object(values) = values else { panic!("the values are an object") };
+        Self { values: values.into_iter().collect(), ..Self::default() }
+    }
+
+    fn with(mut self, name: &str, value: Json) -> Self {
+        self.values.insert(name.to_owned(), value);
+        self
+    }
+
+    /// Adds variables in their order; each may read all others.
+    fn variables(mut self, variables: &[(&str, &str)]) -> Self {
+        let scope = self.scope().with_members("variables", variables.iter().map(|(name, _)| *name));
+        for (name, source) in variables {
+            let expression = Expression::compile(source, &scope).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+            self.variables.insert((*name).to_owned(), expression);
+        }
+        self
+    }
+
+    fn scope(&self) -> Scope {
+        let scope = Scope::new().with_members("variables", self.variables.keys());
+        self.values.iter().fold(scope, |scope, (name, value)| match value {
+            Json::Object(members) if NAMESPACES.contains(&name.as_str()) => scope.with_members(name, members.keys()),
+            _ => scope.with(name),
+        })
+    }
+
+    fn run(&self, source: &str) -> Result<Outcome, EvaluationError> {
+        self.run_within(source, &mut Meter::new())
+    }
+
+    fn run_within(&self, source: &str, meter: &mut Meter) -> Result<Outcome, EvaluationError> {
+        let expression =
+            Expression::compile(source, &self.scope()).unwrap_or_else(|error| panic!("{source}: {error:?}"));
+        expression.evaluate_outcome(&Borrowed { world: self }, meter)
+    }
+
+    fn value(&self, source: &str) -> Json {
+        match self.run(source) {
+            Ok(Outcome::Value(value)) => value,
+            other => panic!("{source}: {other:?}"),
+        }
+    }
+
+    fn error(&self, source: &str) -> EvaluationError {
+        self.run(source).expect_err(source)
+    }
+
+    /// A string of a template with its expressions replaced.
+    fn text(&self, text: &str) -> String {
+        let scope = self.scope();
+        let evaluate = |source: &str| {
+            let expression = Expression::compile(source, &scope).unwrap();
+            expression.evaluate_text(&Borrowed { world: self }, &mut Meter::new()).unwrap()
+        };
+        match Text::parse(text).unwrap() {
+            Text::Literal(text) => text,
+            Text::Whole(source) => evaluate(&source.text),
+            Text::Mixed(parts) => parts
+                .into_iter()
+                .map(|part| match part {
+                    Part::Text(text) => text,
+                    Part::Expression(source) => evaluate(&source.text),
+                })
+                .collect(),
+        }
+    }
+}
+
+struct Borrowed<'w> {
+    world: &'w World,
+}
+
+impl<'w> Bindings<'w> for Borrowed<'w> {
+    fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'w>, EvaluationError> {
+        self.world.read.borrow_mut().push(name.to_owned());
+        let value = self.world.values.get(name).ok_or_else(|| EvaluationError::new(format!("{name} is not there")))?;
+        Ok(match value {
+            Json::Null if OPTIONALS.contains(&name) => Value::none(),
+            value if OPTIONALS.contains(&name) => Value::some(value.into(), meter)?,
+            value => value.into(),
+        })
+    }
+
+    fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'w>>, EvaluationError> {
+        if name == "variables" {
+            let expression = &self.world.variables[member];
+            return expression.evaluate(self, meter).map(Some);
+        }
+        Ok(self.world.values[name].get(member).map(Value::from))
+    }
+
+    fn seed(&self) -> &'static str {
+        "3a9f12f0-18d7-406d-861c-e6c005cfdef1"
+    }
+}
+
+fn empty() -> World {
+    World::new(serde_json::json!({}))
+}

@@ -1,0 +1,72 @@
+//! Searches a string for a byte, eight bytes at a time. Most strings do not contain it and are read in full.
+
+/// A word whose eight bytes are all one.
+pub(crate) const ONES: u64 = u64::MAX / 255;
+
+/// Whether a string contains an ASCII byte.
+#[inline]
+pub fn has_byte(text: &str, byte: u8) -> bool {
+    any(text.as_bytes(), |word| marked(word, byte) != 0, |other| other == byte)
+}
+
+/// Returns the part of a string before an ASCII byte; all of it if the byte is absent.
+#[inline]
+pub fn before_byte(text: &str, byte: u8) -> &str {
+    let place = find(text.as_bytes(), |word| marked(word, byte), |other| other == byte);
+    place.and_then(|place| text.get(..place)).unwrap_or(text)
+}
+
+/// Whether a test holds for any byte. `of_word` tests eight bytes at once.
+#[inline]
+pub(crate) fn any(text: &[u8], of_word: impl Fn(u64) -> bool, of_byte: impl Fn(u8) -> bool) -> bool {
+    // The last eight bytes are tested as one word, which may overlap the words before it.
+    let Some(last) = text.last_chunk() else {
+        return match (text.first_chunk(), text.last_chunk()) {
+            (Some(first), Some(last)) => {
+                of_word(u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << 32)
+            }
+            _ => text.iter().any(|byte| of_byte(*byte)),
+        };
+    };
+    let (words, _) = text.as_chunks();
+    words.iter().any(|word| of_word(u64::from_le_bytes(*word))) || of_word(u64::from_le_bytes(*last))
+}
+
+/// Returns the position of the first matching byte. `of_word` marks matching bytes of a word by their highest bits;
+/// marks above the first one may be false.
+#[inline]
+pub(crate) fn find(text: &[u8], of_word: impl Fn(u64) -> u64, of_byte: impl Fn(u8) -> bool) -> Option<usize> {
+    let (words, rest) = text.as_chunks();
+    for (index, word) in words.iter().enumerate() {
+        let marks = of_word(u64::from_le_bytes(*word));
+        if marks != 0 {
+            return Some(index * 8 + marks.trailing_zeros() as usize / 8);
+        }
+    }
+    let place = rest.iter().position(|byte| of_byte(*byte))?;
+    Some(text.len() - rest.len() + place)
+}
+
+/// Marks the bytes of a word that equal an ASCII byte, by their highest bits. Marks above the first one may be false.
+#[inline]
+pub(crate) const fn marked(word: u64, byte: u8) -> u64 {
+    let zero = word ^ (ONES * byte as u64);
+    zero.wrapping_sub(ONES) & !zero & (ONES << 7)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{before_byte, has_byte};
+
+    #[test]
+    fn a_byte_is_found_at_every_place() {
+        for length in 0..20 {
+            assert!(!has_byte(&"é".repeat(length), b'i'), "{length}");
+            for place in 0..length {
+                let text: String = (0..length).map(|at| if at == place { '\\' } else { ']' }).collect();
+                assert!(has_byte(&text, b'\\') && !has_byte(&text, b'['), "{text}");
+                assert_eq!((before_byte(&text, b'\\'), before_byte(&text, b'[')), (&text[..place], &*text));
+            }
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! A JSON value under edit: a tree of slots over a tape.
+//!
+//! A slot is opened, so that its members or items become slots, only where something below it is read or changed.
+//! Everything else stays one slot that refers to the tape. Slots record whether they existed initially, so the module
+//! `patch` can derive the changes from the tree. All slots are in one vector, so opening and adding do not allocate per
+//! slot. To return to an earlier state, a document saves each slot before its first later change.
+
+use std::num::NonZeroU32;
+
+use thiserror::Error;
+
+use super::string::{Key, key_that_stands_twice};
+use super::tape::{Kind, Value};
+
+mod edit;
+
+/// The number of a slot in a document, starting with 1. It stays valid as long as the document exists, and refers to
+/// the same slot in copies of the document. Later slots have greater numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(NonZeroU32);
+
+/// The number of a string that a document owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextId(u32);
+
+/// The change of a slot since the document was created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It existed initially. Slots below it may have changed.
+    Original,
+    /// It existed initially, and has another value now.
+    Replaced,
+    /// It did not exist initially.
+    Added,
+    /// It existed initially and is removed. Only its position is kept.
+    Removed,
+}
+
+/// The content of a slot.
+#[derive(Clone, Copy, Debug)]
+pub enum Content<'a> {
+    /// An unopened value in a tape.
+    Value(Value<'a>),
+    /// A scalar as JSON text. The check of a patch also uses it for other values, which it never opens.
+    Scalar(&'a str),
+    /// A new scalar as JSON text, owned by the document.
+    Made(TextId),
+    /// An object whose members are slots.
+    Map,
+    /// A list whose items are slots.
+    List,
+}
+
+/// An object that cannot be edited, because a duplicate key makes it ambiguous.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the key {key:?} stands twice in one object")]
+pub struct Malformed {
+    /// The duplicate key.
+    pub key: Box<str>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot<'a> {
+    key: Option<Key<'a>>,
+    content: Content<'a>,
+    state: State,
+    /// Whether its state at the mark is saved.
+    is_remembered: bool,
+    first: Option<SlotId>,
+    last: Option<SlotId>,
+    next: Option<SlotId>,
+}
+
+/// A slot and its number, for reading several of its properties.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'d, 'a> {
+    /// The number of the slot.
+    pub id: SlotId,
+    slot: &'d Slot<'a>,
+}
+
+/// A JSON value under edit.
+#[derive(Clone, Debug)]
+pub struct Document<'a> {
+    slots: Vec<Slot<'a>>,
+    texts: Vec<String>,
+    /// The initial values of replaced slots.
+    originals: Vec<(SlotId, Value<'a>)>,
+    /// The number of replacements, removals and insertions into lists.
+    upheavals: u32,
+    /// Whether any slot that existed initially was ever removed.
+    has_removed: bool,
+    /// Whether all values to open are known to have no duplicate keys.
+    keys_are_known: bool,
+    mark: Mark,
+    /// The saved states of slots that existed at the mark and have changed since.
+    before: Vec<(SlotId, Slot<'a>)>,
+}
+
+/// The sizes of a document's vectors at the mark.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    slots: usize,
+    texts: usize,
+    originals: usize,
+}
+
+impl SlotId {
+    /// Creates the number of a slot. A document has fewer slots than a tape has nodes, whose number fits.
+    #[inline]
+    fn number(number: usize) -> Self {
+        Self(u32::try_from(number).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX))
+    }
+
+    #[inline]
+    const fn place(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+impl<'a> Document<'a> {
+    /// The slot of the whole value.
+    pub const ROOT: SlotId = SlotId(NonZeroU32::MIN);
+
+    /// The initial capacity in slots. A pod with one sidecar opens about fifty, one with three twice as many.
+    const CAPACITY: usize = 160;
+
+    /// The initial capacity for changes since the mark.
+    const CHANGES: usize = 64;
+
+    /// The number of members above which duplicate keys are found by sorting.
+    const FEW: usize = 24;
+
+    /// Creates a document without edits.
+    #[must_use]
+    pub fn new(root: Value<'a>) -> Self {
+        let mut slots = Vec::with_capacity(Self::CAPACITY);
+        slots.push(Slot::new(None, Content::Value(root), State::Original));
+        Self {
+            slots,
+            texts: Vec::new(),
+            originals: Vec::new(),
+            upheavals: 0,
+            has_removed: false,
+            keys_are_known: false,
+            mark: Mark::default(),
+            before: Vec::new(),
+        }
+    }
+
+    /// Creates a document for a value of which another document opens at least as much. That document checks the keys.
+    pub fn beside(root: Value<'a>) -> Self {
+        Self { keys_are_known: true, ..Self::new(root) }
+    }
+
+    /// Sets the mark to the current state.
+    pub fn mark(&mut self) {
+        self.mark = Mark { slots: self.slots.len(), texts: self.texts.len(), originals: self.originals.len() };
+        let mut before = std::mem::take(&mut self.before);
+        for (id, _) in before.drain(..) {
+            if let Some(slot) = self.slots.get_mut(id.place()) {
+                slot.is_remembered = false;
+            }
+        }
+        before.reserve(Self::CHANGES);
+        self.before = before;
+    }
+
+    /// Returns to the state at the mark. Later slots become invalid.
+    pub fn go_back(&mut self) {
+        let mut before = std::mem::take(&mut self.before);
+        self.slots.truncate(self.mark.slots);
+        self.texts.truncate(self.mark.texts);
+        self.originals.truncate(self.mark.originals);
+        self.upheavals += 1;
+        for (id, slot) in before.drain(..) {
+            if let Some(changed) = self.slots.get_mut(id.place()) {
+                *changed = slot;
+            }
+        }
+    }
+
+    /// Returns the number of the next slot.
+    #[inline]
+    pub fn end(&self) -> SlotId {
+        SlotId::number(self.slots.len() + 1)
+    }
+
+    /// Returns a counter of changes to values and positions. Inserting an item into a list increments it by one.
+    /// Adding a member does not change it.
+    #[inline]
+    pub const fn upheavals(&self) -> u32 {
+        self.upheavals
+    }
+
+    /// Stores a new scalar as JSON text.
+    pub fn keep(&mut self, text: impl Into<String>) -> Content<'a> {
+        let id = TextId(u32::try_from(self.texts.len()).unwrap_or(u32::MAX));
+        self.texts.push(text.into());
+        Content::Made(id)
+    }
+
+    /// Returns the JSON text of an unopened slot; `None` if it is open.
+    #[inline]
+    pub fn raw(&self, id: SlotId) -> Option<&str> {
+        match self.content(id) {
+            Content::Value(value) => Some(value.raw()),
+            Content::Scalar(text) => Some(text),
+            Content::Made(text) => self.made(text),
+            Content::Map | Content::List => None,
+        }
+    }
+
+    #[inline]
+    fn made(&self, id: TextId) -> Option<&str> {
+        self.texts.get(id.0 as usize).map(String::as_str)
+    }
+
+    /// Returns the content of a slot.
+    #[inline]
+    pub fn content(&self, id: SlotId) -> Content<'a> {
+        self.slot(id).map_or(Content::Scalar("null"), |slot| slot.content)
+    }
+
+    /// Returns the change of a slot since the document was created.
+    #[inline]
+    pub fn state(&self, id: SlotId) -> State {
+        self.slot(id).map_or(State::Removed, |slot| slot.state)
+    }
+
+    /// Whether a replaced slot has its initial value again.
+    pub fn is_as_it_was(&self, id: SlotId) -> bool {
+        let original = self.originals.iter().find(|(slot, _)| *slot == id);
+        original.is_some_and(|(_, original)| self.raw(id) == Some(original.raw()))
+    }
+
+    /// Returns the key of a member; `None` for items and the root.
+    #[inline]
+    pub fn key(&self, id: SlotId) -> Option<Key<'a>> {
+        self.slot(id).and_then(|slot| slot.key)
+    }
+
+    /// Returns the kind of the current value.
+    #[inline]
+    pub fn kind(&self, id: SlotId) -> Kind {
+        match self.content(id) {
+            Content::Value(value) => value.kind(),
+            Content::Map => Kind::Object,
+            Content::List => Kind::Array,
+            Content::Scalar(text) => scalar_kind(text),
+            Content::Made(text) => scalar_kind(self.made(text).unwrap_or_default()),
+        }
+    }
+
+    /// Returns the first child of an open slot, including removed ones.
+    #[inline]
+    pub fn first(&self, id: SlotId) -> Option<SlotId> {
+        self.slot(id).and_then(|slot| slot.first)
+    }
+
+    /// Returns the next sibling, including removed ones.
+    #[inline]
+    pub fn next(&self, id: SlotId) -> Option<SlotId> {
+        self.slot(id).and_then(|slot| slot.next)
+    }
+
+    /// Returns the children of an open slot, including removed ones.
+    #[inline]
+    pub fn all_children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
+        std::iter::successors(self.first(id), |child| self.next(*child))
+    }
+
+    /// Returns the children of an open slot for reading, including removed ones.
+    #[inline]
+    pub fn entries(&self, id: SlotId) -> impl Iterator<Item = Entry<'_, 'a>> {
+        let mut next = self.first(id);
+        std::iter::from_fn(move || {
+            let id = next?;
+            let slot = self.slot(id)?;
+            next = slot.next;
+            Some(Entry { id, slot })
+        })
+    }
+
+    /// Returns the children of an open slot without removed ones.
+    #[inline]
+    pub fn children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
+        self.entries(id).filter(|entry| !entry.is_removed()).map(|entry| entry.id)
+    }
+
+    /// Returns the number of compared members, and the member of an open object. Removed members are skipped.
+    #[inline]
+    pub fn look_for(&self, id: SlotId, key: &str) -> (usize, Option<SlotId>) {
+        let (mut looks, mut next) = (0, self.first(id));
+        while let Some((id, slot)) = next.and_then(|id| Some((id, self.slot(id)?))) {
+            next = slot.next;
+            if slot.state == State::Removed {
+                continue;
+            }
+            looks += 1;
+            if slot.key.is_some_and(|candidate| candidate.is(key)) {
+                return (looks, Some(id));
+            }
+        }
+        (looks, None)
+    }
+
+    /// Opens an object or list: turns its members or items into slots. Scalars and open slots are unchanged.
+    pub fn open(&mut self, id: SlotId) -> Result<(), Malformed> {
+        let Content::Value(value) = self.content(id) else { return Ok(()) };
+        // Values below an added value are part of the same addition.
+        let state = if self.state(id) == State::Original { State::Original } else { State::Added };
+        match value.kind() {
+            Kind::Object => {
+                let start = self.slots.len();
+                let members = value.members().map(|(key, value)| (Some(key), value));
+                self.take_apart(id, Content::Map, members, state);
+                if self.keys_are_known { Ok(()) } else { self.check_keys(start) }
+            }
+            Kind::Array => {
+                self.take_apart(id, Content::List, value.items().map(|item| (None, item)), state);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Turns the parts of a value into linked slots.
+    fn take_apart(
+        &mut self,
+        id: SlotId,
+        content: Content<'a>,
+        parts: impl Iterator<Item = (Option<Key<'a>>, Value<'a>)>,
+        state: State,
+    ) {
+        let before = self.slots.len();
+        for (key, value) in parts {
+            let next = Some(SlotId::number(self.slots.len() + 2));
+            self.slots.push(Slot { next, ..Slot::new(key, Content::Value(value), state) });
+        }
+        let (mut first, mut last) = (None, None);
+        if let Some(slot) = self.slots.get_mut(before..).and_then(<[_]>::last_mut) {
+            slot.next = None;
+            first = Some(SlotId::number(before + 1));
+            last = Some(SlotId::number(self.slots.len()));
+        }
+        if let Some(slot) = self.slot_mut(id) {
+            slot.content = content;
+            slot.first = first;
+            slot.last = last;
+        }
+    }
+
+    /// Opens an object, and returns its member with this key unless it is removed.
+    #[inline]
+    pub fn member(&mut self, id: SlotId, key: &str) -> Result<Option<SlotId>, Malformed> {
+        self.open(id)?;
+        Ok(self.look_for(id, key).1)
+    }
+
+    /// Returns the value of a member in a tape without opening anything; `None` if it is absent, open, or new.
+    #[inline]
+    pub fn value_of(&self, id: SlotId, key: &str) -> Option<Value<'a>> {
+        match self.content(id) {
+            Content::Value(value) => value.get(key),
+            Content::Map => match self.content(self.look_for(id, key).1?) {
+                Content::Value(value) => Some(value),
+                Content::Scalar(_) | Content::Made(_) | Content::Map | Content::List => None,
+            },
+            Content::Scalar(_) | Content::Made(_) | Content::List => None,
+        }
+    }
+
+    /// Returns the JSON text of an unopened member; `None` if it is absent or open.
+    #[inline]
+    pub fn raw_of(&self, id: SlotId, key: &str) -> Option<&str> {
+        match self.content(id) {
+            Content::Value(value) => value.get(key).map(Value::raw),
+            Content::Map => self.raw(self.look_for(id, key).1?),
+            Content::Scalar(_) | Content::Made(_) | Content::List => None,
+        }
+    }
+
+    /// Writes the current value of a slot.
+    pub fn write(&self, id: SlotId, out: &mut String) {
+        match self.content(id) {
+            Content::Value(value) => out.push_str(value.raw()),
+            Content::Scalar(text) => out.push_str(text),
+            Content::Made(text) => out.push_str(self.made(text).unwrap_or_default()),
+            Content::Map => {
+                self.write_children(id, out, '{', '}');
+            }
+            Content::List => {
+                self.write_children(id, out, '[', ']');
+            }
+        }
+    }
+
+    fn write_children(&self, id: SlotId, out: &mut String, open: char, close: char) {
+        out.push(open);
+        for (index, child) in self.entries(id).filter(|child| !child.is_removed()).enumerate() {
+            if index > 0 {
+                out.push(',');
+            }
+            if let Some(key) = child.key() {
+                out.push('"');
+                out.push_str(key.escaped());
+                out.push_str("\":");
+            }
+            self.write(child.id, out);
+        }
+        out.push(close);
+    }
+
+    /// Checks that the slots from `start` on, the members of one object, have no duplicate keys.
+    fn check_keys(&self, start: usize) -> Result<(), Malformed> {
+        let members = self.slots.get(start..).unwrap_or_default();
+        let keys = || members.iter().filter_map(|slot| slot.key);
+        let twice = if members.len() <= Self::FEW {
+            key_that_stands_twice(keys).map(Key::text)
+        } else {
+            let mut sorted: Vec<_> = keys().map(Key::text).collect();
+            sorted.sort_unstable();
+            let twice = sorted.windows(2).position(|pair| matches!(pair, [first, second] if first == second));
+            twice.map(|place| sorted.swap_remove(place))
+        };
+        match twice {
+            Some(key) => Err(Malformed { key: key.into() }),
+            None => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn slot(&self, id: SlotId) -> Option<&Slot<'a>> {
+        self.slots.get(id.place())
+    }
+
+    /// Returns a slot to change. All changes use this function, so that they can be undone.
+    fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<'a>> {
+        let slot = self.slots.get_mut(id.place())?;
+        if id.place() < self.mark.slots && !slot.is_remembered {
+            self.before.push((id, *slot));
+            slot.is_remembered = true;
+        }
+        Some(slot)
+    }
+}
+
+impl<'d, 'a> Entry<'d, 'a> {
+    /// Returns the key of a member; `None` for items.
+    #[inline]
+    pub fn key(self) -> Option<Key<'a>> {
+        self.slot.key
+    }
+
+    /// Returns the content of the slot.
+    #[inline]
+    pub fn content(self) -> &'d Content<'a> {
+        &self.slot.content
+    }
+
+    /// Whether it is removed.
+    #[inline]
+    pub fn is_removed(self) -> bool {
+        self.slot.state == State::Removed
+    }
+
+    /// Whether it and everything below it is unchanged.
+    #[inline]
+    pub fn is_untouched(self) -> bool {
+        self.slot.state == State::Original && matches!(self.slot.content, Content::Value(_))
+    }
+}
+
+impl<'a> Slot<'a> {
+    const fn new(key: Option<Key<'a>>, content: Content<'a>, state: State) -> Self {
+        Self { key, content, state, is_remembered: false, first: None, last: None, next: None }
+    }
+}
+
+#[inline]
+fn scalar_kind(text: &str) -> Kind {
+    match text.as_bytes().first() {
+        Some(b'"') => Kind::String,
+        Some(b't') => Kind::True,
+        Some(b'f') => Kind::False,
+        Some(b'n') | None => Kind::Null,
+        Some(_) => Kind::Number,
+    }
+}
+
+#[cfg(test)]
+mod tests;

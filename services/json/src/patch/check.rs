@@ -1,0 +1,423 @@
+//! Checks a patch before it is sent: parses its bytes, applies it to the object, and compares the result with the
+//! document.
+//!
+//! Paths are resolved in the original object, and every byte is checked. The syntax of an operation must have exactly
+//! one form, and its value must equal the document's value byte for byte. Parsed values are valid JSON; strings that
+//! may have been created since are checked again.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use thiserror::Error;
+
+use super::{ADD, REMOVE, REPLACE, VALUE, Written};
+use crate::{
+    Content, Document, Key, Kind, Malformed, SlotId, State, Value, before_byte, behind_plain, has_byte, is_plain,
+    is_scalar, needs_escape,
+};
+
+/// The initial capacity of a way in slots. The way to an element of a container's list has six.
+const WAY: usize = 8;
+
+/// Why a patch must not be sent. Each is a bug of this build, never a fault of the request.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CheckFault {
+    /// The operation at this index cannot be parsed.
+    #[error("operation {0} is malformed")]
+    Operation(usize),
+    /// An operation changes a value that does not exist.
+    #[error("operation {index} points at {path:?}, which is not there")]
+    Path {
+        /// The index of the operation.
+        index: usize,
+        /// The pointer of the operation.
+        path: Box<str>,
+    },
+    /// The patched object differs from the document.
+    #[error("the patched object is not the one that was meant")]
+    Result,
+    /// The object cannot be edited.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+/// Applies the patch to the object and compares the result with the document that the patch was written from. Returns
+/// the patch to send.
+pub fn check(object: Value<'_>, patch: Written, meant: &Document<'_>) -> Result<Vec<u8>, CheckFault> {
+    let mut keys = String::with_capacity(128);
+    let operations = read(&patch.text, &patch.ends, &mut keys)?;
+    let mut patched = Document::beside(object);
+    let mut way = Way { pointer: "", slots: Vec::with_capacity(WAY) };
+    for (index, operation) in operations.iter().enumerate() {
+        let applied = match way.follow(&mut patched, operation.around())? {
+            Some(parent) => operation.apply(&mut patched, parent, &keys)?,
+            None => false,
+        };
+        if !applied {
+            return Err(CheckFault::Path { index, path: operation.path.as_ref().into() });
+        }
+    }
+    if same(&patched, Document::ROOT, meant, Document::ROOT) {
+        Ok(patch.text.into_bytes())
+    } else {
+        Err(CheckFault::Result)
+    }
+}
+
+/// The action of an operation. Values stay unparsed, and no later operation may point into them.
+#[derive(Clone, Copy)]
+enum Action<'p> {
+    Add(&'p str),
+    Replace(&'p str),
+    Remove,
+}
+
+/// One parsed operation.
+struct Operation<'p> {
+    action: Action<'p>,
+    path: Cow<'p, str>,
+    /// The offset of the last slash in the path.
+    slash: usize,
+    key: LastKey<'p>,
+}
+
+/// The last token of a path as an object key, escaped for JSON.
+enum LastKey<'p> {
+    /// The token as written in the path.
+    Read(Key<'p>),
+    /// The range in `keys` of the token without pointer escapes.
+    Made(Range<usize>),
+}
+
+/// Parses the operations of a patch, whose values end at the given offsets. Keys with pointer escapes are unescaped
+/// into `keys`.
+fn read<'p>(patch: &'p str, ends: &[usize], keys: &mut String) -> Result<Vec<Operation<'p>>, CheckFault> {
+    let mut operations = Vec::with_capacity(ends.len() + 8);
+    let mut reader = Reader { rest: patch, length: patch.len(), ends: ends.iter() };
+    if !reader.accept("[") {
+        return Err(CheckFault::Operation(0));
+    }
+    while reader.rest != "]" {
+        let is_next = operations.is_empty() || reader.accept(",");
+        let operation = is_next.then(|| reader.operation(keys)).flatten();
+        operations.push(operation.ok_or(CheckFault::Operation(operations.len()))?);
+    }
+    Ok(operations)
+}
+
+/// The state of parsing a patch.
+struct Reader<'p, 'e> {
+    rest: &'p str,
+    /// The length of the whole patch in bytes.
+    length: usize,
+    ends: std::slice::Iter<'e, usize>,
+}
+
+impl<'p> Reader<'p, '_> {
+    /// Consumes a string if it comes next.
+    fn accept(&mut self, text: &str) -> bool {
+        let behind = self.rest.strip_prefix(text);
+        self.rest = behind.unwrap_or(self.rest);
+        behind.is_some()
+    }
+
+    /// Consumes and returns the given number of bytes.
+    fn pass(&mut self, length: usize) -> Option<&'p str> {
+        let (passed, rest) = self.rest.split_at_checked(length)?;
+        self.rest = rest;
+        Some(passed)
+    }
+
+    /// Parses an operation, which has exactly one valid form.
+    fn operation(&mut self, keys: &mut String) -> Option<Operation<'p>> {
+        let head = [ADD, REPLACE, REMOVE].into_iter().find(|head| self.accept(head))?;
+        let escaped = in_quotes(self.rest)?;
+        // A string without escapes is always valid.
+        if escaped.has_escapes() && !is_inside_of_string(escaped.escaped()) {
+            return None;
+        }
+        let (text, has_escapes) = (escaped.text(), escaped.has_escapes());
+        let escaped = escaped.escaped();
+        self.pass(escaped.len())?;
+        let value = match head {
+            REMOVE => self.accept("\"").then_some("")?,
+            _ => (self.accept("\"") && self.accept(VALUE)).then(|| self.value()).flatten()?,
+        };
+        let action = match head {
+            ADD => Action::Add(value),
+            REPLACE => Action::Replace(value),
+            _ => Action::Remove,
+        };
+        let last = escaped.get(escaped.bytes().rposition(|byte| byte == b'/')? + 1..)?;
+        let slash = match &text {
+            Cow::Borrowed(path) => path.len().checked_sub(last.len() + 1)?,
+            // Slashes and tildes must not be written as JSON escapes, or the last token would be another one.
+            Cow::Owned(path) => {
+                let count = |text: &str| text.bytes().filter(|byte| matches!(byte, b'/' | b'~')).count();
+                path.rfind('/').filter(|_| count(path) == count(escaped))?
+            }
+        };
+        let key = if needs_escape(last) { made(last, keys)? } else { LastKey::Read(Key::read(last, has_escapes)) };
+        self.accept("}").then_some(Operation { action, path: text, slash, key })
+    }
+
+    /// Returns the text up to the given end of the current operation's value.
+    fn value(&mut self) -> Option<&'p str> {
+        let place = self.length - self.rest.len();
+        let end = *self.ends.next()?;
+        self.pass(end.checked_sub(place)?)
+    }
+}
+
+impl Operation<'_> {
+    /// Returns the pointer of the parent.
+    fn around(&self) -> &str {
+        self.path.get(..self.slash).unwrap_or_default()
+    }
+
+    /// Applies the operation. Returns false if its path does not exist.
+    fn apply<'a>(&'a self, document: &mut Document<'a>, parent: SlotId, keys: &'a str) -> Result<bool, Malformed> {
+        let last = self.path.get(self.slash + 1..).unwrap_or_default();
+        document.open(parent)?;
+        if let (Action::Add(value), Kind::Array) = (self.action, document.kind(parent)) {
+            let place = list_index(last).filter(|place| *place <= document.children(parent).count());
+            if let Some(place) = place {
+                document.insert_item(parent, place, Content::Scalar(value));
+            }
+            return Ok(place.is_some());
+        }
+        match (self.action, child(document, parent, last)?) {
+            // An earlier operation changed this path or one below it. Its value could not be compared any more.
+            (_, Some(existing)) if !matches!(document.content(existing), Content::Value(_)) => return Ok(false),
+            (Action::Add(value) | Action::Replace(value), Some(existing)) => {
+                document.replace(existing, Content::Scalar(value));
+            }
+            (Action::Remove, Some(existing)) => document.remove(existing, parent),
+            (Action::Add(value), None) if document.kind(parent) == Kind::Object => {
+                let key = match &self.key {
+                    LastKey::Read(key) => *key,
+                    LastKey::Made(range) => Key::new(keys.get(range.clone()).unwrap_or_default()),
+                };
+                document.add_member(parent, key, Content::Scalar(value));
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// Resolves the pointer escapes of a token; `None` if it has escapes other than `~0` and `~1`.
+fn made<'p>(token: &str, keys: &mut String) -> Option<LastKey<'p>> {
+    let start = keys.len();
+    let mut rest = token;
+    while let Some((plain, escape)) = rest.split_once('~') {
+        keys.push_str(plain);
+        keys.push(match escape.bytes().next()? {
+            b'0' => '~',
+            b'1' => '/',
+            _ => return None,
+        });
+        rest = escape.get(1..)?;
+    }
+    keys.push_str(rest);
+    Some(LastKey::Made(start..keys.len()))
+}
+
+/// Returns the content of a string whose opening quote precedes the text.
+fn in_quotes(text: &str) -> Option<Key<'_>> {
+    let (mut rest, mut has_escapes) = (text.as_bytes(), false);
+    loop {
+        match behind_plain(rest) {
+            found @ [b'"', ..] => return Some(Key::read(text.get(..text.len() - found.len())?, has_escapes)),
+            [b'\\', _, behind @ ..] => (rest, has_escapes) = (behind, true),
+            _ => return None,
+        }
+    }
+}
+
+/// The slots on the path of the last operation. Most operations are near the one before, and the parents of a change
+/// keep their slots.
+struct Way<'p> {
+    pointer: &'p str,
+    /// Every slot on the path, with the length of the pointer up to it.
+    slots: Vec<(usize, SlotId)>,
+}
+
+impl<'p> Way<'p> {
+    /// Returns the slot at a pointer.
+    fn follow(&mut self, document: &mut Document<'_>, pointer: &'p str) -> Result<Option<SlotId>, Malformed> {
+        if self.pointer == pointer
+            && let Some((_, slot)) = self.slots.last()
+        {
+            return Ok(Some(*slot));
+        }
+        let is_shared = |length: usize| {
+            let around = self.pointer.get(..length);
+            around == pointer.get(..length) && matches!(pointer.as_bytes().get(length), None | Some(b'/'))
+        };
+        while self.slots.pop_if(|(length, _)| !is_shared(*length)).is_some() {}
+        self.pointer = pointer;
+        let (mut length, mut slot) = self.slots.last().copied().unwrap_or((0, Document::ROOT));
+        while let Some(rest) = pointer.get(length..).and_then(|rest| rest.strip_prefix('/')) {
+            let token = before_byte(rest, b'/');
+            let Some(child) = child(document, slot, token)? else { return Ok(None) };
+            length += token.len() + 1;
+            slot = child;
+            self.slots.push((length, slot));
+        }
+        Ok(Some(slot))
+    }
+}
+
+/// Whether a token with pointer escapes equals a key. It is compared without unescaping: most keys differ in their
+/// first letters.
+fn names(token: &str, key: Key<'_>) -> bool {
+    let text = key.text();
+    let mut key = text.chars();
+    let mut token = token.chars();
+    loop {
+        let wanted = match token.next() {
+            Some('~') => match token.next() {
+                Some('0') => Some('~'),
+                Some('1') => Some('/'),
+                _ => return false,
+            },
+            other => other,
+        };
+        match (wanted, key.next()) {
+            (None, None) => return true,
+            (Some(wanted), Some(found)) if wanted == found => {}
+            _ => return false,
+        }
+    }
+}
+
+/// Returns the child at a token of a pointer.
+fn child(document: &mut Document<'_>, parent: SlotId, token: &str) -> Result<Option<SlotId>, Malformed> {
+    match document.kind(parent) {
+        Kind::Object => {
+            document.open(parent)?;
+            if !has_byte(token, b'~') {
+                return Ok(document.look_for(parent, token).1);
+            }
+            let mut members = document.entries(parent).filter(|member| !member.is_removed());
+            Ok(members.find(|member| member.key().is_some_and(|key| names(token, key))).map(|member| member.id))
+        }
+        Kind::Array => {
+            document.open(parent)?;
+            Ok(list_index(token).and_then(|index| document.children(parent).nth(index)))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Parses an index as in RFC 6901: without a sign and without leading zeros.
+fn list_index(token: &str) -> Option<usize> {
+    let canonical = token == "0" || !token.starts_with(['0', '+']);
+    token.parse().ok().filter(|_| canonical)
+}
+
+/// Whether a slot of the patched object equals a slot of the document. Slots at the same position of one tape are equal
+/// without a comparison, so the cost depends on the changes only.
+fn same(patched: &Document<'_>, p: SlotId, meant: &Document<'_>, m: SlotId) -> bool {
+    match (patched.content(p), meant.content(m)) {
+        (Content::Scalar(text), content) => {
+            behind_slot(meant, m, &content, text.as_bytes()).is_some_and(<[u8]>::is_empty)
+        }
+        (Content::Value(value), _) => holds(meant, m, value),
+        (_, Content::Value(value)) => holds(patched, p, value),
+        (Content::Map, Content::Map) | (Content::List, Content::List) => {
+            // Both documents come from one object, so members are in the same order. A lookup by key is quadratic:
+            // ten billion steps for an object with a hundred thousand members.
+            let mut left = patched.entries(p).filter(|entry| !entry.is_removed());
+            let mut right = meant.entries(m).filter(|entry| !entry.is_removed());
+            loop {
+                let (a, b) = match (left.next(), right.next()) {
+                    (Some(a), Some(b)) => (a, b),
+                    (a, b) => return a.is_none() && b.is_none(),
+                };
+                let is_one_key = match (a.key(), b.key()) {
+                    (Some(a), Some(b)) => is_one_key(a, b),
+                    (a, b) => a.is_none() && b.is_none(),
+                };
+                let is_same_place = match (a.content(), b.content()) {
+                    (Content::Value(left), Content::Value(right)) => left.same_place(*right),
+                    _ => false,
+                };
+                if !is_one_key || !(is_same_place || same(patched, a.id, meant, b.id)) {
+                    return false;
+                }
+            }
+        }
+        _ => false,
+    }
+}
+
+/// Returns the text after the value of a slot; `None` if it does not begin with that value, or the value is not JSON.
+fn behind_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, text: &'t [u8]) -> Option<&'t [u8]> {
+    let (open, close) = match content {
+        Content::Map => (b'{', b'}'),
+        Content::List => (b'[', b']'),
+        Content::Value(value) if !value.stands_alone() => return text.strip_prefix(value.raw().as_bytes()),
+        Content::Value(_) | Content::Scalar(_) | Content::Made(_) => {
+            let raw = document.raw(slot)?;
+            return text.strip_prefix(raw.as_bytes()).filter(|_| is_scalar(raw));
+        }
+    };
+    let mut rest = text.strip_prefix(&[open])?;
+    for (index, child) in document.entries(slot).filter(|child| !child.is_removed()).enumerate() {
+        if index > 0 {
+            rest = rest.strip_prefix(b",")?;
+        }
+        if open == b'{' {
+            let key = child.key()?.escaped();
+            let (in_quotes, behind) = rest.strip_prefix(b"\"")?.split_at_checked(key.len())?;
+            rest = behind.strip_prefix(b"\":").filter(|_| in_quotes == key.as_bytes() && is_inside_of_string(key))?;
+        }
+        rest = behind_slot(document, child.id, child.content(), rest)?;
+    }
+    rest.strip_prefix(&[close])
+}
+
+/// Whether a key is valid between quotes.
+fn is_inside_of_string(key: &str) -> bool {
+    is_plain(key) || is_scalar(&format!("\"{key}\""))
+}
+
+/// Whether a slot holds a value, in one piece or opened.
+fn holds(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
+    match (document.content(slot), value.kind()) {
+        (Content::Value(other), _) => value.same_place(other) || value.raw() == other.raw(),
+        (Content::Map, Kind::Object) => {
+            let mut child = live(document, document.first(slot));
+            for (key, member) in value.members() {
+                let Some(found) = child else { return false };
+                if !document.key(found).is_some_and(|found| is_one_key(found, key)) || !holds(document, found, member) {
+                    return false;
+                }
+                child = live(document, document.next(found));
+            }
+            child.is_none()
+        }
+        (Content::List, Kind::Array) => {
+            let mut child = live(document, document.first(slot));
+            for item in value.items() {
+                let Some(found) = child.filter(|found| holds(document, *found, item)) else { return false };
+                child = live(document, document.next(found));
+            }
+            child.is_none()
+        }
+        _ => document.raw(slot) == Some(value.raw()),
+    }
+}
+
+fn is_one_key(left: Key<'_>, right: Key<'_>) -> bool {
+    let (left_text, right_text) = (left.escaped(), right.escaped());
+    // Keys from the same text need no comparison.
+    std::ptr::eq(left_text, right_text) || left_text == right_text || left.text() == right.text()
+}
+
+/// Returns the slot, or the next one after it that is not removed.
+fn live(document: &Document<'_>, from: Option<SlotId>) -> Option<SlotId> {
+    std::iter::successors(from, |slot| document.next(*slot)).find(|slot| document.state(*slot) != State::Removed)
+}

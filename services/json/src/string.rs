@@ -1,0 +1,273 @@
+//! JSON strings: decodes and writes escapes. Object keys are strings that are often compared and rarely read.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use super::bytes::{self, ONES};
+
+/// A destination for JSON: a string, or its bytes.
+pub trait Sink {
+    /// Appends a string.
+    fn put(&mut self, text: &str);
+}
+
+/// The key of a member, as written between its quotes. Keys are compared far more often than read, and few have
+/// escapes, so their presence is recorded.
+#[derive(Clone, Copy)]
+pub struct Key<'t> {
+    escaped: &'t str,
+    has_escapes: bool,
+}
+
+impl<'t> Key<'t> {
+    /// Creates a key from its escaped text without quotes.
+    #[inline]
+    pub fn new(escaped: &'t str) -> Self {
+        Self { escaped, has_escapes: bytes::has_byte(escaped, b'\\') }
+    }
+
+    /// Creates a key of a parsed text, whose escapes are already known.
+    #[inline]
+    pub const fn read(escaped: &'t str, has_escapes: bool) -> Self {
+        Self { escaped, has_escapes }
+    }
+
+    /// Returns the key, escaped for JSON, without its quotes.
+    #[inline]
+    pub const fn escaped(self) -> &'t str {
+        self.escaped
+    }
+
+    /// Whether it contains an escape.
+    #[inline]
+    pub const fn has_escapes(self) -> bool {
+        self.has_escapes
+    }
+
+    /// Returns the unescaped key.
+    #[must_use]
+    #[inline]
+    pub fn text(self) -> Cow<'t, str> {
+        if self.has_escapes { Cow::Owned(unescape(self.escaped)) } else { Cow::Borrowed(self.escaped) }
+    }
+
+    /// Returns a 64-bit filter: equal for equal texts, and mostly different for other keys of an object. A key with
+    /// escapes has all bits set, because the same key may be written differently.
+    #[inline]
+    fn bits(self) -> u64 {
+        if self.has_escapes {
+            return u64::MAX;
+        }
+        let byte = |place: Option<&u8>| place.map_or(0, |byte| usize::from(*byte));
+        let bytes = self.escaped.as_bytes();
+        let digest =
+            bytes.len().wrapping_mul(7) ^ byte(bytes.first()).wrapping_mul(5) ^ byte(bytes.last()).wrapping_mul(3);
+        1 << (digest % 64)
+    }
+
+    /// Whether the unescaped key equals a string.
+    #[inline]
+    #[must_use]
+    pub fn is(self, text: &str) -> bool {
+        if self.has_escapes {
+            may_stand_for(self.escaped, text) && unescape(self.escaped) == text
+        } else {
+            self.escaped == text
+        }
+    }
+}
+
+impl fmt::Debug for Key<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.escaped)
+    }
+}
+
+/// Whether an escaped text is short enough to equal a string: an escape of six bytes decodes to at least one byte.
+/// Longer texts need not be decoded, so the string's length bounds the cost of a comparison.
+#[inline]
+pub(crate) const fn may_stand_for(escaped: &str, text: &str) -> bool {
+    escaped.len() <= text.len().saturating_mul(6)
+}
+
+/// Returns the first duplicate key. Keys are compared only if their filters overlap. This suits few keys; with many,
+/// each one would be compared with all before it.
+#[inline]
+pub fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() -> I) -> Option<Key<'t>> {
+    let mut seen = 0;
+    let twice = keys().enumerate().find(|(index, key)| {
+        let (before, bits) = (seen, key.bits());
+        seen |= bits;
+        if before & bits == 0 {
+            return false;
+        }
+        let text = key.text();
+        keys().take(*index).any(|earlier| earlier.is(&text))
+    });
+    twice.map(|(_, key)| key)
+}
+
+/// Decodes the content of a string. The parser has checked the string; invalid escapes are left out nevertheless.
+pub(crate) fn unescape(inner: &str) -> String {
+    let mut text = String::with_capacity(inner.len());
+    let mut rest = inner;
+    while let Some((plain, escape)) = rest.split_once('\\') {
+        text.push_str(plain);
+        let mut chars = escape.chars();
+        match chars.next() {
+            Some('b') => text.push('\u{8}'),
+            Some('f') => text.push('\u{c}'),
+            Some('n') => text.push('\n'),
+            Some('r') => text.push('\r'),
+            Some('t') => text.push('\t'),
+            Some('u') => {
+                let (character, length) = unicode(chars.as_str());
+                text.extend(character);
+                rest = chars.as_str().get(length..).unwrap_or_default();
+                continue;
+            }
+            Some(other) => text.push(other),
+            None => {}
+        }
+        rest = chars.as_str();
+    }
+    text.push_str(rest);
+    text
+}
+
+/// Decodes `XXXX` or `XXXX\uXXXX` to a character, and returns the number of bytes.
+fn unicode(digits: &str) -> (Option<char>, usize) {
+    let unit = |at: usize| digits.get(at..at + 4).and_then(|hex| u16::from_str_radix(hex, 16).ok());
+    let units = [unit(0), unit(6).filter(|_| unit(0).is_some_and(|first| (0xD800..0xDC00).contains(&first)))];
+    let character = char::decode_utf16(units.into_iter().flatten()).next().and_then(Result::ok);
+    (character, character.map_or(4, |character| if character.len_utf16() == 2 { 10 } else { 4 }))
+}
+
+impl Sink for String {
+    #[inline]
+    fn put(&mut self, text: &str) {
+        self.push_str(text);
+    }
+}
+
+impl Sink for Vec<u8> {
+    #[inline]
+    fn put(&mut self, text: &str) {
+        self.extend_from_slice(text.as_bytes());
+    }
+}
+
+/// Writes a JSON string with its quotes.
+pub fn write_string(out: &mut impl Sink, text: &str) {
+    out.put("\"");
+    write_escaped(out, text);
+    out.put("\"");
+}
+
+/// Writes the content of a JSON string, escaped.
+pub fn write_escaped(out: &mut impl Sink, text: &str) {
+    const DIGITS: &str = "0123456789abcdef";
+    // `rest` is not written yet; its first `known` bytes need no escape.
+    let (mut rest, mut known) = (text, 0);
+    loop {
+        let special = behind_plain(rest.as_bytes().get(known..).unwrap_or_default());
+        let (plain, behind) = rest.split_at_checked(rest.len() - special.len()).unwrap_or_default();
+        out.put(plain);
+        let Some(byte) = behind.bytes().next() else { return };
+        known = 0;
+        match byte {
+            // The escaped character equals the original, so it is written with the following bytes.
+            b'"' | b'\\' => {
+                out.put("\\");
+                (rest, known) = (behind, 1);
+                continue;
+            }
+            b'\n' => out.put("\\n"),
+            b'\r' => out.put("\\r"),
+            b'\t' => out.put("\\t"),
+            byte => {
+                let digit = |nibble: u8| DIGITS.get(usize::from(nibble)..=usize::from(nibble)).unwrap_or_default();
+                out.put("\\u00");
+                out.put(digit(byte >> 4));
+                out.put(digit(byte & 15));
+            }
+        }
+        rest = behind.get(1..).unwrap_or_default();
+    }
+}
+
+/// Whether a string needs no escapes in JSON.
+#[inline]
+pub fn is_plain(text: &str) -> bool {
+    !bytes::any(text.as_bytes(), |word| special_bytes(word) != 0, |byte| matches!(byte, b'"' | b'\\' | 0..0x20))
+}
+
+/// Returns the rest of a string after the leading bytes that need no escape in JSON. It reads eight bytes at a time,
+/// because strings are the larger part of every object.
+#[inline]
+pub fn behind_plain(text: &[u8]) -> &[u8] {
+    let mut rest = text;
+    while let Some((word, tail)) = rest.split_first_chunk() {
+        let special = special_bytes(u64::from_le_bytes(*word));
+        if special != 0 {
+            return rest.get(special.trailing_zeros() as usize / 8..).unwrap_or_default();
+        }
+        rest = tail;
+    }
+    while let [byte, tail @ ..] = rest
+        && !matches!(byte, b'"' | b'\\' | 0..0x20)
+    {
+        rest = tail;
+    }
+    rest
+}
+
+/// Marks the bytes of a word that end the plain part of a string: quotes, backslashes and control characters. The
+/// lowest mark is exact; those above it may be carries.
+const fn special_bytes(word: u64) -> u64 {
+    // With this bit flipped, the quote takes the place of the space, directly after the control characters.
+    let quote_or_control = (word ^ (ONES * 0x02)).wrapping_sub(ONES * 0x21);
+    let backslash = (word ^ (ONES * b'\\' as u64)).wrapping_sub(ONES);
+    (quote_or_control | backslash) & !word & (ONES << 7)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn special_bytes_are_found_at_every_place() {
+        for special in [b'"', b'\\', 0, 0x1f] {
+            for place in 0..8 {
+                let mut bytes = *b"abc\xc3\xa9 ~\x7f";
+                bytes[place] = special;
+                let found = special_bytes(u64::from_le_bytes(bytes)).trailing_zeros() as usize / 8;
+                assert_eq!(found, place, "{special:#x}");
+            }
+        }
+        assert_eq!(special_bytes(u64::from_le_bytes(*b" !#[]\x7f\xff\x80")), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(text in any::<String>()) {
+            let (mut written, mut bytes) = (String::new(), Vec::new());
+            write_string(&mut written, &text);
+            write_string(&mut bytes, &text);
+            prop_assert_eq!(written.as_bytes(), &bytes);
+            prop_assert_eq!(is_plain(&text), written.len() == text.len() + 2);
+            prop_assert_eq!(&serde_json::from_str::<String>(&written).unwrap(), &text);
+            let key = Key::new(&written[1..written.len() - 1]);
+            prop_assert_eq!(key.text(), text.as_str());
+            prop_assert!(key.is(&text));
+        }
+
+        #[test]
+        fn what_others_escape_is_read(text in any::<String>()) {
+            let escaped: Vec<_> = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
+            prop_assert_eq!(unescape(&escaped.concat()), text);
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! The tape of a JSON text, and cursors over it.
+//!
+//! A node holds the start and end of a value in the text, and the number of nodes that the value spans, so that a value
+//! can be skipped in one step. Object keys are nodes too, each before its value.
+
+use std::borrow::Cow;
+
+use super::string::{Key, may_stand_for, unescape, write_string};
+
+/// The kind of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `null`.
+    Null,
+    /// `false`.
+    False,
+    /// `true`.
+    True,
+    /// A number, as written.
+    Number,
+    /// A string without escapes.
+    String,
+    /// A string with at least one backslash.
+    EscapedString,
+    /// A list.
+    Array,
+    /// An object.
+    Object,
+}
+
+/// The position of a value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Node {
+    /// Offset of its first byte.
+    pub(crate) start: u32,
+    /// The offset after its last byte.
+    pub(crate) end: u32,
+    /// The number of its nodes, including nested ones; for a key, including its value.
+    pub(crate) span: u32,
+    pub(crate) kind: Kind,
+}
+
+/// The number of members above which two objects are compared after sorting.
+const FEW: usize = 24;
+
+/// A text with the table of its values, for compiled templates and for results of expressions.
+#[derive(Clone, Debug)]
+pub struct OwnedTape {
+    text: Box<str>,
+    nodes: Nodes,
+}
+
+/// The table of an [`OwnedTape`].
+#[derive(Clone, Debug)]
+enum Nodes {
+    /// A single node. Most results of expressions are scalars, which need no allocation for the table.
+    One([Node; 1]),
+    Many(Box<[Node]>),
+}
+
+/// The table of a borrowed text, such as a request.
+#[derive(Debug)]
+pub struct BorrowedTape<'t> {
+    text: &'t str,
+    nodes: Vec<Node>,
+}
+
+/// A value in a tape. Copies refer to the same value.
+#[derive(Clone, Copy)]
+pub struct Value<'t> {
+    /// The whole text.
+    text: &'t str,
+    /// Its own node, followed by those of nested values.
+    nodes: &'t [Node],
+}
+
+impl OwnedTape {
+    pub(crate) fn from_parts(text: Box<str>, nodes: Vec<Node>) -> Self {
+        let nodes = match <[Node; 1]>::try_from(nodes) {
+            Ok(node) => Nodes::One(node),
+            Err(nodes) => Nodes::Many(nodes.into_boxed_slice()),
+        };
+        Self { text, nodes }
+    }
+
+    /// Creates a JSON string.
+    #[must_use]
+    pub fn of_string(text: &str) -> Self {
+        // Most strings need no escapes, so this capacity is exact.
+        let mut quoted = String::with_capacity(text.len() + 2);
+        write_string(&mut quoted, text);
+        let kind = if quoted.len() == text.len() + 2 { Kind::String } else { Kind::EscapedString };
+        // The lengths of strings are limited far below `u32::MAX`.
+        let node = Node { start: 0, end: u32::try_from(quoted.len()).unwrap_or(0), span: 1, kind };
+        Self { text: quoted.into(), nodes: Nodes::One([node]) }
+    }
+
+    /// Returns the root value.
+    #[must_use]
+    #[inline]
+    pub fn root(&self) -> Value<'_> {
+        Value { text: &self.text, nodes: self.nodes() }
+    }
+
+    #[inline]
+    fn nodes(&self) -> &[Node] {
+        match &self.nodes {
+            Nodes::One(node) => node,
+            Nodes::Many(nodes) => nodes,
+        }
+    }
+
+    /// Returns its memory in bytes, without the struct itself.
+    #[must_use]
+    #[inline]
+    pub fn memory(&self) -> usize {
+        let nodes = match &self.nodes {
+            Nodes::One(_) => 0,
+            Nodes::Many(nodes) => size_of_val(&**nodes),
+        };
+        self.text.len() + nodes
+    }
+}
+
+impl<'t> BorrowedTape<'t> {
+    pub(crate) const fn from_parts(text: &'t str, nodes: Vec<Node>) -> Self {
+        Self { text, nodes }
+    }
+
+    /// Returns the root value.
+    #[inline]
+    #[must_use]
+    pub fn root(&self) -> Value<'_> {
+        Value { text: self.text, nodes: &self.nodes }
+    }
+
+    /// Returns the content of a string of this tape, with the lifetime of the text.
+    #[inline]
+    pub fn text_of(&self, value: Value<'_>) -> Option<Cow<'t, str>> {
+        let node = value.node()?;
+        let inner = self.text.get(node.start as usize + 1..(node.end as usize).checked_sub(1)?)?;
+        match node.kind {
+            Kind::String => Some(Cow::Borrowed(inner)),
+            Kind::EscapedString => Some(Cow::Owned(unescape(inner))),
+            _ => None,
+        }
+    }
+}
+
+impl<'t> Value<'t> {
+    /// Returns the kind.
+    #[must_use]
+    #[inline]
+    pub fn kind(self) -> Kind {
+        self.node().map_or(Kind::Null, |node| node.kind)
+    }
+
+    /// Returns its text as written.
+    #[must_use]
+    #[inline]
+    pub fn raw(self) -> &'t str {
+        self.node().and_then(|node| self.text.get(node.start as usize..node.end as usize)).unwrap_or_default()
+    }
+
+    /// Whether it is `null`.
+    #[must_use]
+    #[inline]
+    pub fn is_null(self) -> bool {
+        self.kind() == Kind::Null
+    }
+
+    /// Whether it is neither an object nor a list nor `null`.
+    #[must_use]
+    #[inline]
+    pub fn is_scalar(self) -> bool {
+        !matches!(self.kind(), Kind::Array | Kind::Object | Kind::Null)
+    }
+
+    /// Returns the content of a string; `None` for other kinds.
+    #[must_use]
+    #[inline]
+    pub fn as_str(self) -> Option<Cow<'t, str>> {
+        match self.kind() {
+            Kind::String => Some(Cow::Borrowed(self.inner())),
+            Kind::EscapedString => Some(Cow::Owned(unescape(self.inner()))),
+            _ => None,
+        }
+    }
+
+    /// Returns a boolean; `None` for other kinds.
+    #[must_use]
+    #[inline]
+    pub fn as_bool(self) -> Option<bool> {
+        match self.kind() {
+            Kind::True => Some(true),
+            Kind::False => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Whether it is a string with this content.
+    #[must_use]
+    #[inline]
+    pub fn is(self, text: &str) -> bool {
+        match self.kind() {
+            Kind::String => self.raw_len() == text.len() + 2 && self.inner().as_bytes() == text.as_bytes(),
+            Kind::EscapedString => may_stand_for(self.inner(), text) && unescape(self.inner()) == text,
+            _ => false,
+        }
+    }
+
+    /// Returns the value of a member of an object; `None` if it is not an object or has no such member. Of several
+    /// members with the same key, the last one counts, as everywhere in Kubernetes.
+    #[must_use]
+    #[inline]
+    pub fn get(self, key: &str) -> Option<Self> {
+        let [node, members @ ..] = self.nodes else { return None };
+        if node.kind != Kind::Object {
+            return None;
+        }
+        // The length includes the quotes. No text is long enough for the fallback to matter.
+        let length = u32::try_from(key.len()).unwrap_or(u32::MAX).wrapping_add(2);
+        let (mut rest, mut found) = (members, None);
+        while let [name, ..] = rest {
+            // Most keys have another length, so their text is not compared.
+            if (name.end.wrapping_sub(name.start) == length || name.kind == Kind::EscapedString)
+                && self.is_key(name, key)
+            {
+                found = rest.get(1..name.span as usize);
+            }
+            rest = rest.get(name.span as usize..)?;
+        }
+        Some(Self { text: self.text, nodes: found? })
+    }
+
+    #[inline]
+    fn is_key(self, name: &Node, key: &str) -> bool {
+        let (start, end) = (name.start as usize + 1, name.end.wrapping_sub(1) as usize);
+        if name.kind == Kind::EscapedString {
+            return self.text.get(start..end).is_some_and(|inner| Key::read(inner, true).is(key));
+        }
+        self.text.as_bytes().get(start..end) == Some(key.as_bytes())
+    }
+
+    /// Returns the value at a path of keys.
+    #[must_use]
+    #[inline]
+    pub fn at(self, path: &[&str]) -> Option<Self> {
+        path.iter().try_fold(self, |value, key| value.get(key))
+    }
+
+    /// Returns the members of an object in order; none for other kinds.
+    #[inline]
+    pub fn members(self) -> impl Iterator<Item = (Key<'t>, Self)> {
+        let Children { text, mut rest } = self.children(Kind::Object);
+        std::iter::from_fn(move || {
+            let (member, behind) = rest.split_at_checked(rest.first()?.span as usize)?;
+            let (name, nodes) = member.split_first()?;
+            rest = behind;
+            let key = text.get(name.start as usize + 1..(name.end as usize).checked_sub(1)?)?;
+            Some((Key::read(key, name.kind == Kind::EscapedString), Self { text, nodes }))
+        })
+    }
+
+    /// Returns the items of a list in order; none for other kinds.
+    #[inline]
+    pub fn items(self) -> impl Iterator<Item = Self> {
+        self.children(Kind::Array)
+    }
+
+    /// Whether two values are equal: objects with members in any order, lists in order, strings by content, other
+    /// scalars by their text.
+    #[must_use]
+    pub fn means(self, other: Self) -> bool {
+        match (self.kind(), other.kind()) {
+            (Kind::Object, Kind::Object) => {
+                let count = self.members().count();
+                if count != other.members().count() {
+                    return false;
+                }
+                if count > FEW {
+                    return self
+                        .sorted()
+                        .zip(other.sorted())
+                        .all(|((key, value), (other_key, other))| key == other_key && value.means(other));
+                }
+                self.members().all(|(key, value)| other.get(&key.text()).is_some_and(|other| value.means(other)))
+            }
+            (Kind::Array, Kind::Array) => {
+                self.items().count() == other.items().count()
+                    && self.items().zip(other.items()).all(|(item, other)| item.means(other))
+            }
+            (Kind::String | Kind::EscapedString, Kind::String | Kind::EscapedString) => self.as_str() == other.as_str(),
+            _ => self.raw() == other.raw(),
+        }
+    }
+
+    /// Returns the members of an object, sorted by key.
+    fn sorted(self) -> impl Iterator<Item = (Cow<'t, str>, Self)> {
+        let mut members: Vec<_> = self.members().map(|(key, value)| (key.text(), value)).collect();
+        members.sort_by(|(key, _), (other, _)| key.cmp(other));
+        members.into_iter()
+    }
+
+    /// Whether it is a scalar that is the whole text, as newly created scalars are.
+    #[inline]
+    pub fn stands_alone(self) -> bool {
+        self.is_scalar() && matches!(self.nodes, [node] if node.start == 0 && node.end as usize == self.text.len())
+    }
+
+    /// Whether both values are the same node.
+    #[inline]
+    pub fn same_place(self, other: Self) -> bool {
+        std::ptr::eq(self.nodes, other.nodes)
+    }
+
+    #[inline]
+    fn children(self, kind: Kind) -> Children<'t> {
+        match self.nodes {
+            [node, within @ ..] if node.kind == kind => Children { text: self.text, rest: within },
+            _ => Children { text: self.text, rest: &[] },
+        }
+    }
+
+    /// Returns the length of its text in bytes.
+    #[inline]
+    fn raw_len(self) -> usize {
+        self.node().map_or(0, |node| node.end.saturating_sub(node.start) as usize)
+    }
+
+    /// Returns a string without its quotes.
+    #[inline]
+    fn inner(self) -> &'t str {
+        let inner =
+            self.node().and_then(|node| self.text.get(node.start as usize + 1..(node.end as usize).checked_sub(1)?));
+        inner.unwrap_or_default()
+    }
+
+    #[inline]
+    fn node(self) -> Option<&'t Node> {
+        self.nodes.first()
+    }
+}
+
+impl std::fmt::Debug for Value<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.raw())
+    }
+}
+
+/// The nodes directly below another one, keys and values alike.
+struct Children<'t> {
+    text: &'t str,
+    rest: &'t [Node],
+}
+
+impl<'t> Iterator for Children<'t> {
+    type Item = Value<'t>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Value<'t>> {
+        let (nodes, behind) = self.rest.split_at_checked(self.rest.first()?.span as usize)?;
+        self.rest = behind;
+        Some(Value { text: self.text, nodes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tape(text: &str) -> OwnedTape {
+        OwnedTape::parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_value_is_found_by_its_path_and_is_the_slice_that_it_was() {
+        let tape = tape(r#" {"a": {"b":[1, {"c" : 1e999}],"d":null} , "e":"x"} "#);
+        let root = tape.root();
+        assert_eq!(root.at(&["a", "b"]).unwrap().raw(), r#"[1, {"c" : 1e999}]"#);
+        assert!(root.at(&["a", "d"]).unwrap().is_null());
+        assert_eq!(root.get("e").unwrap().as_str().unwrap(), "x");
+        assert!(root.at(&["a", "x"]).is_none());
+        assert!(root.at(&["e", "x"]).is_none());
+        let raws: Vec<_> = root.at(&["a", "b"]).unwrap().items().map(Value::raw).collect();
+        assert_eq!(raws, ["1", r#"{"c" : 1e999}"#]);
+    }
+
+    #[test]
+    fn of_two_members_with_one_key_the_last_counts() {
+        assert_eq!(tape(r#"{"a":1,"b":0,"\u0061":2}"#).root().get("a").unwrap().raw(), "2");
+    }
+
+    #[test]
+    fn a_string_that_is_made_is_one_that_is_read() {
+        for text in ["", "plain", "\"q\" \\ \n \u{1} é 😀"] {
+            let made = OwnedTape::of_string(text);
+            let read = tape(made.root().raw());
+            assert_eq!((made.root().kind(), made.root().as_str()), (read.root().kind(), read.root().as_str()));
+            assert_eq!(made.root().as_str().unwrap(), text);
+            assert_eq!(made.root().raw(), read.root().raw());
+        }
+    }
+
+    #[test]
+    fn strings_are_read_whatever_their_escapes() {
+        let tape = tape(r#"["plain","\"q\" \\ \/ \b\f\n\r\t \u00e9 \ud83d\ude00"]"#);
+        let texts: Vec<_> = tape.root().items().map(|item| item.as_str().unwrap().into_owned()).collect();
+        assert_eq!(texts, ["plain", "\"q\" \\ / \u{8}\u{c}\n\r\t é 😀"]);
+        assert!(tape.root().items().nth(1).unwrap().is(&texts[1]));
+    }
+}

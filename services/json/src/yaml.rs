@@ -1,0 +1,53 @@
+//! Parses YAML in annotations, as Kubernetes reads it, with limits on size and aliases.
+
+use serde_json::Value as Json;
+
+/// Values that a text may have, with those that its aliases repeat.
+pub const MAXIMUM_NODES: usize = 20_000;
+
+/// Reads a text.
+///
+/// # Errors
+/// What is wrong with it, on one line.
+pub fn parse(text: &str) -> Result<Json, String> {
+    serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
+        let message = error.to_string();
+        format!("the text is not YAML: {}", message.lines().next().unwrap_or_default())
+    })
+}
+
+/// An alias may not make much of little.
+fn options() -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        legacy_octal_numbers: true,
+        with_snippet: false,
+        budget: serde_saphyr::budget! {
+            max_documents: 1,
+            max_events: 40_000,
+            max_nodes: MAXIMUM_NODES,
+            max_depth: 64,
+            max_recorded_anchor_events: 40_000,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn an_alias_makes_not_much_of_little() {
+        assert_eq!(parse("a: &x [1]\nb: *x\n").unwrap(), serde_json::json!({"a": [1], "b": [1]}));
+        let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
+        for level in 1..12 {
+            let before = format!("*a{},", level - 1).repeat(10);
+            writeln!(bomb, "a{level}: &a{level} [{before}]").unwrap();
+        }
+        let start = Instant::now();
+        assert!(parse(&bomb).is_err());
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+}
