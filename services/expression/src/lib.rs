@@ -46,18 +46,15 @@ mod pattern;
 mod meter;
 mod quantity;
 mod scope;
-mod syntax;
 mod parse;
 mod text;
 mod value;
 mod operators;
 mod functions;
 mod output;
-mod program;
 mod compile;
 mod evaluate;
-mod native;
-mod reach;
+mod analysis;
 
 pub use compile::{Expression, Path};
 pub use error::{EvaluationError, ExpressionError};
@@ -84,6 +81,3 @@ pub const MAXIMUM_LOOPS: usize = 2;
 
 /// The maximum size in bytes of a string, or of the whole result of an expression.
 pub const MAXIMUM_RESULT: usize = 256 * 1024;
-
-#[cfg(test)]
-mod tests;

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use super::error::EvaluationError;
 use super::meter::Meter;
-use super::syntax::Operator;
+use super::parse::Operator;
 use super::value::{ListBuilder, TextBuilder, Value};
 
 /// Converts an integer to the nearest double.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Number};
 
 use super::error::EvaluationError;
-use super::functions::duration;
+use super::functions::numbers::duration_text;
 use super::meter::Meter;
 use super::quantity;
 use super::value::{Value, whole};
@@ -63,7 +63,7 @@ impl Value<'_> {
                 output.take_json(value)?;
                 (*value).clone()
             }
-            Self::Duration(nanoseconds) => duration::to_text(*nanoseconds).into(),
+            Self::Duration(nanoseconds) => duration_text(*nanoseconds).into(),
             Self::Quantity(quantity) => quantity::to_text(quantity).into(),
             Self::Optional(None) => return Ok(None),
             Self::Optional(Some(present)) => return present.value().write_json(output),

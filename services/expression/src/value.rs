@@ -7,7 +7,6 @@
 //! the [`Meter`] for every part. Each value records its nesting depth, so that no recursion exhausts the stack.
 
 mod build;
-mod from_json;
 
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};

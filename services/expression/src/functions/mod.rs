@@ -1,16 +1,8 @@
 //! The table of functions, and the calling convention.
 
-pub(super) mod duration;
-mod conversions;
-mod encoding;
-pub(super) mod lists;
-mod maps;
-mod math;
-mod names;
-mod optionals;
-mod patch;
-mod pods;
-mod quantity;
+pub(super) mod collections;
+mod kubernetes;
+pub(super) mod numbers;
 mod regex;
 mod strings;
 
@@ -19,7 +11,7 @@ use super::meter::Meter;
 use super::pattern::Pattern;
 use super::value::{Items, Key, Text, TextBuilder, Value};
 
-/// A function of the language.
+/// A function of the language. The name and the number of arguments are read from the signature.
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) name: &'static str,
@@ -27,11 +19,12 @@ pub(super) struct Function {
     /// The number of arguments, including the receiver.
     minimum: usize,
     maximum: usize,
-    /// The notation of a call, for messages and documents.
+    /// The notation of a call, for messages and documents: `text.split(separator, limit)`.
     pub(super) signature: &'static str,
     pub(super) run: Run,
     /// The index of the argument that is a regular expression.
     pub(super) pattern: Option<usize>,
+    pub(super) native: Native,
 }
 
 /// The syntax of a call.
@@ -42,6 +35,18 @@ pub(super) enum Style {
     /// `x.f()`.
     Member,
 }
+
+/// Whether Kubernetes' admission policies have the function too, with the same meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Native {
+    No,
+    Yes,
+    /// The API server's function does not take quantities.
+    ExceptQuantities,
+}
+
+/// The maximum number of arguments of a function whose signature ends in `...`.
+const MANY: usize = 16;
 
 type Run = for<'a, 'v> fn(&mut Call<'a, 'v>) -> Evaluated<'v>;
 
@@ -57,27 +62,13 @@ pub(super) struct Call<'a, 'v> {
     pub(super) meter: &'a mut Meter,
 }
 
-const GROUPS: [&[Function]; 13] = [
-    conversions::FUNCTIONS,
-    duration::FUNCTIONS,
-    encoding::FUNCTIONS,
-    lists::FUNCTIONS,
-    maps::FUNCTIONS,
-    math::FUNCTIONS,
-    names::FUNCTIONS,
-    optionals::FUNCTIONS,
-    patch::FUNCTIONS,
-    pods::FUNCTIONS,
-    quantity::FUNCTIONS,
-    regex::FUNCTIONS,
-    strings::FUNCTIONS,
-];
-
-static ALL: [&[Function]; 13] = GROUPS;
+/// The table of functions, by subject.
+static FUNCTIONS: [&[Function]; 5] =
+    [strings::FUNCTIONS, regex::FUNCTIONS, numbers::FUNCTIONS, collections::FUNCTIONS, kubernetes::FUNCTIONS];
 
 /// Returns all functions.
 pub(super) fn all() -> impl Iterator<Item = &'static Function> {
-    ALL.iter().flat_map(|group| group.iter())
+    FUNCTIONS.iter().flat_map(|group| group.iter())
 }
 
 /// Returns the functions with this name.
@@ -100,20 +91,80 @@ impl Function {
         (self.minimum..=self.maximum).contains(&arguments)
     }
 
+    /// Creates a function from its signature, in which the receiver of a member function stands before the dot.
+    const fn new(style: Style, signature: &'static str, run: Run) -> Self {
+        let name = name_in(style, signature);
+        let (named, is_open) = parameters_in(signature);
+        let receiver = if matches!(style, Style::Member) { 1 } else { 0 };
+        let (minimum, maximum) = (named + receiver, if is_open { MANY } else { named + receiver });
+        Self { name, style, minimum, maximum, signature, run, pattern: None, native: Native::No }
+    }
+
+    /// Permits calls without the last argument.
+    const fn with_optional_last(mut self) -> Self {
+        self.minimum -= 1;
+        self
+    }
+
     const fn with_pattern(mut self, argument: usize) -> Self {
         self.pattern = Some(argument);
         self
     }
+
+    const fn native(mut self) -> Self {
+        self.native = Native::Yes;
+        self
+    }
+
+    const fn native_except_quantities(mut self) -> Self {
+        self.native = Native::ExceptQuantities;
+        self
+    }
 }
 
-/// Defines a function `f(x)` that takes from `minimum` to `maximum` arguments.
-const fn global(name: &'static str, minimum: usize, maximum: usize, signature: &'static str, run: Run) -> Function {
-    Function { name, style: Style::Global, minimum, maximum, signature, run, pattern: None }
+/// Defines a function `f(x)`.
+const fn global(signature: &'static str, run: Run) -> Function {
+    Function::new(Style::Global, signature, run)
 }
 
-/// Defines a function `x.f()` that takes from `minimum` to `maximum` arguments besides `x`.
-const fn member(name: &'static str, minimum: usize, maximum: usize, signature: &'static str, run: Run) -> Function {
-    Function { name, style: Style::Member, minimum: minimum + 1, maximum: maximum + 1, signature, run, pattern: None }
+/// Defines a function `x.f()`.
+const fn member(signature: &'static str, run: Run) -> Function {
+    Function::new(Style::Member, signature, run)
+}
+
+/// Returns the name of the function in a signature. The name of a global function may contain a dot.
+const fn name_in(style: Style, signature: &'static str) -> &'static str {
+    let (mut start, mut end, mut rest) = (0, 0, signature.as_bytes());
+    while let [byte, behind @ ..] = rest {
+        match *byte {
+            b'(' => break,
+            b'.' if matches!(style, Style::Member) => start = end + 1,
+            _ => {}
+        }
+        end += 1;
+        rest = behind;
+    }
+    signature.split_at(end).0.split_at(start).1
+}
+
+/// Returns the number of named parameters in a signature, and whether more may follow.
+const fn parameters_in(signature: &str) -> (usize, bool) {
+    let (mut count, mut rest) = (0, signature.as_bytes());
+    let mut within = false;
+    while let [byte, behind @ ..] = rest {
+        match *byte {
+            b'(' => {
+                within = true;
+                count = if matches!(behind, [b')', ..]) { 0 } else { 1 };
+            }
+            b',' => count += 1,
+            // The dots stand for further arguments.
+            b'.' if within => return (count - 1, true),
+            _ => {}
+        }
+        rest = behind;
+    }
+    (count, false)
 }
 
 impl<'a, 'v> Call<'a, 'v> {

@@ -9,12 +9,12 @@ use crate::pattern::{COMPUTED_SIZE, Pattern};
 use crate::value::{ListBuilder, Text, TextBuilder, Value};
 
 pub(super) const FUNCTIONS: &[Function] = &[
-    member("matches", 1, 1, "text.matches(pattern)", matches).with_pattern(1),
-    global("matches", 2, 2, "matches(text, pattern)", matches).with_pattern(1),
-    member("find", 1, 1, "text.find(pattern)", find).with_pattern(1),
-    member("findAll", 1, 2, "text.findAll(pattern, limit)", find_all).with_pattern(1),
-    global("regex.extract", 2, 2, "regex.extract(text, pattern)", extract).with_pattern(1),
-    global("regex.replace", 3, 3, "regex.replace(text, pattern, replacement)", replace).with_pattern(1),
+    member("text.matches(pattern)", matches).native().with_pattern(1),
+    global("matches(text, pattern)", matches).with_pattern(1),
+    member("text.find(pattern)", find).native().with_pattern(1),
+    member("text.findAll(pattern, limit)", find_all).with_optional_last().native().with_pattern(1),
+    global("regex.extract(text, pattern)", extract).with_pattern(1),
+    global("regex.replace(text, pattern, replacement)", replace).with_pattern(1),
 ];
 
 /// Steps for compiling a computed pattern, and the bytes of its memory that cost one more step. Literals are compiled

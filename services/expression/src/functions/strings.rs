@@ -1,50 +1,102 @@
-//! Functions on strings. Positions are counted in characters, as everywhere in CEL.
+//! Functions on strings, and functions that encode values as strings and decode them. Positions are counted in characters,
+//! as everywhere in CEL.
 
 use std::fmt::Write as _;
 
-use super::{Call, Evaluated, Function, count, global, member, part, part_of};
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use sha2::{Digest, Sha256};
+
+use super::{Call, Evaluated, Function, count, global, member, part, part_of, shown};
+use crate::MAXIMUM_RESULT;
 use crate::error::EvaluationError;
 use crate::operators::{double_text, nearest};
 use crate::value::{ListBuilder, TextBuilder, Value};
 
 pub(super) const FUNCTIONS: &[Function] = &[
-    global("size", 1, 1, "size(value)", size),
-    member("size", 0, 0, "value.size()", size),
-    member("contains", 1, 1, "text.contains(part)", |call| {
+    global("size(value)", size).native(),
+    member("value.size()", size).native(),
+    member("text.contains(part)", |call| {
         call.searches()?;
         Ok(Value::Bool(call.text(0)?.contains(&**call.text(1)?)))
-    }),
-    member("startsWith", 1, 1, "text.startsWith(part)", |call| {
-        Ok(Value::Bool(call.text(0)?.starts_with(&**call.text(1)?)))
-    }),
-    member("endsWith", 1, 1, "text.endsWith(part)", |call| Ok(Value::Bool(call.text(0)?.ends_with(&**call.text(1)?)))),
-    member("charAt", 1, 1, "text.charAt(place)", char_at),
-    member("indexOf", 1, 2, "text.indexOf(part, from)", index_of),
-    member("lastIndexOf", 1, 2, "text.lastIndexOf(part, from)", last_index_of),
-    member("lowerAscii", 0, 0, "text.lowerAscii()", |call| {
+    })
+    .native(),
+    member("text.startsWith(part)", |call| Ok(Value::Bool(call.text(0)?.starts_with(&**call.text(1)?)))).native(),
+    member("text.endsWith(part)", |call| Ok(Value::Bool(call.text(0)?.ends_with(&**call.text(1)?)))).native(),
+    member("text.charAt(place)", char_at).native(),
+    member("text.indexOf(part, from)", index_of).with_optional_last().native(),
+    member("text.lastIndexOf(part, from)", last_index_of).with_optional_last().native(),
+    member("text.lowerAscii()", |call| {
         let text = call.text(0)?;
         call.written(text.len(), |out| text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_lowercase())))
-    }),
-    member("upperAscii", 0, 0, "text.upperAscii()", |call| {
+    })
+    .native(),
+    member("text.upperAscii()", |call| {
         let text = call.text(0)?;
         call.written(text.len(), |out| text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_uppercase())))
-    }),
-    member("trim", 0, 0, "text.trim()", |call| {
+    })
+    .native(),
+    member("text.trim()", |call| {
         let text = call.text(0)?;
         part_of(text, text.trim(), call.meter)
-    }),
-    member("replace", 2, 3, "text.replace(old, new, limit)", replace),
-    member("split", 1, 2, "text.split(separator, limit)", split),
-    member("join", 0, 1, "list.join(separator)", join),
-    member("substring", 1, 2, "text.substring(start, end)", substring),
-    member("reverse", 0, 0, "value.reverse()", reverse),
-    member("format", 1, 1, "text.format(list)", format),
-    global("strings.quote", 1, 1, "strings.quote(text)", |call| {
+    })
+    .native(),
+    member("text.replace(old, new, limit)", replace).with_optional_last().native(),
+    member("text.split(separator, limit)", split).with_optional_last().native(),
+    member("list.join(separator)", join).with_optional_last().native(),
+    member("text.substring(start, end)", substring).with_optional_last().native(),
+    member("value.reverse()", reverse),
+    member("text.format(list)", format).native(),
+    global("strings.quote(text)", |call| {
         let text = call.text(0)?;
         // An escape takes up to six bytes.
         call.meter.charge_memory(6 * text.len())?;
         let quoted = serde_json::to_string(&**text).unwrap_or_default();
         call.written(quoted.len(), |out| out.write_str(&quoted))
+    })
+    .native(),
+    global("base64.encode(bytes)", |call| {
+        let bytes = bytes_of(call)?;
+        call.meter.charge_text(bytes.len() / 3 * 4 + 4)?;
+        let text = STANDARD.encode(bytes);
+        call.short(&text)
+    }),
+    global("base64.decode(text)", |call| {
+        let text = call.text(0)?;
+        call.meter.charge_memory(text.len())?;
+        let engine = if text.ends_with('=') || text.len() % 4 == 0 { &STANDARD } else { &STANDARD_NO_PAD };
+        let bytes = engine.decode(text.as_bytes());
+        let bytes = bytes.map_err(|_| call.error(format!("{:?} is not base64", shown(text))))?;
+        Value::bytes(&bytes, call.meter)
+    }),
+    global("sha256(value)", |call| {
+        let text = hexadecimal(&Sha256::digest(bytes_of(call)?));
+        call.short(&text)
+    }),
+    global("toJson(value)", |call| {
+        let json = call.value(0).to_json(call.meter)?.unwrap_or_default();
+        let mut length = Length(0);
+        serde_json::to_writer(&mut length, &json).map_err(|error| call.error(error))?;
+        call.meter.charge_text(length.0)?;
+        call.short(&json.to_string())
+    }),
+    global("parseJson(text)", |call| {
+        let text = readable(call)?;
+        let value: serde_json::Value =
+            serde_json::from_str(text).map_err(|error| call.error(format!("the text is not JSON: {error}")))?;
+        Value::from_json(value, call.meter)
+    }),
+    global("isJson(text)", |call| {
+        let text = readable(call)?;
+        Ok(Value::Bool(serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()))
+    }),
+    global("parseYaml(text)", |call| {
+        let text = readable(call)?;
+        // YAML is parsed much more slowly than JSON, and aliases may repeat values up to the parser's limits.
+        call.meter.charge(text.len().saturating_mul(8))?;
+        call.meter.charge_memory(pillion_json::yaml::MAXIMUM_NODES.min(text.len().saturating_mul(64)) * VALUE)?;
+        let value = pillion_json::yaml::parse(text).map_err(|message| call.error(message))?;
+        Value::from_json(value, call.meter)
     }),
 ];
 
@@ -89,7 +141,7 @@ fn place_of<'v>(text: &str, byte: Option<usize>) -> Value<'v> {
 
 fn index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     if call.value(0).is_list() {
-        return super::lists::index_of(call, false);
+        return super::collections::index_of(call, false);
     }
     call.searches()?;
     let (text, wanted) = (call.text(0)?, call.text(1)?);
@@ -101,7 +153,7 @@ fn index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 
 fn last_index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     if call.value(0).is_list() {
-        return super::lists::index_of(call, true);
+        return super::collections::index_of(call, true);
     }
     call.searches()?;
     let (text, wanted) = (call.text(0)?, call.text(1)?);
@@ -237,7 +289,7 @@ fn formatted(call: &Call<'_, '_>, kind: char, digits: usize, item: &Value<'_>) -
     Ok(match (kind, item) {
         ('s', _) => match item {
             Value::Double(number) => double_text(*number),
-            _ => super::conversions::text_of(item).ok_or_else(wrong)?,
+            _ => super::numbers::text_of(item).ok_or_else(wrong)?,
         },
         ('d', Value::Int(number)) => number.to_string(),
         ('d', Value::UInt(number)) => number.to_string(),
@@ -248,8 +300,8 @@ fn formatted(call: &Call<'_, '_>, kind: char, digits: usize, item: &Value<'_>) -
         ('o', Value::Int(number)) => signed(*number, |number| format!("{number:o}")),
         ('b', Value::Int(number)) => signed(*number, |number| format!("{number:b}")),
         ('b', Value::Bool(value)) => u8::from(*value).to_string(),
-        ('x', Value::String(text)) => super::encoding::hexadecimal(text.as_bytes()),
-        ('x', Value::Bytes(bytes)) => super::encoding::hexadecimal(bytes),
+        ('x', Value::String(text)) => hexadecimal(text.as_bytes()),
+        ('x', Value::Bytes(bytes)) => hexadecimal(bytes),
         _ => return Err(wrong()),
     })
 }
@@ -268,4 +320,54 @@ fn exponent(text: &str) -> String {
 fn signed(number: i64, digits: impl Fn(u64) -> String) -> String {
     let sign = if number < 0 { "-" } else { "" };
     format!("{sign}{}", digits(number.unsigned_abs()))
+}
+
+fn bytes_of<'a>(call: &mut Call<'a, '_>) -> Result<&'a [u8], EvaluationError> {
+    let bytes: &[u8] = match call.value(0) {
+        Value::Bytes(bytes) => bytes,
+        Value::String(text) => text.as_bytes(),
+        _ => return Err(call.wrong(0, "a string or bytes")),
+    };
+    call.meter.charge(bytes.len() / 4)?;
+    Ok(bytes)
+}
+
+/// Returns the string to decode, if it is short enough.
+fn readable<'a>(call: &mut Call<'a, '_>) -> Result<&'a str, EvaluationError> {
+    let text = call.text(0)?;
+    if text.len() > MAXIMUM_RESULT {
+        return Err(call.error(format!("a text of {} bytes is too long to be read", text.len())));
+    }
+    call.meter.charge(text.len() / 4)?;
+    // A value can follow each comma, colon and opening bracket.
+    let values = 1 + text.bytes().filter(|byte| b",:[{".contains(byte)).count();
+    call.meter.charge(values)?;
+    call.meter.charge_memory(text.len() + values.saturating_mul(VALUE))?;
+    Ok(text)
+}
+
+/// Bytes of memory of a decoded value, including its entry in a list or map.
+const VALUE: usize = 96;
+
+/// A writer that only counts bytes.
+struct Length(usize);
+
+impl std::io::Write for Length {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        // Writing to a string never fails.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
 }

@@ -8,11 +8,13 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
+mod bombs;
 mod limits;
 mod mistakes;
 mod oracle;
 mod page;
 mod profiles;
+mod tapes;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

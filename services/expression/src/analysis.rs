@@ -1,86 +1,142 @@
-//! Detects expressions that Kubernetes' admission policies support with the same meaning, so that only those are handed
-//! to the API server.
+//! What a compiled expression uses: which fields of a value it reads, and which features the API server lacks.
 //!
-//! One stricter rule of the API server shows in the text: the elements of a list or map literal must have one type.
-//! The API server reports other type errors when a policy is applied to it.
+//! A value may be expensive as a whole but cheap in part, so its provider needs the fields that an expression reads. If
+//! the expression uses the value in any other way, it reads all of it.
+//!
+//! Expressions that Kubernetes' admission policies support with the same meaning can be handed to the API server. One
+//! stricter rule of the API server shows in the text: the elements of a list or map literal must have one type. The API
+//! server reports other type errors when a policy is applied to it.
 
 use std::collections::BTreeSet;
 
-use super::compile::Expression;
-use super::functions::Style;
-use super::program::{Node, NodeKind};
-use super::syntax::{Literal, Operator};
+use super::compile::{Expression, Index, Loop, LoopKind, Node, NodeKind};
+use super::functions::Native;
+use super::parse::{Literal, Operator};
 
-/// The global functions that the API server has too, with the same meaning.
-const GLOBAL: [&str; 17] = [
-    "size",
-    "string",
-    "int",
-    "uint",
-    "double",
-    "bool",
-    "bytes",
-    "type",
-    "dyn",
-    "duration",
-    "quantity",
-    "isQuantity",
-    "optional.of",
-    "optional.none",
-    "optional.ofNonZeroValue",
-    "lists.range",
-    "strings.quote",
-];
+impl Expression {
+    /// Returns the fields that it reads of a name of the scope or, for a list, of its items; `None` if it may read any
+    /// field.
+    #[must_use]
+    pub fn fields_of(&self, name: &str, is_list: bool) -> Option<BTreeSet<Box<str>>> {
+        let mut reach = Reach { name, is_list, locals: Vec::new(), fields: BTreeSet::new(), whole: false };
+        reach.node(self.root());
+        (!reach.whole).then_some(reach.fields)
+    }
+}
 
-/// The member functions that the API server has too, with the same meaning.
-const MEMBER: [&str; 43] = [
-    "size",
-    "contains",
-    "startsWith",
-    "endsWith",
-    "matches",
-    "indexOf",
-    "lastIndexOf",
-    "charAt",
-    "substring",
-    "replace",
-    "split",
-    "join",
-    "trim",
-    "upperAscii",
-    "lowerAscii",
-    "format",
-    "find",
-    "findAll",
-    "distinct",
-    "sort",
-    "flatten",
-    "slice",
-    "first",
-    "last",
-    "sum",
-    "min",
-    "max",
-    "hasValue",
-    "value",
-    "or",
-    "orValue",
-    "add",
-    "sub",
-    "isGreaterThan",
-    "isLessThan",
-    "isInteger",
-    "compareTo",
-    "asInteger",
-    "asApproximateFloat",
-    "getHours",
-    "getMinutes",
-    "getSeconds",
-    "getMilliseconds",
-];
+struct Reach<'n> {
+    name: &'n str,
+    is_list: bool,
+    /// Whether each bound value of the expression is the tracked value.
+    locals: Vec<bool>,
+    fields: BTreeSet<Box<str>>,
+    whole: bool,
+}
 
-/// The functions above that accept quantities here, but not in the API server.
-const NOT_OF_QUANTITIES: [&str; 6] = ["int", "string", "double", "sum", "min", "max"];
+impl Reach<'_> {
+    fn node(&mut self, node: &Node) {
+        // The value itself is used here, and not one of its fields.
+        if self.value(node) || self.list(node) {
+            self.whole = true;
+            return;
+        }
+        match &node.kind {
+            NodeKind::Literal(_) | NodeKind::Type(_) | NodeKind::Name(_) | NodeKind::Member(_) | NodeKind::Local(_) => {
+            }
+            NodeKind::Select(select) | NodeKind::Has(select) => {
+                if self.value(&select.operand) {
+                    self.fields.insert(select.field.clone());
+                } else {
+                    self.node(&select.operand);
+                }
+            }
+            NodeKind::Index(index) => self.index(index),
+            NodeKind::Not(operand) | NodeKind::Negate(operand) => self.node(operand),
+            NodeKind::And(operands) | NodeKind::Or(operands) | NodeKind::Binary(_, operands) => self.all(&**operands),
+            NodeKind::Conditional(parts) => self.all(&**parts),
+            NodeKind::Call(call) => {
+                let is_counted = |reach: &mut Self, argument: &Node| match call.function.name {
+                    "size" => reach.list(argument),
+                    "hasValue" => reach.value(argument),
+                    _ => false,
+                };
+                for argument in &call.arguments {
+                    if !is_counted(self, argument) {
+                        self.node(argument);
+                    }
+                }
+            }
+            NodeKind::List(elements) => self.all(elements.iter().map(|element| &element.value)),
+            NodeKind::Map(entries) => self.all(entries.iter().flat_map(|(key, element)| [key, &element.value])),
+            NodeKind::Loop(looped) => {
+                let is_item = self.list(&looped.range);
+                if !is_item {
+                    self.node(&looped.range);
+                }
+                self.body(looped, is_item);
+            }
+            NodeKind::Bind(parts) | NodeKind::MapOptional { parts, .. } => {
+                let [bound, body] = &**parts;
+                let is_value = self.value(bound);
+                if !is_value {
+                    self.node(bound);
+                }
+                self.locals.push(is_value);
+                self.node(body);
+                self.locals.pop();
+            }
+        }
+    }
+
+    fn all<'a>(&mut self, nodes: impl IntoIterator<Item = &'a Node>) {
+        for node in nodes {
+            self.node(node);
+        }
+    }
+
+    fn body(&mut self, looped: &Loop, is_item: bool) {
+        self.locals.push(is_item);
+        self.all(looped.filter.iter().chain([&looped.body]));
+        self.locals.pop();
+    }
+
+    fn index(&mut self, index: &Index) {
+        match &index.key.kind {
+            NodeKind::Literal(Literal::String(field)) if self.value(&index.operand) => {
+                self.fields.insert((&**field).into());
+            }
+            _ => self.all([&index.operand, &index.key]),
+        }
+    }
+
+    /// Whether the node is the value, or an item of the list. In that case its subexpressions are visited.
+    fn value(&mut self, node: &Node) -> bool {
+        match &node.kind {
+            NodeKind::Name(name) => !self.is_list && **name == *self.name,
+            NodeKind::Local(place) => self.locals.get(*place).copied().unwrap_or(false),
+            NodeKind::Index(index) if self.list(&index.operand) => {
+                self.node(&index.key);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the node is the list, filtered or sorted. In that case its subexpressions are visited.
+    fn list(&mut self, node: &Node) -> bool {
+        match &node.kind {
+            NodeKind::Name(name) => self.is_list && **name == *self.name,
+            NodeKind::Loop(looped) if matches!(looped.kind, LoopKind::Filter | LoopKind::SortBy) => {
+                let is_list = self.list(&looped.range);
+                if is_list {
+                    self.body(looped, true);
+                }
+                is_list
+            }
+            _ => false,
+        }
+    }
+}
 
 impl Expression {
     /// Describes the features of it that the API server's policies do not have, sorted. Names of the scope are not
@@ -89,11 +145,8 @@ impl Expression {
     pub fn not_native(&self) -> Vec<String> {
         let mut finder = Finder::default();
         finder.node(self.root());
-        if finder.functions.contains("quantity") {
-            let with = finder.functions.iter().find(|name| NOT_OF_QUANTITIES.contains(name));
-            if finder.computes || with.is_some() {
-                finder.found.insert("quantities with operators or conversions".to_owned());
-            }
+        if finder.has_quantities && finder.computes {
+            finder.found.insert("quantities with operators or conversions".to_owned());
         }
         finder.found.into_iter().collect()
     }
@@ -114,8 +167,8 @@ enum Shape {
 #[derive(Default)]
 struct Finder {
     found: BTreeSet<String>,
-    functions: BTreeSet<&'static str>,
-    /// Whether it has an operator that computes or orders values.
+    has_quantities: bool,
+    /// Whether it has an operator or a function that takes quantities here, but not in the API server.
     computes: bool,
 }
 
@@ -134,12 +187,14 @@ impl Finder {
             }
             NodeKind::Conditional(parts) => self.all(parts.iter()),
             NodeKind::Call(call) => {
-                let (name, style) = (call.function.name, call.function.style);
-                let native: &[&str] = if style == Style::Global { &GLOBAL } else { &MEMBER };
-                if !native.contains(&name) {
-                    self.found.insert(format!("{name}()"));
+                let name = call.function.name;
+                match call.function.native {
+                    Native::No => {
+                        self.found.insert(format!("{name}()"));
+                    }
+                    Native::Yes => self.has_quantities |= name == "quantity",
+                    Native::ExceptQuantities => self.computes = true,
                 }
-                self.functions.insert(name);
                 // The API server's function takes strings only. The types of an object's fields are not known here.
                 let is_number = |argument| matches!(shape(argument), Shape::Literal(kind) if kind != "string");
                 if name == "quantity" && call.arguments.iter().any(is_number) {

@@ -1,6 +1,6 @@
-//! Expressions that read a tape: their values and their cost. `tests/expressions` has the tests of the language.
+//! Expressions that read a tape: their values and their cost. The other files test the language.
 
-use super::{Bindings, EvaluationError, Expression, Meter, Outcome, Scope, Value};
+use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Scope, Value};
 use pillion_json::{OwnedTape, Value as Tape};
 
 struct Root<'v>(Tape<'v>);
