@@ -47,7 +47,6 @@ pub mod inject;
 pub mod snapshot;
 pub mod review;
 
-// Other users of the pipeline: the audit of running pods, and test cases for profiles.
+// Other users of the pipeline: the audit of running pods, and callers without an API server.
 pub mod audit;
 pub mod creation;
-pub mod case;

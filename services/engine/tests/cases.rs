@@ -17,7 +17,6 @@ use std::sync::Arc;
 
 use pillion_api::names::InjectionLevel;
 use pillion_api::profile::ProfileSpec;
-use pillion_engine::case::{Aspect, unequal};
 use pillion_engine::inject::undo;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted, Which};
 use pillion_engine::profile::{Parent, Parents, ProfileName, ProfileSource};
@@ -306,8 +305,7 @@ fn undone(result: &Json, pod: &Json, at: &str) {
     let undone = undo(&result.to_string()).unwrap_or_else(|error| panic!("{at}: {error}"));
     assert_eq!(undone.gone, Vec::<Box<str>>::new(), "{at}");
     let undone: Json = serde_json::from_str(undone.object.root().raw()).unwrap();
-    let differences: Vec<_> = unequal(Aspect::Object, &undone, pod).iter().map(ToString::to_string).collect();
-    assert!(differences.is_empty(), "{at}: undone it is not what it was\n{}", differences.join("\n"));
+    assert_same(&undone, pod, &format!("{at}: undone it is not what it was"));
 }
 
 /// Compares objects with the order of their keys left aside.

@@ -9,7 +9,6 @@ mod common;
 mod directives;
 mod fuzz;
 mod interference;
-mod peers;
 mod pod_resources;
 mod properties;
 mod stalls;

@@ -33,6 +33,7 @@ use crate::select::Selected;
 use containers::ContainerOrigin;
 use keys::text_of;
 use managed_fields::ManagedFields;
+pub use managed_fields::is_whole;
 use merge::{
     ApplyOutput, Confirmed, Conflict, InsertCounts, Merge, MergeError, MergeInputs, MergeScratch, ProfileOrigin,
 };

@@ -20,8 +20,7 @@ use crate::expression::{EvaluationError, Expression};
 use crate::json::{OwnedTape, Value};
 use crate::reason::Reason;
 
-pub use known::{KnownObjects, metadata_tape};
-pub(crate) use known::{group_of, plural};
+pub use known::{KnownObjects, group_of, metadata_tape, plural};
 pub(crate) use owners::{Owner, workload};
 pub use owners::{OwnerChain, OwnerReference};
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use pillion_engine::case::Difference;
+use pillion_cases::Difference;
 use serde_json::{Value, json};
 
 use super::suite::{Outcome, Suite};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pillion_api::names::GROUP;
-use pillion_engine::case::{self, Aspect, Case, Profiles, Unusable, Verdict};
+use pillion_cases::{Aspect, Case, Profiles, Unusable, Verdict};
 
 use super::folders::Group;
 use super::update::Update;
@@ -146,7 +146,7 @@ impl Suite {
                     update: update(&case, document, profiles),
                     line: Problem::at(&source, document.span.clone(), "").position().map_or(1, |(line, _)| line),
                     file: source.name.clone(),
-                    verdict: case::run(&case, profiles).map(Box::new),
+                    verdict: pillion_cases::run(&case, profiles).map(Box::new),
                     name: case.name,
                 }),
             }
@@ -162,7 +162,7 @@ fn update(case: &Case, document: &Node, profiles: &Profiles) -> Option<Update> {
     }
     // A case without expectations is run as if it expected a result.
     let asked = Case { result: case.result.clone().or_else(|| Some(serde_json::Value::Null)), ..case.clone() };
-    let verdict = case::run(&asked, profiles).ok()?;
+    let verdict = pillion_cases::run(&asked, profiles).ok()?;
     let is_other = verdict.differences.iter().any(|difference| difference.aspect == Aspect::Object);
     let mut object = verdict.object;
     if let Some(members) = object.as_object_mut()

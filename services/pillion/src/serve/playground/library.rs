@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use pillion_api::ProfileSpec;
 use pillion_api::names::PROFILES_ANNOTATION;
-use pillion_engine::case::{Case, Metadata};
+use pillion_cases::{Case, Metadata};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;

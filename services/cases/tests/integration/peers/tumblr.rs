@@ -18,7 +18,7 @@ const PREFIX: &str = "injector.unittest.com";
 const BYSTANDER: &str = "bystander";
 
 /// What the command line makes of a configuration. It is the program's, and knows nothing but JSON.
-#[path = "../../../pillion/src/convert/from/mod.rs"]
+#[path = "../../../../pillion/src/convert/from/mod.rs"]
 #[allow(dead_code, reason = "the program uses more of it")]
 mod convert;
 

@@ -6,10 +6,10 @@ use serde_json::{Map, Value as Json};
 
 use super::compare::{missing, unequal};
 use super::{Aspect, Case, Difference, Verdict};
-use crate::decision::ProfileDecision;
+use pillion_engine::decision::ProfileDecision;
 
 /// Returns the differences of a verdict from what its case expects. `before` is the object of the case.
-pub(super) fn differences(case: &Case, before: &Json, verdict: &Verdict) -> Vec<Difference> {
+pub(crate) fn differences(case: &Case, before: &Json, verdict: &Verdict) -> Vec<Difference> {
     let mut all = denied(case, verdict);
     if case.unchanged {
         all.extend(unequal(Aspect::Object, &verdict.object, before));

@@ -95,7 +95,7 @@ fn the_peers_cases() {
 /// Files that no adapter was written for: each is a case that failed, or none, and never the end of the others.
 #[test]
 fn files_of_any_shape_are_read_or_told() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/strange");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/peers/strange");
     let shipped = Shipped::load();
     let told: Vec<String> = PEERS
         .iter()

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::inject::managed_fields::is_whole;
-use crate::schema::{Field, KeyedList, Type};
+use pillion_engine::inject::is_whole;
+use pillion_engine::schema::{Field, KeyedList, Type};
 
 /// Fields of every object that managedFields never list.
 const NOBODYS: [&str; 2] = ["apiVersion", "kind"];
@@ -13,7 +13,7 @@ const NOBODYS_METADATA: [&str; 8] =
     ["creationTimestamp", "generation", "managedFields", "name", "namespace", "resourceVersion", "selfLink", "uid"];
 
 /// Returns the only entry of an object whose fields are all owned by the author.
-pub(super) fn entry(object: &Map<String, Json>, type_: &'static Type) -> Json {
+pub(crate) fn entry(object: &Map<String, Json>, type_: &'static Type) -> Json {
     let mut written = object.clone();
     written.retain(|key, _| !NOBODYS.contains(&key.as_str()));
     if let Some(metadata) = written.get_mut("metadata").and_then(Json::as_object_mut) {
@@ -73,7 +73,7 @@ fn key(item: &Json, list: &KeyedList) -> Option<Json> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema;
+    use pillion_engine::schema;
 
     /// Removes the dots, which mean ownership of the item itself, and sets, which no profile reads.
     fn plain(fields: &Json) -> Json {
@@ -92,10 +92,10 @@ mod tests {
     fn they_are_what_a_real_api_server_says() {
         let mut compared = 0;
         for text in [
-            include_str!("../../tests/reviews/create-bare-pod.json"),
-            include_str!("../../tests/reviews/create-deployment-pod.json"),
-            include_str!("../../tests/reviews/create-pod-with-native-sidecar.json"),
-            include_str!("../../tests/reviews/create-statefulset-pod.json"),
+            include_str!("../../engine/tests/reviews/create-bare-pod.json"),
+            include_str!("../../engine/tests/reviews/create-deployment-pod.json"),
+            include_str!("../../engine/tests/reviews/create-pod-with-native-sidecar.json"),
+            include_str!("../../engine/tests/reviews/create-statefulset-pod.json"),
         ] {
             let review: Json = serde_json::from_str(text).unwrap();
             let object = review["request"]["object"].as_object().unwrap();

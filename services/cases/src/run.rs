@@ -7,14 +7,14 @@ use serde_json::{Map, Value as Json, json};
 
 use super::compare::unequal;
 use super::{Aspect, Case, Denied, Difference, Metadata, Profiles, Unusable, Verdict, expect, managed};
-use crate::creation::{self, Creation};
-use crate::decision::{Decision, Outcome, ProfileOutcome, Reason};
-use crate::inject::undo;
-use crate::json::OwnedTape;
-use crate::lookup::{KnownObjects, group_of, plural};
-use crate::review::{Decided, Endpoint, Facts, RecordTrust, Review};
-use crate::schema;
-use crate::snapshot::{Namespace, Snapshot};
+use pillion_engine::creation::{self, Creation};
+use pillion_engine::decision::{Decision, Outcome, ProfileOutcome, Reason};
+use pillion_engine::inject::undo;
+use pillion_engine::lookup::{KnownObjects, group_of, plural};
+use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
+use pillion_engine::schema;
+use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_json::OwnedTape;
 
 /// The UID of every request, so that derived values are reproducible.
 const UID: &str = "11111111-2222-3333-4444-555555555555";

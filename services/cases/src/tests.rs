@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::profile::ProfileName;
+use pillion_engine::profile::ProfileName;
 
 fn profiles(specs: &Json) -> Profiles {
     let specs = specs.as_object().unwrap().clone();

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use pillion_api::names::SYSTEM_NAMESPACES;
-use pillion_engine::case::Case;
+use pillion_cases::Case;
 use serde_json::{Map, Value as Json, json};
 
 use crate::peers::files::{documents, ending, level_quantities, longest_prefix, name, parse, patch, string, text};

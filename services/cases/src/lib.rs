@@ -7,6 +7,23 @@
 //! * [`Profiles`] holds the profiles of a case, with the values that the installer sets.
 //! * `compare` tells whether two objects are equal, and where they differ.
 //! * `managed` writes `metadata.managedFields` as the API server does.
+//!
+//! # Example
+//!
+//! ```
+//! use pillion_cases::{Case, Profiles, run};
+//! use pillion_engine::profile::ProfileName;
+//!
+//! let spec = serde_json::json!({"activation": "Always", "template": {"metadata": {"labels": {"team": "a"}}}});
+//! let profiles = Profiles::new([(ProfileName::cluster("label"), serde_json::from_value(spec).unwrap())]);
+//! let case: Case = serde_json::from_value(serde_json::json!({
+//!     "name": "adds the label",
+//!     "object": {"spec": {"containers": [{"name": "app", "image": "app:1"}]}},
+//!     "part": {"metadata": {"labels": {"team": "a"}}},
+//! }))
+//! .unwrap();
+//! assert!(run(&case, &profiles).unwrap().passes());
+//! ```
 
 mod difference;
 mod compare;
@@ -21,7 +38,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 use thiserror::Error;
 
-use crate::decision::Decision;
+use pillion_engine::decision::Decision;
 
 pub use self::compare::{missing, unequal};
 pub use self::difference::{Aspect, Difference};

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use pillion_engine::case::Case;
+use pillion_cases::Case;
 use serde_json::Value as Json;
 
 use crate::peers::files::{documents, ending, level_quantities, longest_prefix};

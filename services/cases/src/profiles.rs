@@ -7,8 +7,8 @@ use pillion_api::profile::ProfileSpec;
 use serde_json::Value as Json;
 
 use super::{Case, Unusable};
-use crate::profile::{CompiledProfile, Diagnostic, Parent, Parents, ProfileName, ProfileSource};
-use crate::snapshot::ProfileSet;
+use pillion_engine::profile::{CompiledProfile, Diagnostic, Parent, Parents, ProfileName, ProfileSource};
+use pillion_engine::snapshot::ProfileSet;
 
 /// The profiles of a folder, and the profiles of other folders that they may extend.
 #[derive(Debug, Default)]
@@ -65,7 +65,7 @@ impl Profiles {
     ///
     /// # Errors
     /// The case names an unknown profile or parameter, or one of its profiles does not compile.
-    pub(super) fn of_case(&self, case: &Case) -> Result<ProfileSet, Unusable> {
+    pub(crate) fn of_case(&self, case: &Case) -> Result<ProfileSet, Unusable> {
         let mut changed: Vec<Text> = Vec::new();
         for (field, name) in case.parameters.keys().map(|name| ("parameters", name)) {
             changed.push(self.find(field, name)?.clone_written());

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pillion_engine::case::{Case, Metadata};
+use pillion_cases::{Case, Metadata};
 use serde_json::{Map, Value as Json, json};
 
 use crate::peers::files::{all, documents, level_quantities, name, string};

@@ -1,7 +1,7 @@
 //! What an installation of Istio sets, as its chart and its mesh configuration call it, and the parameters of the profiles
 //! that say the same. A setting that is not in the table is told, and never passed over: a case under it would be another one.
 
-use pillion_engine::case::Case;
+use pillion_cases::Case;
 use serde_json::{Map, Value as Json, json};
 
 use crate::peers::files::without_nulls;

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use pillion_engine::case::{Aspect, Case, Difference, Profiles, missing, run, unequal};
+use pillion_cases::{Aspect, Case, Difference, Profiles, missing, run, unequal};
 use pillion_engine::profile::{ProfileName, advise};
 use serde_json::{Map, Value as Json, json};
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use pillion_engine::case::Metadata;
+use pillion_cases::Metadata;
 use serde_json::{Map, Value as Json, json};
 
 use crate::peers::files::{documents, ending, patch, string};
