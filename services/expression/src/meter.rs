@@ -236,7 +236,7 @@ impl Meter {
 
     /// Charges memory, and the steps for writing to it.
     #[inline]
-    pub fn charge_memory(&mut self, bytes: usize) -> Result<(), EvaluationError> {
+    pub(crate) fn charge_memory(&mut self, bytes: usize) -> Result<(), EvaluationError> {
         self.charge(bytes / Self::BYTES)?;
         self.take_memory(bytes)
     }

@@ -103,7 +103,7 @@ impl Value<'_> {
     ///
     /// # Errors
     /// The value is not a bool.
-    pub fn to_bool(&self) -> Result<bool, EvaluationError> {
+    pub(crate) fn to_bool(&self) -> Result<bool, EvaluationError> {
         match self {
             Self::Bool(value) => Ok(*value),
             Self::Optional(_) => {

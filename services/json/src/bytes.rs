@@ -11,7 +11,7 @@ pub fn has_byte(text: &str, byte: u8) -> bool {
 
 /// Returns the part of a string before an ASCII byte; all of it if the byte is absent.
 #[inline]
-pub fn before_byte(text: &str, byte: u8) -> &str {
+pub(crate) fn before_byte(text: &str, byte: u8) -> &str {
     let place = find(text.as_bytes(), |word| marked(word, byte), |other| other == byte);
     place.and_then(|place| text.get(..place)).unwrap_or(text)
 }

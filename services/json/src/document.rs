@@ -229,7 +229,7 @@ impl<'a> Document<'a> {
     }
 
     /// Whether a replaced slot has its initial value again.
-    pub fn is_as_it_was(&self, id: SlotId) -> bool {
+    pub(crate) fn is_as_it_was(&self, id: SlotId) -> bool {
         let original = self.originals.iter().find(|(slot, _)| *slot == id);
         original.is_some_and(|(_, original)| self.raw(id) == Some(original.raw()))
     }
@@ -266,7 +266,7 @@ impl<'a> Document<'a> {
 
     /// Returns the children of an open slot, including removed ones.
     #[inline]
-    pub fn all_children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
+    pub(crate) fn all_children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
         std::iter::successors(self.first(id), |child| self.next(*child))
     }
 
@@ -461,7 +461,7 @@ impl<'d, 'a> Entry<'d, 'a> {
 
     /// Whether it is removed.
     #[inline]
-    pub fn is_removed(self) -> bool {
+    pub(crate) fn is_removed(self) -> bool {
         self.slot.state == State::Removed
     }
 

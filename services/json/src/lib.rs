@@ -32,9 +32,12 @@ mod parse;
 pub mod patch;
 pub mod yaml;
 
-pub use bytes::{before_byte, has_byte};
+pub(crate) use bytes::before_byte;
+pub use bytes::has_byte;
 pub use document::{Content, Document, Entry, Malformed, SlotId, State, TextId};
-pub use parse::{Limits, SyntaxError, is_scalar};
+pub(crate) use parse::is_scalar;
+pub use parse::{Limits, SyntaxError};
 pub use pointer::{needs_escape, split_at_escape};
-pub use string::{Key, Sink, behind_plain, is_plain, key_that_stands_twice, write_escaped, write_string};
+pub(crate) use string::behind_plain;
+pub use string::{Key, Sink, is_plain, key_that_stands_twice, write_escaped, write_string};
 pub use tape::{BorrowedTape, Kind, OwnedTape, Value};

@@ -59,7 +59,7 @@ pub(crate) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxErro
 }
 
 /// Whether a text is a string, a number, `true`, `false` or `null`.
-pub fn is_scalar(text: &str) -> bool {
+pub(crate) fn is_scalar(text: &str) -> bool {
     match text.as_bytes() {
         [b'"', within @ ..] if is_common_string(within) => true,
         [b'{' | b'[', ..] => false,

@@ -205,7 +205,7 @@ pub fn is_plain(text: &str) -> bool {
 /// Returns the rest of a string after the leading bytes that need no escape in JSON. It reads eight bytes at a time,
 /// because strings are the larger part of every object.
 #[inline]
-pub fn behind_plain(text: &[u8]) -> &[u8] {
+pub(crate) fn behind_plain(text: &[u8]) -> &[u8] {
     let mut rest = text;
     while let Some((word, tail)) = rest.split_first_chunk() {
         let special = special_bytes(u64::from_le_bytes(*word));

@@ -304,13 +304,13 @@ impl<'t> Value<'t> {
 
     /// Whether it is a scalar that is the whole text, as newly created scalars are.
     #[inline]
-    pub fn stands_alone(self) -> bool {
+    pub(crate) fn stands_alone(self) -> bool {
         self.is_scalar() && matches!(self.nodes, [node] if node.start == 0 && node.end as usize == self.text.len())
     }
 
     /// Whether both values are the same node.
     #[inline]
-    pub fn same_place(self, other: Self) -> bool {
+    pub(crate) fn same_place(self, other: Self) -> bool {
         std::ptr::eq(self.nodes, other.nodes)
     }
 

@@ -103,7 +103,7 @@ impl<'v> MapBuilder<'v> {
     ///
     /// # Errors
     /// The meter does not grant it.
-    pub fn insert_if_absent(
+    pub(crate) fn insert_if_absent(
         &mut self,
         key: Key<'v>,
         value: Value<'v>,
@@ -298,7 +298,7 @@ impl<'v> Value<'v> {
     ///
     /// # Errors
     /// The meter does not grant it, or it nests too deeply.
-    pub fn from_json(value: serde_json::Value, meter: &mut Meter) -> Result<Self, EvaluationError> {
+    pub(crate) fn from_json(value: serde_json::Value, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge(1)?;
         Ok(match value {
             serde_json::Value::Null => Self::Null,
