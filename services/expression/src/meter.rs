@@ -76,12 +76,14 @@ impl Allowances {
     pub const STEPS: usize = Meter::PROFILE;
 
     /// Creates the budgets of a request with this deadline.
+    #[must_use]
     pub fn until(deadline: Option<Instant>) -> Self {
         let pool = || Pool { steps: Cell::new(Self::STEPS), memory: Cell::new(Meter::MEMORY) };
         Self { pools: Rc::new([pool(), pool(), pool(), pool()]), deadline }
     }
 
     /// Creates a meter for at most this number of steps. Its rest is returned when it is dropped.
+    #[must_use]
     pub fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
         let place = 2 * owner as usize + purpose as usize;
         let mut meter = Meter::of(steps);

@@ -61,21 +61,25 @@ impl Quantity {
     }
 
     /// Parses a quantity; `None` if the string is invalid.
+    #[must_use]
     pub fn read(text: &str) -> Option<Self> {
         parse(text)
     }
 
     /// Returns the sum, in the format of the first.
+    #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self { worth: (self.worth + other.worth).min(LARGEST), ..self }
     }
 
     /// Returns the difference, or zero if it is negative.
+    #[must_use]
     pub fn above(self, other: Self) -> Self {
         Self { worth: (self.worth - other.worth).max(0), ..self }
     }
 
     /// Returns the larger quantity; the first one if they are equal.
+    #[must_use]
     pub fn larger(self, other: Self) -> Self {
         if other.is_more_than(self) { other } else { self }
     }
@@ -87,6 +91,7 @@ impl Quantity {
     }
 
     /// Whether a string is a valid quantity.
+    #[must_use]
     pub fn is_written(text: &str) -> bool {
         parse(text).is_some()
     }

@@ -327,6 +327,7 @@ impl<'v> Value<'v> {
 
     /// Whether it is null or an empty optional, so that its field or element is left out.
     #[inline]
+    #[must_use]
     pub fn is_absent(&self) -> bool {
         match self {
             Self::Null | Self::Optional(None) => true,

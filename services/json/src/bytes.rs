@@ -5,6 +5,7 @@ pub(crate) const ONES: u64 = u64::MAX / 255;
 
 /// Whether a string contains an ASCII byte.
 #[inline]
+#[must_use]
 pub fn has_byte(text: &str, byte: u8) -> bool {
     any(text.as_bytes(), |word| marked(word, byte) != 0, |other| other == byte)
 }

@@ -149,6 +149,7 @@ impl<'a> Document<'a> {
     }
 
     /// Creates a document for a value of which another document opens at least as much. That document checks the keys.
+    #[must_use]
     pub fn beside(root: Value<'a>) -> Self {
         Self { keys_are_known: true, ..Self::new(root) }
     }
@@ -182,6 +183,7 @@ impl<'a> Document<'a> {
 
     /// Returns the number of the next slot.
     #[inline]
+    #[must_use]
     pub fn end(&self) -> SlotId {
         SlotId::number(self.slots.len() + 1)
     }
@@ -189,6 +191,7 @@ impl<'a> Document<'a> {
     /// Returns a counter of changes to values and positions. Inserting an item into a list increments it by one.
     /// Adding a member does not change it.
     #[inline]
+    #[must_use]
     pub const fn upheavals(&self) -> u32 {
         self.upheavals
     }
@@ -202,6 +205,7 @@ impl<'a> Document<'a> {
 
     /// Returns the JSON text of an unopened slot; `None` if it is open.
     #[inline]
+    #[must_use]
     pub fn raw(&self, id: SlotId) -> Option<&str> {
         match self.content(id) {
             Content::Value(value) => Some(value.raw()),
@@ -218,12 +222,14 @@ impl<'a> Document<'a> {
 
     /// Returns the content of a slot.
     #[inline]
+    #[must_use]
     pub fn content(&self, id: SlotId) -> Content<'a> {
         self.slot(id).map_or(Content::Scalar("null"), |slot| slot.content)
     }
 
     /// Returns the change of a slot since the document was created.
     #[inline]
+    #[must_use]
     pub fn state(&self, id: SlotId) -> State {
         self.slot(id).map_or(State::Removed, |slot| slot.state)
     }
@@ -236,12 +242,14 @@ impl<'a> Document<'a> {
 
     /// Returns the key of a member; `None` for items and the root.
     #[inline]
+    #[must_use]
     pub fn key(&self, id: SlotId) -> Option<Key<'a>> {
         self.slot(id).and_then(|slot| slot.key)
     }
 
     /// Returns the kind of the current value.
     #[inline]
+    #[must_use]
     pub fn kind(&self, id: SlotId) -> Kind {
         match self.content(id) {
             Content::Value(value) => value.kind(),
@@ -254,12 +262,14 @@ impl<'a> Document<'a> {
 
     /// Returns the first child of an open slot, including removed ones.
     #[inline]
+    #[must_use]
     pub fn first(&self, id: SlotId) -> Option<SlotId> {
         self.slot(id).and_then(|slot| slot.first)
     }
 
     /// Returns the next sibling, including removed ones.
     #[inline]
+    #[must_use]
     pub fn next(&self, id: SlotId) -> Option<SlotId> {
         self.slot(id).and_then(|slot| slot.next)
     }
@@ -290,6 +300,7 @@ impl<'a> Document<'a> {
 
     /// Returns the number of compared members, and the member of an open object. Removed members are skipped.
     #[inline]
+    #[must_use]
     pub fn look_for(&self, id: SlotId, key: &str) -> (usize, Option<SlotId>) {
         let (mut looks, mut next) = (0, self.first(id));
         while let Some((id, slot)) = next.and_then(|id| Some((id, self.slot(id)?))) {
@@ -360,6 +371,7 @@ impl<'a> Document<'a> {
 
     /// Returns the value of a member in a tape without opening anything; `None` if it is absent, open, or new.
     #[inline]
+    #[must_use]
     pub fn value_of(&self, id: SlotId, key: &str) -> Option<Value<'a>> {
         match self.content(id) {
             Content::Value(value) => value.get(key),
@@ -449,12 +461,14 @@ impl<'a> Document<'a> {
 impl<'d, 'a> Entry<'d, 'a> {
     /// Returns the key of a member; `None` for items.
     #[inline]
+    #[must_use]
     pub fn key(self) -> Option<Key<'a>> {
         self.slot.key
     }
 
     /// Returns the content of the slot.
     #[inline]
+    #[must_use]
     pub fn content(self) -> &'d Content<'a> {
         &self.slot.content
     }
@@ -467,6 +481,7 @@ impl<'d, 'a> Entry<'d, 'a> {
 
     /// Whether it and everything below it is unchanged.
     #[inline]
+    #[must_use]
     pub fn is_untouched(self) -> bool {
         self.slot.state == State::Original && matches!(self.slot.content, Content::Value(_))
     }

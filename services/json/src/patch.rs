@@ -29,11 +29,13 @@ pub const MAX_PATCH_BYTES: usize = 256 * 1024;
 pub const MAX_OBJECT_BYTES: usize = 1_400 * 1024;
 
 /// Whether a patch of this size may be sent for an object of this size.
+#[must_use]
 pub const fn fits(patch: usize, object: usize) -> bool {
     patch <= MAX_PATCH_BYTES && patch + object <= MAX_OBJECT_BYTES
 }
 
 /// Returns the size of the patch of a document in bytes.
+#[must_use]
 pub fn length(document: &Document<'_>) -> usize {
     write(document).map_or(0, |written| written.text.len())
 }
@@ -53,6 +55,7 @@ pub struct Written {
 }
 
 /// Writes the patch of a document; `None` if nothing changed.
+#[must_use]
 pub fn write(document: &Document<'_>) -> Option<Written> {
     let out = Written { text: String::with_capacity(CAPACITY), ends: Vec::with_capacity(OPERATIONS) };
     let mut writer = Writer { document, out, path: String::with_capacity(128) };

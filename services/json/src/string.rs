@@ -22,24 +22,28 @@ pub struct Key<'t> {
 impl<'t> Key<'t> {
     /// Creates a key from its escaped text without quotes.
     #[inline]
+    #[must_use]
     pub fn new(escaped: &'t str) -> Self {
         Self { escaped, has_escapes: bytes::has_byte(escaped, b'\\') }
     }
 
     /// Creates a key of a parsed text, whose escapes are already known.
     #[inline]
+    #[must_use]
     pub const fn read(escaped: &'t str, has_escapes: bool) -> Self {
         Self { escaped, has_escapes }
     }
 
     /// Returns the key, escaped for JSON, without its quotes.
     #[inline]
+    #[must_use]
     pub const fn escaped(self) -> &'t str {
         self.escaped
     }
 
     /// Whether it contains an escape.
     #[inline]
+    #[must_use]
     pub const fn has_escapes(self) -> bool {
         self.has_escapes
     }
@@ -198,6 +202,7 @@ pub fn write_escaped(out: &mut impl Sink, text: &str) {
 
 /// Whether a string needs no escapes in JSON.
 #[inline]
+#[must_use]
 pub fn is_plain(text: &str) -> bool {
     !bytes::any(text.as_bytes(), |word| special_bytes(word) != 0, |byte| matches!(byte, b'"' | b'\\' | 0..0x20))
 }

@@ -136,6 +136,7 @@ impl<'t> BorrowedTape<'t> {
 
     /// Returns the content of a string of this tape, with the lifetime of the text.
     #[inline]
+    #[must_use]
     pub fn text_of(&self, value: Value<'_>) -> Option<Cow<'t, str>> {
         let node = value.node()?;
         let inner = self.text.get(node.start as usize + 1..(node.end as usize).checked_sub(1)?)?;

@@ -328,14 +328,14 @@ fn broken_links_are_found() {
     }
 }
 
-/// The linked_profiles of profiles that a text has links to.
+/// The names of the profiles to which a text has links.
 fn linked_profiles(text: &str) -> Vec<String> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
     let below = targets.filter_map(|target| target.trim_start_matches("../").strip_prefix("profiles/"));
     below.filter_map(|path| Some(path.split('/').next()?.to_owned())).collect()
 }
 
-/// The migration_pages but the first, each with its text.
+/// All pages about migration but the first, each with its text.
 fn migration_pages() -> Vec<(PathBuf, String)> {
     let paths = fs::read_dir(root().join("docs/migration")).unwrap().map(|entry| entry.unwrap().path());
     let mut migration_pages: Vec<_> = paths.filter(|path| !path.ends_with("README.md")).collect();

@@ -9,7 +9,7 @@
 //! it.
 //!
 //! The client's watcher does not pass on bookmarks, and a watch of objects that seldom change is silent for hours. So
-//! [`noting`] records the time where the bytes of responses arrive.
+//! `noting` records the time where the bytes of responses arrive.
 
 use std::fmt;
 use std::sync::Arc;

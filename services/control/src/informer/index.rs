@@ -1,7 +1,7 @@
 //! The state of the cluster: takes changes of profiles and namespaces and returns snapshots. Pure.
 //!
-//! Each profile has one entry, with its stored text ([`TextState`]) and its published revisions
-//! ([`PublishedRevisions`]). A replica needs one of them; the controller's leader, which accepts texts and publishes
+//! Each profile has one entry, with its stored text (`TextState`) and its published revisions
+//! (`PublishedRevisions`). A replica needs one of them; the controller's leader, which accepts texts and publishes
 //! revisions, needs both, from one set of watches.
 //!
 //! Nothing is published before all three first lists are complete: half a list would report an existing profile as
@@ -103,6 +103,7 @@ struct Lists {
 }
 
 /// Builds snapshots from the changes of the watches.
+#[expect(clippy::struct_excessive_bools, reason = "two say what the index is for, two what has changed")]
 #[derive(Debug, Default)]
 pub struct Index {
     entries: Entries,

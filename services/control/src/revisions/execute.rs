@@ -81,6 +81,7 @@ pub async fn run(leading: LeaderContext, settings: Settings, metrics: Metrics, p
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one loop, with one arm for each kind of event")]
 async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, publisher: Publisher) {
     let mut store = RevisionStore::new(publisher, settings.memory);
     while let Err(error) = store.read_accepted(&client).await {
@@ -111,11 +112,11 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
         };
         let written = async {
             match &mut round {
-                Some((_, writes)) => writes.await,
+                Some((_, pending)) => pending.await,
                 None => std::future::pending().await,
             }
         };
-        // All are cancel-safe: what is unfinished stays in its stream, and `writes` goes on where it was.
+        // All are cancel-safe: what is unfinished stays in its stream, and the writes go on where they were.
         let pass = tokio::select! {
             updates = watches.next(store.index_mut()) => {
                 let Some(updates) = updates else { return };
@@ -148,18 +149,15 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
             }
             Some((profile, read)) = reads.next() => {
                 let now = Instant::now();
-                match read {
-                    Ok(Some(stored)) if store.index().is_latest(&profile) => {
-                        store.update(Update::Namespaced(Change::Applied(stored)));
+                match store.apply_read(&profile, read) {
+                    Ok(true) => {
                         store.publish(&mut watches);
                         schedule.changed(now);
                     }
-                    // The profile is gone or has changed; the watch delivers that.
-                    Ok(_) => {}
+                    Ok(false) => {}
                     Err(error) => {
                         let error = chain(&error);
                         warn!(profile = %profile.name, error, "the profile could not be read again; trying again");
-                        store.index_mut().not_read(profile.name.clone());
                         schedule.ended(Ended::InVain, now);
                     }
                 }
@@ -192,6 +190,28 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                     schedule.look_by(at);
                 }
                 metrics.rejected.set(i64::try_from(store.rejected()).unwrap_or(i64::MAX));
+            }
+        }
+    }
+}
+
+impl RevisionStore {
+    /// Takes in a profile that was read again. Returns false if it is gone or has changed since: the watch delivers
+    /// that.
+    fn apply_read(
+        &mut self,
+        profile: &Arc<StoredProfile>,
+        read: kube::Result<Option<StoredProfile>>,
+    ) -> kube::Result<bool> {
+        match read {
+            Ok(Some(stored)) if self.index().is_latest(profile) => {
+                self.update(Update::Namespaced(Change::Applied(stored)));
+                Ok(true)
+            }
+            Ok(_) => Ok(false),
+            Err(error) => {
+                self.index_mut().not_read(profile.name.clone());
+                Err(error)
             }
         }
     }
@@ -257,14 +277,14 @@ impl Pass {
         }
         store.begin_writes();
         let writer = writer.clone();
-        let writes = stream::iter(work).map(move |(profile, plan, revision)| {
+        let results = stream::iter(work).map(move |(profile, plan, revision)| {
             let writer = writer.clone();
             async move {
                 let done = writer.act(&profile, plan, revision).await;
                 (profile, done)
             }
         });
-        Ok((self, writes.buffer_unordered(AT_ONCE).collect().boxed()))
+        Ok((self, results.buffer_unordered(AT_ONCE).collect().boxed()))
     }
 
     /// Applies the result of a write before the watch delivers it.

@@ -56,6 +56,7 @@ fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bo
 }
 
 /// Whether a map is owned as a whole: `x-kubernetes-map-type: atomic`.
+#[must_use]
 pub fn is_whole(field: &str) -> bool {
     matches!(field, "nodeSelector" | "labelSelector" | "resourceClaimTemplate") || field.ends_with("Ref")
 }

@@ -140,11 +140,13 @@ pub fn metadata_tape(object: &Value) -> Option<Arc<OwnedTape>> {
 }
 
 /// The group of an `apiVersion`; empty for the core group.
+#[must_use]
 pub fn group_of(api_version: &str) -> &str {
     api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
 /// The resource of a kind, by the rules of Kubernetes: `Ingress` is `ingresses`, `NetworkPolicy` `networkpolicies`.
+#[must_use]
 pub fn plural(kind: &str) -> String {
     let kind = kind.to_lowercase();
     match kind.strip_suffix('y') {

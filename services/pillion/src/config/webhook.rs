@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_control::informer::lookups::LookupSettings;
-use pillion_json::OwnedTape;
 use pillion_engine::limits::Guardrails;
+use pillion_json::OwnedTape;
 use pillion_webhook::admission::RequestSettings;
 use pillion_webhook::metrics::MetricsSettings;
 use pillion_webhook::overload::OverloadSettings;

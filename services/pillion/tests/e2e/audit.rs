@@ -63,8 +63,8 @@ impl Audit {
     pub(crate) fn start(client: Client) -> Result<Self> {
         let release = Arc::new(Release::new("pillion", NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?);
         let stop = CancellationToken::new();
-        let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
-        let (publisher, status) = Publisher::new(Arc::clone(&published));
+        let served = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+        let (publisher, status) = Publisher::new(Arc::clone(&served));
         let mut registry = Registry::default();
         let (sender, audited) = watch::channel(Audited::default());
         let lookups = Some(Lookups::new(
@@ -72,7 +72,7 @@ impl Audit {
             pillion_control::informer::lookups::Metrics::register(&mut Registry::default()),
         ));
         let parts = Parts {
-            published,
+            published: served,
             status,
             reads: Reads { lookups, cluster: None },
             metrics: AuditMetrics::register(&mut registry, 10),

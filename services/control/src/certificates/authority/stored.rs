@@ -124,10 +124,10 @@ impl AuthoritySecret {
         }
     }
 
-    /// What to write for this record: see [`KnownAuthoritiesAuthorities::with`].
+    /// What to write for this record: see [`KnownAuthorities::with`].
     ///
     /// # Errors
-    /// See [`KnownAuthoritiesAuthorities::with`].
+    /// See [`KnownAuthorities::with`].
     pub fn with(&self, record: Record, fresh: Option<AuthorityMaterial>) -> Result<KnownAuthorities, MissingAuthority> {
         let known = self.stored.get();
         let authorities = known.into_iter().flat_map(KnownAuthorities::authorities).cloned();
@@ -211,7 +211,7 @@ impl KnownAuthorities {
     /// the write.
     ///
     /// # Errors
-    /// See [`KnownAuthoritiesAuthorities::data`].
+    /// See [`KnownAuthorities::data`].
     pub fn secret(&self, release: &Release, existing: Option<&Secret>) -> Result<Secret, serde_json::Error> {
         let fresh = || Secret {
             metadata: ObjectMeta {

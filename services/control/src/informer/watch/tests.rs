@@ -21,14 +21,14 @@ fn empty_lists() -> Vec<Update> {
 
 #[tokio::test]
 async fn synced_after_first_snapshot_until_shutdown() {
-    let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
-    let (publisher, mut status) = Publisher::new(Arc::clone(&published));
+    let served = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
+    let (publisher, mut status) = Publisher::new(Arc::clone(&served));
     let shutdown = CancellationToken::new();
     let updates = stream::iter(empty_lists()).chain(stream::pending());
     let running = tokio::spawn(publisher.follow(watches(updates, None), shutdown.clone()));
     let synced = *status.wait_for(|status| status.synced).await.unwrap();
     assert_eq!(synced.namespaces, 1);
-    assert!(published.load().namespace("shop").is_some());
+    assert!(served.load().namespace("shop").is_some());
     shutdown.cancel();
     assert!(running.await.unwrap().is_ok());
 }
@@ -36,12 +36,12 @@ async fn synced_after_first_snapshot_until_shutdown() {
 #[tokio::test]
 async fn guardrails_of_first_snapshot_stay() {
     let guardrails = pillion_engine::limits::Guardrails { max_containers: 1, ..Default::default() };
-    let published = Arc::new(ArcSwap::from_pointee(Snapshot::default().with_guardrails(guardrails.clone())));
-    let (publisher, status) = Publisher::new(Arc::clone(&published));
+    let served = Arc::new(ArcSwap::from_pointee(Snapshot::default().with_guardrails(guardrails.clone())));
+    let (publisher, status) = Publisher::new(Arc::clone(&served));
     let ended = publisher.follow(watches(stream::iter(empty_lists()), None), CancellationToken::new()).await;
     assert!(ended.is_err() && status.borrow().synced);
-    assert_eq!(published.load().namespace_count(), 1);
-    assert_eq!(*published.load().guardrails(), guardrails);
+    assert_eq!(served.load().namespace_count(), 1);
+    assert_eq!(*served.load().guardrails(), guardrails);
 }
 
 #[tokio::test]
