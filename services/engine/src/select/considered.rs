@@ -1,9 +1,9 @@
 //! Selections besides the one of a decision: for `pillion explain`, and for the audit of running pods.
 //!
-//! [`considered`] lists every profile that might act on an object, with its parameters. A decision lists only requested
+//! `considered` lists every profile that might act on an object, with its parameters. A decision lists only requested
 //! profiles, so that the others cost it nothing. This list is made on demand and is allowed to be slow.
 //!
-//! [`expected`] selects by labels and annotations alone, without evaluating expressions. Requests, opt-outs and object
+//! `expected` selects by labels and annotations alone, without evaluating expressions. Requests, opt-outs and object
 //! selectors read only metadata. Conditions, and parameters that may be invalid, do not. A profile that has either is
 //! *open*, and the caller supplies its result.
 
