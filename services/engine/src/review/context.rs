@@ -8,7 +8,7 @@ use pillion_api::profile::Operation;
 
 use super::{Endpoint, Facts, RecordTrust, Review};
 use crate::context::EvalContext;
-use crate::decision::Reason;
+use crate::decision::{Decision, Reason};
 use crate::expression::Allowances;
 use crate::inject::without_record;
 use crate::json::{Malformed, OwnedTape, Value};
@@ -254,4 +254,9 @@ impl FoundRecord {
             Self::None | Self::Foreign => None,
         }
     }
+}
+
+/// Denies an object in which a key stands twice.
+pub(super) fn malformed_object(malformed: &Malformed) -> Decision {
+    Decision::denied(Reason::DuplicateKey, format!("{:?}", malformed.key))
 }

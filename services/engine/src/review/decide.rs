@@ -11,7 +11,7 @@
 use pillion_api::names::{INJECTION_GATE, InjectionLevel};
 use pillion_api::profile::OnError;
 
-use super::context::{FoundRecord, ReviewContext};
+use super::context::{FoundRecord, ReviewContext, malformed_object};
 use super::{Decided, Endpoint, Facts, InternalError, Observer, Review, Step, validate};
 use crate::context::Arena;
 use crate::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
@@ -89,11 +89,6 @@ pub(super) fn decide(
         Err(MutateError::Malformed(malformed)) => Ok(Decided::without_patch(malformed_object(&malformed))),
         Err(MutateError::SelfCheck(error)) => Err(error),
     }
-}
-
-/// Denies an object in which a key stands twice.
-pub(super) fn malformed_object(malformed: &Malformed) -> Decision {
-    Decision::denied(Reason::DuplicateKey, format!("{:?}", malformed.key))
 }
 
 /// Selects the profiles for an object, and merges them into it.
@@ -213,20 +208,30 @@ fn apply_profiles<'v>(
 
 /// Why profiles that stand in for cluster profiles are left out: a cluster profile that is applied without them is not
 /// applied with them.
+///
+/// They are kept if a cluster profile would be lost without them. That happens in a second pass if the parent of one
+/// cannot be applied any more, while the child's changes of the first pass can stay.
 fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_>) -> Option<String> {
+    let mut why = None;
     for (place, selected) in profiles.iter().enumerate() {
-        let verdict = |applied: &Applied<'_>| applied.verdicts.get(place).cloned().flatten();
-        if selected.profile.name().namespace.is_some() || verdict(without).is_some_and(|verdict| verdict.is_left_out())
-        {
+        if selected.profile.name().namespace.is_some() {
             continue;
         }
-        if let Some(verdict) = verdict(with).filter(Verdict::is_left_out) {
-            let (name, reason) = (selected.profile.display_name(), verdict.reason.sentence());
-            let detail = verdict.detail.unwrap_or_default();
-            return Some(format!("with it the cluster profile {name} would not be applied: {reason}: {detail}"));
+        let left_out = |applied: &Applied<'_>| {
+            let verdict = applied.verdicts.get(place).cloned().flatten();
+            verdict.filter(Verdict::is_left_out)
+        };
+        match (left_out(with), left_out(without)) {
+            (None, Some(_)) => return None,
+            (Some(verdict), None) if why.is_none() => {
+                let (name, reason) = (selected.profile.display_name(), verdict.reason.sentence());
+                let detail = verdict.detail.unwrap_or_default();
+                why = Some(format!("with it the cluster profile {name} would not be applied: {reason}: {detail}"));
+            }
+            _ => {}
         }
     }
-    None
+    why
 }
 
 /// Checks that the changes of the platform's profiles alone are part of the joint result. An earlier pass may have

@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use pillion_api::profile::{OnError, Operation, ValidationAction};
 
-use super::context::ReviewContext;
-use super::decide::malformed_object;
+use super::context::{ReviewContext, malformed_object};
 use super::{Observer, Step};
 use crate::context::{Arena, EvalContext, Parameters, ProfileBindings};
 use crate::decision::{

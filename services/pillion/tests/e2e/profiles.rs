@@ -77,7 +77,7 @@ fn namespaced_profile_applies_in_its_namespace_only() {
 }
 
 #[test]
-fn the_definitions_show_and_refuse_what_they_can() {
+fn crds_describe_fields_and_reject_invalid_ones() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         // Discovery and the schema come a moment after the definitions.
@@ -88,7 +88,7 @@ fn the_definitions_show_and_refuse_what_they_can() {
             ensure!(all.contains("clusterinjectionprofile.pillion.dev/nginx"), "{all}");
             ensure!(rig.control_plane.kubectl_ok(&["get", "iprof", "-A"]).await?.is_empty());
             let explained = rig.control_plane.kubectl_ok(&["explain", "ciprof.spec.request.truthy"]).await?;
-            ensure!(explained.contains("Words that ask for the default profile"), "{explained}");
+            ensure!(explained.contains("Words that request the default profile"), "{explained}");
             Ok(())
         })
         .await?;
