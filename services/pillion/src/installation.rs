@@ -2,12 +2,16 @@
 
 use std::fmt;
 
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
 use kube::api::{Api, ListParams};
+use pillion_api::opt_in::OptIn;
+use pillion_api::webhook_configuration::opt_in_of;
 use pillion_control::Release;
-use pillion_control::informer::cluster_listing;
+use pillion_control::informer::cluster_listing::{self, ClusterListing};
+use pillion_engine::snapshot::Snapshot;
 
 use crate::config::{Overrides, WebhookPolicy, read};
 
@@ -71,6 +75,62 @@ impl fmt::Display for Part {
     }
 }
 
+/// A fact that could not be read. The list of unread parts has the reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotRead;
+
+/// The objects that `explain` and `doctor` both judge.
+pub(crate) struct Installation {
+    /// All webhook configurations; `None` if they could not be read.
+    pub(crate) configurations: Option<Vec<MutatingWebhookConfiguration>>,
+    /// How namespaces opt in: by the release's webhook configuration, else by its policy.
+    pub(crate) opt_in: OptIn,
+    pub(crate) policy: Option<WebhookPolicy>,
+    pub(crate) listing: ClusterListing,
+    /// The profiles and namespaces of the listing, limited by the policy's guardrails.
+    pub(crate) snapshot: Snapshot,
+    pub(crate) slices: Option<Vec<EndpointSlice>>,
+    pub(crate) switch: Result<Option<ConfigMap>, NotRead>,
+    /// What could not be read, without the parts of the listing.
+    pub(crate) unread: Unread,
+}
+
+impl Installation {
+    /// Reads an installation, with the profiles of one namespace or of all. A given policy replaces that of the cluster.
+    pub(crate) async fn read(
+        client: &Client,
+        release: &Release,
+        namespace: Option<&str>,
+        given: Option<&WebhookPolicy>,
+    ) -> Self {
+        let mut unread = Vec::new();
+        let policy = match given {
+            Some(policy) => Some(policy.clone()),
+            None => policy(client, release, &mut unread).await,
+        };
+        let configurations = Api::<MutatingWebhookConfiguration>::all(client.clone());
+        let configurations = configurations.list(&ListParams::default()).await;
+        let configurations = kept(configurations, Part::Configurations, &mut unread).map(|list| list.items);
+        let opt_in = own_configuration(configurations.as_deref(), release).and_then(opt_in_of);
+        let opt_in = opt_in.unwrap_or_else(|| policy.as_ref().map(WebhookPolicy::opt_in).unwrap_or_default());
+        let listing = cluster_listing::read(client, namespace, &opt_in).await;
+        let guardrails = policy.as_ref().map(|policy| policy.guardrails.clone()).unwrap_or_default();
+        let snapshot = Snapshot::clone(&listing.snapshot).with_guardrails(guardrails);
+        let slices = slices(client, release, &mut unread).await;
+        let switch = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await;
+        let switch = kept(switch, Part::Switch, &mut unread).ok_or(NotRead);
+        Self { configurations, opt_in, policy, listing, snapshot, slices, switch, unread }
+    }
+}
+
+/// Returns the webhook configuration that the controller writes.
+pub(crate) fn own_configuration<'c>(
+    configurations: Option<&'c [MutatingWebhookConfiguration]>,
+    release: &Release,
+) -> Option<&'c MutatingWebhookConfiguration> {
+    configurations?.iter().find(|one| one.metadata.name.as_deref() == Some(release.configuration()))
+}
+
 /// Returns the result, or records the error as unread.
 pub(crate) fn kept<T>(found: kube::Result<T>, part: Part, unread: &mut Unread) -> Option<T> {
     found.map_err(|error| unread.push((part, said(error)))).ok()
@@ -101,7 +161,7 @@ pub(crate) fn endpoints(slices: &[EndpointSlice]) -> Vec<(String, bool)> {
 }
 
 /// Returns the webhook's policy as the chart mounts it. `None` if it is missing or cannot be read.
-pub(crate) async fn policy(client: &Client, release: &Release, unread: &mut Unread) -> Option<WebhookPolicy> {
+async fn policy(client: &Client, release: &Release, unread: &mut Unread) -> Option<WebhookPolicy> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
     let name = format!("{}-webhook", release.name());
     let map = kept(maps.get_opt(&name).await, Part::Policy, unread)??;

@@ -1,25 +1,30 @@
 //! `pillion status`: summarises the installation, and lists pods that differ from their profiles, with reasons. It
 //! reads lists from the API server, so it works without a running controller.
 
-mod overview;
-
 use std::fmt::Write;
 use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::Client;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
+use kube::{Client, Error};
 use pillion_api::ClusterInjectionProfile;
-use pillion_control::Lookups;
 use pillion_control::audit::{self, AuditSettings, Finding, Reads, Report};
+use pillion_control::informer::cluster_listing;
+use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
+use pillion_control::{Lookups, Release};
 use prometheus_client::registry::Registry;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use self::overview::Line;
 use crate::args::ClusterArgs;
 use crate::args::block_on;
+use crate::certs::Seen;
+use crate::explain::profiles::readiness;
+use crate::installation::{Unread, endpoints, slices};
 use crate::output::{self, Form};
 
 /// Arguments of `pillion status`.
@@ -53,7 +58,7 @@ async fn report(args: StatusArgs) -> anyhow::Result<(Vec<Line>, Report)> {
     let StatusArgs { namespace, pods, at, output: _ } = args;
     let (client, release) = at.connect().await?;
     let is_whole = namespace.is_none() && !pods;
-    let lines = if is_whole { overview::overview(&client, &release).await } else { Vec::new() };
+    let lines = if is_whole { overview(&client, &release).await } else { Vec::new() };
     may_be_asked(&client).await?;
     let lookups =
         Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
@@ -70,7 +75,7 @@ async fn may_be_asked(client: &Client) -> anyhow::Result<()> {
     let namespaces = Api::<Namespace>::all(client.clone());
     let profiles = profiles.list_metadata(&one).await.map(drop);
     for asked in [profiles, namespaces.list_metadata(&one).await.map(drop)] {
-        if let Err(kube::Error::Api(status)) = asked
+        if let Err(Error::Api(status)) = asked
             && status.code == 403
         {
             bail!(
@@ -161,9 +166,95 @@ fn summary(report: &Report) -> String {
     }
 }
 
+/// A line of the overview.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Line {
+    what: &'static str,
+    said: String,
+}
+
+/// Returns all lines. A line says so if its object cannot be read.
+async fn overview(client: &Client, release: &Release) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let mut line = |what, said: String| lines.push(Line { what, said });
+    let mut unread = Vec::new();
+    let replicas = slices(client, release, &mut unread).await.map(|slices| endpoints(&slices));
+    line("replicas", replicas.map_or_else(|| describe_unread(&mut unread), |found| describe_replicas(&found)));
+    let lease = Api::<Lease>::namespaced(client.clone(), release.namespace()).get_opt(&release.lease()).await;
+    line("leader", lease.map_or_else(cannot, |lease| describe_leader(lease.as_ref(), Timestamp::now())));
+    let map = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await;
+    line("switch", map.map_or_else(cannot, |map| describe_switch(map.as_ref())));
+    match Seen::read(client, release).await {
+        Ok(seen) => {
+            for (what, said) in seen.lines(Timestamp::now()) {
+                line(what, said);
+            }
+        }
+        Err(error) => line("certificate", format!("cannot be read: {}", output::causes(&error))),
+    }
+    let found = cluster_listing::read(client, None, &pillion_api::opt_in::OptIn::default()).await;
+    line("profiles", describe_profiles(&found));
+    lines
+}
+
+fn cannot(error: Error) -> String {
+    format!("cannot be read: {}", output::causes(&error.into()))
+}
+
+fn describe_unread(unread: &mut Unread) -> String {
+    format!("cannot be read: {}", unread.pop().map(|(_, why)| why).unwrap_or_default())
+}
+
+fn describe_replicas(endpoints: &[(String, bool)]) -> String {
+    let ready = endpoints.iter().filter(|(_, ready)| *ready).count();
+    format!("{ready} of {} ready", endpoints.len())
+}
+
+fn describe_leader(lease: Option<&Lease>, now: Timestamp) -> String {
+    let spec = lease.and_then(|lease| lease.spec.as_ref());
+    let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).filter(|holder| !holder.is_empty());
+    let Some((spec, holder)) = spec.zip(holder) else { return "nobody".to_owned() };
+    match spec.renew_time.as_ref() {
+        Some(renewed) => format!("{holder}, renewed {} s ago", now.duration_since(renewed.0).as_secs()),
+        None => holder.to_owned(),
+    }
+}
+
+fn describe_switch(map: Option<&ConfigMap>) -> String {
+    let told = |key: &str, position: Position, on: &str, off: &str| {
+        let who = || switch::author(map, key).map(|who| format!(" by {who}")).unwrap_or_default();
+        match position {
+            Position::On => format!("{key} {on}"),
+            Position::Off => format!("{key} {off}{}", who()),
+            Position::Unreadable(word) => format!("{key} is {word:?}, which nobody understands"),
+        }
+    };
+    let injection = told(INJECTION_KEY, switch::injection(map), "enabled", "disabled");
+    format!("{injection}, {}", told(WEBHOOKS_KEY, switch::webhooks(map), "armed", "disarmed"))
+}
+
+fn describe_profiles(found: &cluster_listing::ClusterListing) -> String {
+    if let Some((part, why)) = found.unread.iter().find(|(part, _)| *part != cluster_listing::Part::Namespaces) {
+        return format!("{} cannot be read: {why}", part.as_str());
+    }
+    let not_ready: Vec<_> = found
+        .stored
+        .iter()
+        .filter(|stored| readiness(stored, &found.broken).is_some())
+        .map(|stored| stored.name.to_string())
+        .collect();
+    let mut text = format!("{} stored, {} served", found.stored.len(), found.snapshot.profiles().iter().count());
+    if !not_ready.is_empty() {
+        // Writing to a string never fails.
+        let _ = write!(text, "; not at work as they are stored: {}", not_ready.join(", "));
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use pillion_control::audit::{Cause, Standings, State};
+    use serde_json::json;
 
     use super::*;
 
@@ -196,5 +287,19 @@ mod tests {
             "pods of opted-in namespaces: 1 lack a profile, 2 are as their profiles say; findings in 1 namespace"
         );
         assert_eq!(summary(&Report::default()), "pods of opted-in namespaces: none");
+    }
+
+    #[test]
+    fn each_line_says_what_is_there() {
+        assert_eq!(describe_replicas(&[("a".to_owned(), true), ("b".to_owned(), false)]), "1 of 2 ready");
+        let now: Timestamp = "2026-11-22T00:00:10Z".parse().unwrap();
+        let lease = json!({"spec": {"holderIdentity": "a", "renewTime": "2026-11-22T00:00:05.000000Z"}});
+        let lease: Lease = serde_json::from_value(lease).unwrap();
+        assert_eq!(describe_leader(Some(&lease), now), "a, renewed 5 s ago");
+        assert_eq!(describe_leader(None, now), "nobody");
+        let map: ConfigMap =
+            serde_json::from_value(json!({"data": {"injection": "disabled", "webhooks": "no"}})).unwrap();
+        assert_eq!(describe_switch(None), "injection enabled, webhooks armed");
+        assert_eq!(describe_switch(Some(&map)), "injection disabled, webhooks is \"no\", which nobody understands");
     }
 }

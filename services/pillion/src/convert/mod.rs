@@ -1,18 +1,21 @@
 //! `pillion convert`: converts the configuration of other injectors into profiles.
 //!
-//! * [`from`]: the conversions, which know nothing of files.
-//! * [`documents`]: reads files into documents and reports errors with their positions.
+//! * [`from`]: the conversions, which know nothing of files. This module reads files into documents, and reports errors
+//!   with their positions.
 
-mod documents;
 pub(crate) mod from;
 
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 
-use self::documents::{Documents, Wanted};
 use self::from::{Converted, Document, Remark, morvencao, opentelemetry, sidecarset, tumblr};
+use crate::load::yaml::{self, Content, Node};
+use crate::load::{self, Problem, Source};
 use crate::output::{self, Format};
 
 /// The exit code of a conversion that omitted something.
@@ -129,9 +132,161 @@ impl FromArgs {
                 return Ok(ExitCode::FAILURE);
             }
         };
-        let notes: Vec<_> = documents.problems(&notes).into_iter().map(crate::load::Problem::harmless).collect();
+        let notes: Vec<_> = documents.problems(&notes).into_iter().map(Problem::harmless).collect();
         output::problems(&notes)?;
         output::print(&output::objects(&profiles, self.output)?)?;
         Ok(if notes.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LEFT_OUT) })
+    }
+}
+
+/// The maximum size of a file, in bytes.
+const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
+
+/// The maximum nesting of lists.
+const MAX_LISTS: usize = 8;
+
+/// The input that a conversion accepts, besides documents that are not Kubernetes objects.
+#[derive(Clone, Copy, Debug)]
+enum Wanted {
+    /// The keys of `ConfigMap`s.
+    ConfigMaps,
+    /// Objects of a kind.
+    Kind(&'static str),
+}
+
+/// All documents with their positions.
+struct Documents {
+    wanted: Wanted,
+    all: Vec<Document>,
+    /// For each document, its source and its tree.
+    places: Vec<(Arc<Source>, Node)>,
+    problems: Vec<Problem>,
+}
+
+impl Documents {
+    /// Reads all files at these paths.
+    ///
+    /// # Errors
+    /// A file is unreadable or is not YAML, or a path contains nothing to convert.
+    fn read(paths: &[PathBuf], wanted: Wanted) -> Result<Self, Vec<Problem>> {
+        let mut read = Self { wanted, all: Vec::new(), places: Vec::new(), problems: Vec::new() };
+        for path in paths {
+            let before = (read.all.len(), read.problems.len());
+            if path.as_os_str() == "-" {
+                let mut text = String::new();
+                match io::stdin().take(MAX_FILE_BYTES + 1).read_to_string(&mut text) {
+                    Ok(size) => read.sized("<stdin>".to_owned(), size as u64, || Ok(text)),
+                    Err(error) => read.cannot("<stdin>", &error),
+                }
+            } else {
+                match load::files(path) {
+                    Ok(files) => files.iter().for_each(|file| read.file(file)),
+                    Err(error) => read.cannot(&path.display().to_string(), &error),
+                }
+            }
+            if (read.all.len(), read.problems.len()) == before {
+                let message = match wanted {
+                    Wanted::ConfigMaps => "there is neither a ConfigMap nor a configuration in it".to_owned(),
+                    Wanted::Kind(kind) => format!("there is no {kind} in it"),
+                };
+                read.problems.push(Problem::whole(path.display().to_string(), message));
+            }
+        }
+        if read.problems.is_empty() { Ok(read) } else { Err(read.problems) }
+    }
+
+    /// Returns the documents.
+    fn all(&self) -> &[Document] {
+        &self.all
+    }
+
+    /// Returns the remarks as problems with their positions.
+    fn problems(&self, remarks: &[Remark]) -> Vec<Problem> {
+        remarks.iter().map(|remark| self.problem(remark)).collect()
+    }
+
+    fn problem(&self, remark: &Remark) -> Problem {
+        let Remark { document, path, message, help } = remark;
+        let Some((source, node)) = self.places.get(*document) else { return Problem::whole("", message.as_str()) };
+        let at = node.place_of_name(path);
+        Problem::at(source, at, message.as_str()).of_field(path.as_str()).with_help(help.clone())
+    }
+
+    fn cannot(&mut self, name: &str, error: &io::Error) {
+        self.problems.push(Problem::whole(name, format!("cannot be read: {error}")));
+    }
+
+    fn file(&mut self, file: &Path) {
+        let size = fs::metadata(file).map_or(0, |metadata| metadata.len());
+        self.sized(file.display().to_string(), size, || fs::read_to_string(file));
+    }
+
+    /// Reads a source of this many bytes, unless it is too large.
+    fn sized(&mut self, name: String, size: u64, text: impl FnOnce() -> io::Result<String>) {
+        if size > MAX_FILE_BYTES {
+            let message = format!("a file has at most {MAX_FILE_BYTES} bytes");
+            self.problems.push(Problem::whole(name, message).with_help("make several of it".to_owned()));
+            return;
+        }
+        match text() {
+            Ok(text) => self.text(name, text),
+            Err(error) => self.cannot(&name, &error),
+        }
+    }
+
+    fn text(&mut self, name: String, text: String) {
+        let source = Arc::new(Source::new(name, text));
+        match yaml::documents(&source.text) {
+            Ok(documents) => documents.into_iter().for_each(|document| self.document(&source, document, 0)),
+            Err(fault) => self.problems.push(Problem::syntax(&source, fault)),
+        }
+    }
+
+    /// Adds a document, or the items of a list. Objects of other kinds are ignored.
+    fn document(&mut self, source: &Arc<Source>, document: Node, depth: usize) {
+        match (document.text("apiVersion"), document.text("kind")) {
+            (Some(_), Some("ConfigMap")) if matches!(self.wanted, Wanted::ConfigMaps) => {
+                self.config_map(source, &document);
+            }
+            (Some(_), Some(kind)) if matches!(self.wanted, Wanted::Kind(wanted) if wanted == kind) => {
+                self.push(source.name.clone(), source, document);
+            }
+            (Some(_), Some(_)) if depth < MAX_LISTS => {
+                let items = document.get("items").map(Node::items).unwrap_or_default();
+                for item in items {
+                    self.document(source, item.clone(), depth + 1);
+                }
+            }
+            (Some(_), Some(_)) => {}
+            _ => self.push(source.name.clone(), source, document),
+        }
+    }
+
+    /// Adds each key as a separate file, with positions in its own text.
+    fn config_map(&mut self, source: &Arc<Source>, object: &Node) {
+        let name = object.get("metadata").and_then(|metadata| metadata.text("name")).unwrap_or("ConfigMap");
+        for entry in object.get("binaryData").map(Node::entries).unwrap_or_default() {
+            let problem = Problem::at(source, entry.key_span.clone(), "what is binary is no configuration");
+            self.problems.push(problem.of_field(format!("binaryData.{}", entry.key)));
+        }
+        for entry in object.get("data").map(Node::entries).unwrap_or_default() {
+            let Content::Scalar(serde_json::Value::String(text)) = &entry.value.content else {
+                let problem = Problem::at(source, entry.value.span.clone(), "expected text");
+                self.problems.push(problem.of_field(format!("data.{}", entry.key)));
+                continue;
+            };
+            // The keys get paths in a directory beside the file, so that they can reference each other.
+            let file = format!("{}/{name}/{}", source.name, entry.key);
+            let inner = Arc::new(Source::new(file.clone(), text.clone()));
+            match yaml::documents(&inner.text) {
+                Ok(documents) => documents.into_iter().for_each(|node| self.push(file.clone(), &inner, node)),
+                Err(fault) => self.problems.push(Problem::syntax(&inner, fault)),
+            }
+        }
+    }
+
+    fn push(&mut self, file: String, source: &Arc<Source>, node: Node) {
+        self.all.push(Document { file, value: node.to_value() });
+        self.places.push((Arc::clone(source), node));
     }
 }

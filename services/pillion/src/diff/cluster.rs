@@ -27,7 +27,7 @@ use pillion_json::OwnedTape;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-use super::report::{Compared, Rendered};
+use super::{Compared, Rendered};
 use super::{DiffArgs, Fault};
 use crate::config::{Overrides, WebhookPolicy};
 use crate::load::{self, Written};

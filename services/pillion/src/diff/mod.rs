@@ -1,27 +1,32 @@
-//! `pillion diff`: shows what changed profiles would do, without doing it.
+//! `pillion diff`: shows what changed profiles would do, without doing it: to the pods of manifests, or to
+//! running pods.
 //!
 //! * [`cluster`]: to running pods, workload by workload. It writes nothing.
-//! * [`files`]: to the pods of manifests, comparing the old profiles with the new ones.
-//! * [`report`]: prints differences for people and programs.
 //!
 //! Both render the same pod twice with the same engine, so changes by the API server or others never show as a
 //! difference.
 
 mod cluster;
-mod files;
-mod report;
 
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Context, anyhow};
 use clap::Args;
+use pillion_api::names::INJECTED_ANNOTATION;
+use pillion_engine::decision::{Decision, Outcome};
+use serde_json::{Value, json};
 
-use self::report::Compared;
-use crate::args;
 use crate::args::ClusterArgs;
 use crate::config::ConfigArg;
+use crate::inject;
+use crate::inject::objects::{self, Place};
+use crate::inject::simulated_cluster::{self, KnownObjects, SimulatedCluster};
 use crate::load::Problem;
 use crate::output::{self, Form};
+use crate::{args, difference};
 
 /// Exit code: there is a difference.
 const DIFFERS: u8 = 1;
@@ -76,7 +81,7 @@ pub(crate) fn run(args: DiffArgs) -> anyhow::Result<ExitCode> {
     let compared = if args.files.is_empty() {
         args::block_on(async { Ok(cluster::compare(args).await) })?
     } else {
-        files::compare(&args)
+        compare(&args)
     };
     let compared = match compared {
         Ok(compared) => compared,
@@ -89,10 +94,163 @@ pub(crate) fn run(args: DiffArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(WRONG));
         }
     };
-    output.print(|| report::text(&compared), || report::value(&compared))?;
+    output.print(|| text(&compared), || value(&compared))?;
     if output == Form::Text {
-        output::tell(&report::summary(&compared))?;
+        output::tell(&summary(&compared))?;
     }
     let differs = compared.iter().any(Compared::differs);
     Ok(if differs { ExitCode::from(DIFFERS) } else { ExitCode::SUCCESS })
+}
+
+/// Compares each pod.
+fn compare(args: &DiffArgs) -> Result<Vec<Compared>, Fault> {
+    let (before, after) = (simulated(args, &args.against)?, simulated(args, &args.profiles)?);
+    let documents = inject::documents(&args.files).map_err(Fault::Problems)?;
+    let known = KnownObjects::new(&documents, before.default_namespace());
+    let mut compared = Vec::new();
+    for document in &documents {
+        for place in objects::pods(document) {
+            let name = place.describe(before.default_namespace());
+            let rendered = |simulated| rendered(document, &place, simulated, &known).with_context(|| name.clone());
+            let (before, after) = (rendered(&before)?, rendered(&after)?);
+            compared.push(Compared { name, pods: 1, before, after });
+        }
+    }
+    if compared.is_empty() {
+        let files: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
+        return Err(anyhow!("there is no pod and no workload in {}: nothing can be compared", files.join(", ")).into());
+    }
+    Ok(compared)
+}
+
+fn rendered(
+    document: &Value,
+    place: &Place,
+    simulated: &SimulatedCluster,
+    known: &KnownObjects,
+) -> anyhow::Result<Rendered> {
+    let decided = simulated_cluster::decide(document, place, simulated, known)?;
+    let mut changed = document.clone();
+    objects::apply(&mut changed, place, decided.patch.as_deref())?;
+    let pod = changed.pointer(&place.pointer).cloned().unwrap_or_default();
+    Ok(Rendered::new(&decided.decision, pod))
+}
+
+fn simulated(args: &DiffArgs, profiles: &[PathBuf]) -> Result<SimulatedCluster, Fault> {
+    SimulatedCluster::configured(profiles, args.namespace_file.as_deref(), args.namespace.as_deref(), &args.config)?
+        .map_err(Fault::Problems)
+}
+
+/// A pod of a workload, decided with the old and with the new profiles.
+#[derive(Clone, Debug)]
+struct Compared {
+    /// The workload: `Deployment shop/web`.
+    name: String,
+    /// The number of its pods, if known.
+    pods: usize,
+    /// With the old profiles.
+    before: Rendered,
+    /// With the new profiles.
+    after: Rendered,
+}
+
+/// The result for a pod.
+#[derive(Clone, Debug, PartialEq)]
+struct Rendered {
+    /// The pod, without the record and server-side metadata. `None` if it is rejected.
+    pod: Option<Value>,
+    /// The result for each considered profile, in words.
+    profiles: BTreeMap<String, String>,
+}
+
+impl Rendered {
+    /// Converts a decision and its patched pod.
+    fn new(decision: &Decision, mut pod: Value) -> Self {
+        if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
+            for key in ["managedFields", "uid", "resourceVersion", "creationTimestamp", "generation", "selfLink"] {
+                metadata.shift_remove(key);
+            }
+            if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+                annotations.shift_remove(INJECTED_ANNOTATION);
+                if annotations.is_empty() {
+                    metadata.shift_remove("annotations");
+                }
+            }
+        }
+        let profiles = decision.profiles.iter().map(|profile| {
+            let detail = profile.detail.as_deref().map(|detail| format!(": {detail}")).unwrap_or_default();
+            let told =
+                format!("{} ({}{detail})", profile.outcome.as_str().replace('_', " "), profile.reason.sentence());
+            (profile.profile.display_name().to_owned(), told)
+        });
+        let mut profiles: BTreeMap<_, _> = profiles.collect();
+        let is_denied = decision.outcome == Outcome::Denied;
+        if is_denied && profiles.is_empty() {
+            profiles.insert("(all)".to_owned(), decision.denial_message());
+        }
+        Self { pod: (!is_denied).then_some(pod), profiles }
+    }
+}
+
+impl Compared {
+    /// Whether the pod or the result of a profile differs.
+    fn differs(&self) -> bool {
+        self.before != self.after
+    }
+}
+
+/// Returns a unified diff for each workload that differs.
+fn text(compared: &[Compared]) -> anyhow::Result<String> {
+    let mut text = String::new();
+    for one in compared.iter().filter(|one| one.differs()) {
+        let Compared { name, pods, before, after } = one;
+        let count = if *pods == 1 { "1 pod".to_owned() } else { format!("{pods} pods") };
+        let _ = writeln!(text, "{name} ({count})");
+        for (profile, told) in &after.profiles {
+            match before.profiles.get(profile) {
+                Some(was) if was == told => {}
+                Some(was) => drop(writeln!(text, "  {profile}: {told}; as it is now: {was}")),
+                None => drop(writeln!(text, "  {profile}: {told}; as it is now it does not come into question")),
+            }
+        }
+        for profile in before.profiles.keys().filter(|profile| !after.profiles.contains_key(*profile)) {
+            let _ = writeln!(text, "  {profile}: does not come into question any more");
+        }
+        match (&before.pod, &after.pod) {
+            (Some(before), Some(after)) => {
+                text.push_str(&difference::of((name, before), (&format!("{name}, changed"), after))?);
+            }
+            (Some(_), None) => text.push_str("  its pods would be refused\n"),
+            (None, Some(_)) => text.push_str("  its pods would not be refused any more\n"),
+            (None, None) => {}
+        }
+    }
+    Ok(text)
+}
+
+/// Formats how many workloads differ.
+fn summary(compared: &[Compared]) -> String {
+    let differing = compared.iter().filter(|one| one.differs()).count();
+    match compared.len() {
+        1 => format!("{differing} of 1 workload would be different"),
+        all => format!("{differing} of {all} workloads would be different"),
+    }
+}
+
+/// Returns the comparison as JSON.
+fn value(compared: &[Compared]) -> anyhow::Result<Value> {
+    let workloads = compared.iter().map(|one| {
+        let patch = match (&one.before.pod, &one.after.pod) {
+            (Some(before), Some(after)) => serde_json::to_value(json_patch::diff(before, after)).context("a patch")?,
+            _ => Value::Null,
+        };
+        let rendered = |rendered: &Rendered| json!({"profiles": rendered.profiles, "refused": rendered.pod.is_none()});
+        Ok(json!({
+            "workload": one.name, "pods": one.pods, "differs": one.differs(),
+            "before": rendered(&one.before), "after": rendered(&one.after), "patch": patch,
+        }))
+    });
+    let workloads = workloads.collect::<anyhow::Result<Vec<_>>>()?;
+    let differing = compared.iter().filter(|one| one.differs()).count();
+    Ok(json!({"workloads": workloads, "differing": differing, "same": compared.len() - differing}))
 }

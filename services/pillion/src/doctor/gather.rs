@@ -1,21 +1,23 @@
 //! Gathers facts from the cluster. It changes nothing: pods are created by dry run.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
-use pillion_api::webhook_configuration::opt_in_of;
+use pillion_api::opt_in::OptIn;
 use pillion_control::Release;
 use pillion_control::certificates::authority::certificates;
 use pillion_control::client::lists;
-use pillion_control::informer::cluster_listing;
-use pillion_control::probe::{self, Expected, ProbeMetrics, Prober};
+use pillion_control::informer::cluster_listing::Stored;
+use pillion_control::informer::text::Broken;
+use pillion_control::probe::{self, Expected, ProbeMetrics, Probed, Prober};
 use pillion_engine::decision::ProfileOutcome;
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::review::{Endpoint, Facts as Asked, Review};
@@ -23,10 +25,9 @@ use pillion_engine::snapshot::Snapshot;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-use super::facts::is_ours;
-use super::facts::{Canary, Facts, NotRead};
-use crate::explain::changes::{self, What};
-use crate::installation::{self, Part, Unread, kept};
+use crate::explain::facts::{self, What};
+use crate::finding::ObjectRef;
+use crate::installation::{Installation, NotRead, Part, Unread, endpoints, kept, own_configuration};
 use crate::trial;
 
 /// How many pairs of namespace and profile are evaluated to find one for the dry run.
@@ -85,18 +86,13 @@ const RIGHTS: [Right; 19] = [
 
 /// Gathers all facts. A fact that cannot be read is listed in `unread`, and does not fail the whole.
 pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
-    let mut unread = Vec::new();
     let home = release.namespace();
-    let configurations = Api::<MutatingWebhookConfiguration>::all(client.clone()).list(&ListParams::default()).await;
-    let configurations = kept(configurations, Part::Configurations, &mut unread).map(|list| list.items);
-    let ours =
-        configurations.iter().flatten().find(|one| one.metadata.name.as_deref() == Some(release.configuration()));
-    let opt_in = ours.and_then(opt_in_of).unwrap_or_default();
-    let at_once = cluster_listing::read(client, None, &opt_in).await;
-    let has_definitions = !at_once.unread.iter().any(|(_, why)| is_not_found(why));
+    let Installation { configurations, opt_in, listing, snapshot, slices, switch, mut unread, .. } =
+        Installation::read(client, release, None, None).await;
+    let ours = own_configuration(configurations.as_deref(), release);
+    let has_definitions = !listing.unread.iter().any(|(_, why)| is_not_found(why));
     unread
-        .extend(at_once.unread.into_iter().filter(|(_, why)| !is_not_found(why)).map(|(part, why)| (part.into(), why)));
-    let switch = Api::<ConfigMap>::namespaced(client.clone(), home).get_opt(release.switch()).await;
+        .extend(listing.unread.into_iter().filter(|(_, why)| !is_not_found(why)).map(|(part, why)| (part.into(), why)));
     let serving = Api::<Secret>::namespaced(client.clone(), home).get_opt(&release.serving_secret()).await;
     let lease = Api::<Lease>::namespaced(client.clone(), home).get_opt(&release.lease()).await;
     let mut entries = ours.into_iter().flat_map(|one| one.webhooks.iter().flatten());
@@ -108,19 +104,14 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
     let namespaces = kept(namespaces, Part::Namespaces, &mut unread).unwrap_or_default();
     let (rights, missing_accounts) = rights(client, release, &mut unread).await;
     let probed = probe(client, release, bundle, &mut unread).await;
-    // The guardrails also limit profiles in the dry run.
-    let guardrails = installation::policy(client, release, &mut unread).await.map(|policy| policy.guardrails);
-    let snapshot = Snapshot::clone(&at_once.snapshot).with_guardrails(guardrails.unwrap_or_default());
     let canary = canary(client, &snapshot, ours).await;
     let request_keys =
         snapshot.profiles().iter().flat_map(|profile| profile.request_keys().map(str::to_owned)).collect();
     Facts {
         now: Timestamp::now(),
         has_definitions,
-        endpoints: installation::slices(client, release, &mut unread)
-            .await
-            .map(|found| installation::endpoints(&found)),
-        switch: kept(switch, Part::Switch, &mut unread).ok_or(NotRead),
+        endpoints: slices.map(|found| endpoints(&found)),
+        switch,
         serving: kept(serving, Part::ServingSecret, &mut unread).ok_or(NotRead),
         lease: kept(lease, Part::Lease, &mut unread).ok_or(NotRead),
         probed,
@@ -132,8 +123,8 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
             .into_iter()
             .map(|one| (one.metadata.name.unwrap_or_default(), one.metadata.labels.unwrap_or_default()))
             .collect(),
-        stored: at_once.stored,
-        broken: at_once.broken,
+        stored: listing.stored,
+        broken: listing.broken,
         images: images(client, release).await,
         configurations,
         opt_in,
@@ -147,7 +138,7 @@ fn is_not_found(why: &str) -> bool {
     why.contains("could not find the requested resource") || why.contains("404")
 }
 
-async fn probe(client: &Client, release: &Release, bundle: Option<Vec<u8>>, unread: &mut Unread) -> Vec<probe::Probed> {
+async fn probe(client: &Client, release: &Release, bundle: Option<Vec<u8>>, unread: &mut Unread) -> Vec<Probed> {
     let bundle = bundle.map(|bundle| certificates(&bundle)).unwrap_or_default();
     let Some(expected) = Expected::of_other_issuer(release, bundle) else { return Vec::new() };
     let mut prober = Prober::new(probe::Settings::default(), ProbeMetrics::register(&mut Registry::default()));
@@ -300,7 +291,7 @@ async fn send(client: &Client, namespace: &str, profile: &str, pod: &Value, own:
     for _ in 0..TRIES {
         match pods.create(&parameters, &pod).await {
             Ok(made) => {
-                let changes = changes::of_record(&serde_json::to_value(&made).unwrap_or_default());
+                let changes = facts::of_record(&serde_json::to_value(&made).unwrap_or_default());
                 let is_whole =
                     !changes.is_empty() && changes.iter().all(|change| change.present || change.what != What::Added);
                 untouched += usize::from(!is_whole);
@@ -330,6 +321,57 @@ async fn images(client: &Client, release: &Release) -> Vec<(String, String)> {
         Some((pod.metadata.name?, image))
     });
     images.collect()
+}
+
+/// All facts. `None` means that a fact could not be read; `unread` has the reason.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub(crate) release: Release,
+    pub(crate) now: Timestamp,
+    pub(crate) opt_in: OptIn,
+    /// Whether the API server serves the CRDs.
+    pub(crate) has_definitions: bool,
+    pub(crate) configurations: Option<Vec<MutatingWebhookConfiguration>>,
+    pub(crate) switch: Result<Option<ConfigMap>, NotRead>,
+    /// The addresses behind the Service, each with its readiness.
+    pub(crate) endpoints: Option<Vec<(String, bool)>>,
+    pub(crate) serving: Result<Option<Secret>, NotRead>,
+    /// The result of probing each endpoint from here.
+    pub(crate) probed: Vec<Probed>,
+    pub(crate) canary: Canary,
+    /// The labels and annotations by which pods and namespaces request profiles.
+    pub(crate) request_keys: Vec<String>,
+    /// RBAC permissions of the service accounts: account, permission, and whether it is granted.
+    pub(crate) rights: Vec<(String, String, bool)>,
+    /// Service accounts that are missing.
+    pub(crate) missing_accounts: Vec<String>,
+    /// Namespaces and their labels.
+    pub(crate) namespaces: Vec<(String, BTreeMap<String, String>)>,
+    pub(crate) stored: Vec<Stored>,
+    pub(crate) broken: Vec<Broken>,
+    pub(crate) lease: Result<Option<Lease>, NotRead>,
+    /// The images of the release's pods: pod and image.
+    pub(crate) images: Vec<(String, String)>,
+    pub(crate) unread: Unread,
+}
+
+/// The result of creating pods by dry run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Canary {
+    /// No pod was created, for this reason.
+    NotTried(String),
+    /// How many were created and how many came back unchanged, and the API server's messages for those it rejected.
+    Tried { namespace: String, profile: String, tries: usize, untouched: usize, refused: Vec<String> },
+}
+
+pub(super) fn service(facts: &Facts) -> ObjectRef {
+    ObjectRef::new("Service", Some(facts.release.namespace()), facts.release.service())
+}
+
+/// Whether a webhook entry calls the release's Service.
+pub(super) fn is_ours(entry: &MutatingWebhook, release: &Release) -> bool {
+    let service = entry.client_config.service.as_ref();
+    service.is_some_and(|service| service.name == release.service() && service.namespace == release.namespace())
 }
 
 #[cfg(test)]

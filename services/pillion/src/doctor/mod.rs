@@ -1,12 +1,10 @@
 //! `pillion doctor`: finds what keeps Pillion in a cluster from working, and suggests remedies.
 //!
 //! * [`gather`]: gathers facts from the cluster, and sends pods through the API server by dry run.
-//! * [`judge`]: a pure function from facts to findings; `certificates` is a part of it.
+//! * [`judge`]: a pure function from facts to findings.
 
-mod certificates;
-pub(crate) mod facts;
-pub(crate) mod gather;
-pub(crate) mod judge;
+mod gather;
+mod judge;
 
 use std::fmt::Write;
 use std::process::ExitCode;

@@ -10,7 +10,7 @@ use pillion_control::certificates::rotation::Generation;
 use serde_json::json;
 
 use super::*;
-use crate::doctor::facts::NotRead;
+use crate::installation::NotRead;
 
 /// Returns the release's serving certificate with its key and its CA.
 fn ca() -> &'static ServingMaterial {

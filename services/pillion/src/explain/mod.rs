@@ -1,24 +1,18 @@
 //! `pillion explain`: explains why a pod has, or lacks, what its profiles add; from a cluster, from files, or from a
-//! saved review.
+//! saved review. This module has the arguments and prints the explanation.
 //!
-//! * [`subject`]: the object in question.
-//! * [`facts`]: the facts for an explanation; [`cluster`] and [`files`] gather them.
-//! * [`judge`]: a pure function from facts to an [`Explanation`]; [`webhooks`], [`calling`], [`profiles`], [`past`] and
-//!   [`changes`] are parts of it.
-//! * [`render`]: prints the explanation for people.
+//! * [`facts`]: the object in question, the facts about it, and what its injection record says.
+//! * [`gather`]: gathers the facts from a cluster or from files.
+//! * [`judge`]: a pure function from facts to an [`Explanation`]; [`webhooks`], [`profiles`] and [`past`] are parts of it.
 
-pub(crate) mod calling;
-pub(crate) mod changes;
-mod cluster;
-mod facts;
-mod files;
-mod judge;
+pub(crate) mod facts;
+mod gather;
+pub(crate) mod judge;
 mod past;
 pub(crate) mod profiles;
-mod render;
-mod subject;
 pub(crate) mod webhooks;
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -30,11 +24,11 @@ use pillion_control::Release;
 use pillion_engine::profile::CompiledProfile;
 use serde_json::{Value, json};
 
-use self::cluster::{Asked, Cluster, Known};
-use self::files::Given;
-pub(crate) use self::files::{opted_in, taken_apart};
+use self::facts::{Target, What};
+use self::gather::{Asked, Cluster, Given, Known};
+pub(crate) use self::gather::{opted_in, taken_apart};
 pub(crate) use self::judge::{DecisionView, Explanation, view};
-use self::subject::Target;
+use self::webhooks::Outcome;
 use crate::args::ClusterArgs;
 use crate::args::block_on;
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
@@ -90,10 +84,10 @@ pub(crate) fn of_objects(
     policy: &WebhookPolicy,
     release: &Release,
 ) -> anyhow::Result<impl Iterator<Item = Explanation>> {
-    let facts = files::around(profiles, namespace, None, policy, release)?;
-    let questions = files::questions(objects, &facts.namespace.name);
+    let facts = gather::around(profiles, namespace, None, policy, release)?;
+    let questions = gather::questions(objects, &facts.namespace.name);
     Ok(questions.into_iter().map(move |mut question| {
-        files::complete(&mut question, &facts, known);
+        gather::complete(&mut question, &facts, known);
         judge::judge(&facts, &question)
     }))
 }
@@ -124,8 +118,7 @@ pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     };
     let found = explanations.iter().flat_map(|one| one.findings.iter().cloned()).chain(others);
     let findings = finding::sorted(found.collect());
-    let text =
-        || if explanations.is_empty() { finding::lines(&findings) } else { render::text(&explanations, &findings) };
+    let text = || if explanations.is_empty() { finding::lines(&findings) } else { text(&explanations, &findings) };
     output.print(|| Ok(text()), || document(&explanations, &findings))?;
     let is_good = !explanations.is_empty() && explanations.iter().all(|one| one.verdict.is_good());
     Ok(if is_good && finding::is_well(&findings) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -158,7 +151,7 @@ async fn answer(args: ExplainArgs) -> anyhow::Result<Answer> {
 
 /// Reads a saved review.
 fn saved(file: &Path) -> anyhow::Result<Value> {
-    let mut objects = files::objects(file)?;
+    let mut objects = gather::objects(file)?;
     let Some(review) = objects.pop().filter(|review| review.get("request").is_some_and(Value::is_object)) else {
         bail!("{} is not an AdmissionReview: it has no request", file.display());
     };
@@ -177,7 +170,7 @@ async fn in_cluster(args: ExplainArgs) -> anyhow::Result<Answer> {
     let default = client.default_namespace().to_owned();
     let cluster = Cluster::new(client, release, policy);
     if let Some(file) = review {
-        let mut question = subject::of_review(saved(&file)?);
+        let mut question = facts::of_review(saved(&file)?);
         let namespace = question.object.namespace.clone().or(namespace).unwrap_or(default);
         let facts = cluster.surroundings(&namespace).await;
         cluster.complete(&mut question, &facts, &mut Known::default()).await;
@@ -202,15 +195,15 @@ fn offline(args: &ExplainArgs) -> anyhow::Result<Answer> {
     }
     let (objects, mut questions) = match (&args.file, &args.review) {
         (Some(file), _) => {
-            let objects = files::objects(file)?;
-            let namespace = files::namespace_of(&objects, args.namespace.as_deref())?;
-            let questions = files::questions(&objects, &namespace);
+            let objects = gather::objects(file)?;
+            let namespace = gather::namespace_of(&objects, args.namespace.as_deref())?;
+            let questions = gather::questions(&objects, &namespace);
             if questions.is_empty() {
                 bail!("there is no pod and no workload in {}", file.display());
             }
             (objects, questions)
         }
-        (None, Some(file)) => (Vec::new(), vec![subject::of_review(saved(file)?)]),
+        (None, Some(file)) => (Vec::new(), vec![facts::of_review(saved(file)?)]),
         (None, None) => bail!("say what is to be explained: by -f or --review"),
     };
     let namespace = questions.first().and_then(|question| question.object.namespace.clone());
@@ -223,7 +216,7 @@ fn offline(args: &ExplainArgs) -> anyhow::Result<Answer> {
         release: &release,
         namespace: &namespace,
     };
-    let facts = match files::surroundings(&given)? {
+    let facts = match gather::surroundings(&given)? {
         Ok(facts) => facts,
         Err(problems) => {
             output::problems(&problems)?;
@@ -231,9 +224,111 @@ fn offline(args: &ExplainArgs) -> anyhow::Result<Answer> {
         }
     };
     for question in &mut questions {
-        files::complete(question, &facts, &objects);
+        gather::complete(question, &facts, &objects);
     }
     Ok(Answer::Explained(questions.iter().map(|question| judge::judge(&facts, question)).collect(), None))
+}
+
+const BOLD: &str = "\u{1b}[1m";
+const DIM: &str = "\u{1b}[2m";
+const RED: &str = "\u{1b}[31m";
+const GREEN: &str = "\u{1b}[32m";
+const YELLOW: &str = "\u{1b}[33m";
+const RESET: &str = "\u{1b}[0m";
+
+/// Characters of a value that are printed.
+const SHOWN: usize = 60;
+
+/// Formats the explanation: the object in full, its pods in one line each, then the findings.
+fn text(explanations: &[Explanation], findings: &[Finding]) -> String {
+    let mut text = String::new();
+    // Writing to a string never fails.
+    for (index, explanation) in explanations.iter().enumerate() {
+        let colour = if explanation.verdict.is_good() { GREEN } else { RED };
+        let words = explanation.verdict.words();
+        let _ = writeln!(text, "{BOLD}{}{RESET}: {colour}{words}{RESET}", explanation.object);
+        if index == 0 {
+            webhooks(&mut text, explanation);
+            profiles(&mut text, explanation);
+            changes(&mut text, explanation);
+        }
+    }
+    if !findings.is_empty() {
+        let _ = writeln!(text);
+        text += &finding::lines(findings);
+    }
+    text
+}
+
+fn webhooks(text: &mut String, explanation: &Explanation) {
+    if explanation.webhooks.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "\n{BOLD}Webhook entries for pods{RESET}");
+    for entry in &explanation.webhooks {
+        let (colour, what) = match entry.outcome {
+            Outcome::Called => (GREEN, "called".to_owned()),
+            Outcome::Unknown => (YELLOW, format!("not known: {}", entry.detail)),
+            _ => (DIM, format!("not called: {}", entry.detail)),
+        };
+        let _ = writeln!(text, "  {} {DIM}({}){RESET}  {colour}{what}{RESET}", entry.name, entry.configuration);
+    }
+}
+
+fn profiles(text: &mut String, explanation: &Explanation) {
+    let decision = &explanation.decision;
+    let _ = writeln!(text, "\n{BOLD}Profiles{RESET}  {DIM}{}: {}{RESET}", decision.outcome, decision.message);
+    for profile in &explanation.profiles {
+        let colour = match profile.outcome {
+            "applied" | "unchanged" => GREEN,
+            "skipped" | "denied" | "not_served" => RED,
+            _ => DIM,
+        };
+        let outcome = profile.outcome.replace('_', " ");
+        let revision = if profile.revision.is_empty() { String::new() } else { format!("@{}", profile.revision) };
+        let _ = write!(text, "  {}{DIM}{revision}{RESET}  {colour}{outcome}{RESET}", profile.profile);
+        let _ = match profile.outcome {
+            "applied" | "unchanged" => writeln!(text),
+            _ => writeln!(text, ", {}", profile.message),
+        };
+        for parameter in &profile.parameters {
+            let value = match &parameter.error {
+                Some(error) => format!("{RED}{error}{RESET}"),
+                None => shortened(&parameter.value.to_string()),
+            };
+            let _ = writeln!(text, "    {} = {value}  {DIM}{}{RESET}", parameter.name, parameter.told());
+        }
+    }
+    for notice in &decision.notices {
+        let _ = writeln!(text, "  {YELLOW}told{RESET}: {notice}");
+    }
+}
+
+fn changes(text: &mut String, explanation: &Explanation) {
+    if !explanation.changes.is_empty() {
+        let _ = writeln!(text, "\n{BOLD}Changes by Pillion{RESET}");
+    }
+    for change in &explanation.changes {
+        let sign = match change.what {
+            What::Added => "+",
+            What::Replaced => "~",
+            What::Removed => "-",
+        };
+        let gone = if change.present { String::new() } else { format!("  {RED}not there any more{RESET}") };
+        let revision = change.revision.as_deref().unwrap_or_default();
+        let _ = writeln!(text, "  {sign} {}  {DIM}{}@{revision}{RESET}{gone}", change.path, change.by);
+    }
+    if !explanation.managers.is_empty() {
+        let told: Vec<_> = explanation.managers.iter().map(|one| format!("{} ({})", one.manager, one.time)).collect();
+        let _ = writeln!(text, "\n{BOLD}Written by{RESET}  {}", told.join(", "));
+    }
+}
+
+fn shortened(value: &str) -> String {
+    match value.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", value.get(..end).unwrap_or(value)),
+        None => value.to_owned(),
+    }
 }
 
 #[cfg(test)]

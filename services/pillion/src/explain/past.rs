@@ -9,8 +9,7 @@ use pillion_engine::audit::Injected;
 use pillion_engine::decision::ProfileOutcome;
 use serde_json::Value;
 
-use super::changes::{Change, What};
-use super::facts::Origin;
+use super::facts::{Change, Origin, What};
 use super::judge::Judging;
 use super::webhooks::Outcome;
 use crate::finding::{Code, Severity};

@@ -12,9 +12,8 @@ use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::{Value, json};
 
-use super::facts::{ExplainFacts, NamespaceFacts, Question, Silences};
+use super::facts::{self, ExplainFacts, NamespaceFacts, Question, Silences};
 use super::judge::{Explanation, Verdict, judge};
-use super::subject;
 use crate::finding;
 use crate::installation::Part;
 
@@ -79,7 +78,7 @@ fn stored(change: impl FnOnce(&mut Value)) -> Question {
         "spec": {"containers": [{"name": "web", "image": "web:1"}]},
     });
     change(&mut pod);
-    subject::of_pod(&pod, "shop")
+    facts::of_pod(&pod, "shop")
 }
 
 fn plain() -> Question {
@@ -230,8 +229,8 @@ fn a_template_is_asked_what_its_pods_would_get() {
     let workload = json!({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "backup", "namespace": "shop",
         "annotations": {"pillion.dev/profiles": "logger"}},
         "spec": {"jobTemplate": {"spec": {"template": {"spec": {"containers": [{"name": "b", "image": "b:1"}]}}}}}});
-    let kind = subject::kind_of(&workload).unwrap();
-    let question = subject::of_template(&workload, kind, "shop").unwrap();
+    let kind = facts::kind_of(&workload).unwrap();
+    let question = facts::of_template(&workload, kind, "shop").unwrap();
     assert_eq!(found(&facts, &question), (vec!["annotation_on_workload"], Verdict::WouldBeInjected));
     let facts = ExplainFacts { switched_off: Some(", by kubectl".to_owned()), ..facts };
     assert_eq!(found(&facts, &question).1, Verdict::WouldNotBeInjected);
@@ -265,7 +264,7 @@ fn pods_of_a_workload_are_created_by_its_controller_and_not_by_a_dry_run() {
     assert_eq!(request(&owned), (&name, groups.clone(), false));
     let workload = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "uid": "d"},
         "spec": {"template": {"spec": {"containers": [{"name": "b", "image": "b:1"}]}}}});
-    let template = subject::of_template(&workload, subject::kind_of(&workload).unwrap(), "shop").unwrap();
+    let template = facts::of_template(&workload, facts::kind_of(&workload).unwrap(), "shop").unwrap();
     assert_eq!(request(&template), (&json!("system:serviceaccount:kube-system:replicaset-controller"), groups, false));
     // A rollout assigns revisions by the workload's name, so its pods need it as their owner.
     let itself =

@@ -1,15 +1,11 @@
 //! `pillion export`: writes profiles as Kubernetes' own admission policies, which the API server evaluates itself, and
 //! reports what these policies cannot express.
 //!
-//! * [`asking`]: who gets a profile, as match conditions.
-//! * [`expressions`]: which expressions the API server understands, and their variables.
-//! * [`template`]: a template as a patch, as far as the API server's mutations allow.
+//! * [`conditions`]: the selection of a profile as match conditions, and which expressions the API server understands.
 //! * [`policy`]: a profile as `ValidatingAdmissionPolicy` and `MutatingAdmissionPolicy` objects.
 
-mod asking;
-mod expressions;
+mod conditions;
 mod policy;
-mod template;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

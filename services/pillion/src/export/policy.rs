@@ -4,11 +4,9 @@
 use pillion_api::ProfileSpec;
 use pillion_api::names::GROUP;
 use pillion_api::profile::{OnError, Operation, OptOut, Otherwise, Target, Validation, ValidationAction};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::asking::{self, Condition};
-use super::expressions::{Expressions, Message, Used};
-use super::template::{self, Additions};
+use super::conditions::{self, Condition, Expressions, Message, Used, quoted};
 use super::{Exported, LeftOut, Profile, Reach};
 
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
@@ -44,7 +42,7 @@ struct Common {
 /// Exports a profile.
 pub(super) fn export(profile: Profile<'_>) -> Exported {
     let mut left_out = Vec::new();
-    let additions = match template::additions(profile.spec) {
+    let additions = match additions(profile.spec) {
         Ok(Some(_)) if profile.reach == Reach::Everywhere => {
             left_out
                 .push(LeftOut::new("spec.template", "everywhere is for validations: nothing is added to every object"));
@@ -123,7 +121,7 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
         let why = "the API server reads no annotations as parameters, and a wrong value is to be told";
         return Err(LeftOut::new(format!("spec.parameters[{index}]"), why));
     }
-    let (mut guards, mut conditions): (Vec<_>, Vec<_>) = asking::conditions(profile)?
+    let (mut guards, mut conditions): (Vec<_>, Vec<_>) = conditions::conditions(profile)?
         .into_iter()
         .partition(|condition| condition.expression.contains("namespaceObject"));
     let mut used = Used::new();
@@ -180,7 +178,7 @@ fn native(validation: &Validation, common: &Common, expressions: &Expressions<'_
             (Message::Plain(plain), _) => set(&mut text, "message", json!(one_line(&plain) + &field)),
             (Message::Computed(computed), needed) => {
                 used.extend(needed);
-                let field = if field.is_empty() { field } else { format!(" + {}", asking::quoted(&field)) };
+                let field = if field.is_empty() { field } else { format!(" + {}", quoted(&field)) };
                 set(&mut text, "messageExpression", json!(computed + &field));
                 set(&mut text, "message", json!(unsaid()));
             }
@@ -259,7 +257,7 @@ fn mutating(
     expressions: &Expressions<'_>,
 ) -> Result<[Value; 2], serde_json::Error> {
     let name = format!("pillion-{}", profile.compiled.display_name().replace('/', "-"));
-    let mut policy = base(profile, common, &common.used, expressions, &template::rule(profile.spec))?;
+    let mut policy = base(profile, common, &common.used, expressions, &mutation_rule(profile.spec))?;
     // Objects that are being deleted are not changed.
     let condition = json!({"name": "pillion-stays", "expression": "!has(object.metadata.deletionTimestamp)"});
     if let Some(conditions) = policy.get_mut("matchConditions").and_then(Value::as_array_mut) {
@@ -268,7 +266,7 @@ fn mutating(
         set(&mut policy, "matchConditions", json!([condition]));
     }
     let guards: Vec<_> = common.guards.iter().map(|guard| format!("variables.{}", guard.name)).collect();
-    let expression = template::expression(additions, &guards);
+    let expression = expression(additions, &guards);
     set(&mut policy, "mutations", json!([{"patchType": "JSONPatch", "jsonPatch": {"expression": expression}}]));
     set(&mut policy, "reinvocationPolicy", json!("IfNeeded"));
     let binding = json!({"policyName": name});
@@ -297,7 +295,7 @@ fn base(
     let spec = profile.spec;
     let mut constraints = json!({
         "matchPolicy": "Equivalent",
-        "namespaceSelector": asking::namespace_selector(profile)?,
+        "namespaceSelector": conditions::namespace_selector(profile)?,
         "resourceRules": [rule],
     });
     if let Some(selector) = &spec.object_selector {
@@ -351,4 +349,115 @@ fn every(group: &str, resource: &str, operations: &[&str]) -> Value {
         "apiGroups": [group], "apiVersions": ["*"], "resources": [resource],
         "operations": operations, "scope": "Namespaced",
     })
+}
+
+/// The added keys with their values, by map (labels or annotations).
+pub(super) type Additions = Vec<(&'static str, Vec<(String, String)>)>;
+
+const MAPS: [&str; 2] = ["labels", "annotations"];
+
+/// Returns the additions of a template if a policy can express them. `None`: there is no template.
+pub(super) fn additions(spec: &ProfileSpec) -> Result<Option<Additions>, LeftOut> {
+    let Some(template) = spec.template.as_ref().and_then(Value::as_object) else { return Ok(None) };
+    if let Some(field) = template.keys().find(|field| *field != "metadata") {
+        let why = "what Kubernetes' own policies add wins over what the author wrote, and they keep no record of it";
+        return Err(LeftOut::new(format!("spec.template.{field}"), why));
+    }
+    let metadata = template.get("metadata").and_then(Value::as_object);
+    let mut additions = Vec::new();
+    for (map, entries) in metadata.into_iter().flat_map(Map::iter) {
+        let path = format!("spec.template.metadata.{map}");
+        let Some(known) = MAPS.into_iter().find(|known| known == map) else {
+            return Err(LeftOut::new(path, "only labels and annotations are exported"));
+        };
+        let mut pairs = Vec::new();
+        for (key, value) in entries.as_object().into_iter().flat_map(Map::iter) {
+            let plain = value.as_str().filter(|text| !key.starts_with('$') && !text.contains("${"));
+            let Some(text) = plain else {
+                return Err(LeftOut::new(format!("{path}[{key:?}]"), "directives and expressions are not exported"));
+            };
+            pairs.push((key.clone(), text.to_owned()));
+        }
+        additions.push((known, pairs));
+    }
+    Ok(Some(additions))
+}
+
+/// Returns the rule for the template's objects: created or updated ones; pods only on creation.
+pub(super) fn mutation_rule(spec: &ProfileSpec) -> Value {
+    let target = spec.target.clone().unwrap_or_else(Target::pods);
+    let is_pods = target.group.is_empty() && target.resources.iter().any(|resource| resource == "pods");
+    let lasting = |operation: &Operation| match operation {
+        Operation::Create => true,
+        Operation::Update => !is_pods,
+        Operation::Delete => false,
+    };
+    let named = if target.operations.is_empty() { vec![Operation::Create] } else { target.operations };
+    let operations: Vec<_> = named.into_iter().filter(lasting).map(Operation::as_str).collect();
+    let resources: Vec<_> = target.resources.into_iter().filter(|resource| !resource.contains('/')).collect();
+    json!({
+        "apiGroups": [target.group], "apiVersions": [target.version], "resources": resources,
+        "operations": operations, "scope": "Namespaced",
+    })
+}
+
+/// Returns the expression of the patch: adds a missing map as a whole, or else each missing key.
+pub(super) fn expression(additions: &Additions, guards: &[String]) -> String {
+    let parts: Vec<_> = additions.iter().map(|(map, pairs)| of_map(map, pairs)).collect();
+    let patch = parts.join(" +\n");
+    if guards.is_empty() { patch } else { format!("!({}) ? [] :\n{patch}", guards.join(" && ")) }
+}
+
+fn of_map(map: &str, pairs: &[(String, String)]) -> String {
+    let all: Vec<_> = pairs.iter().map(|(key, value)| format!("{}: {}", quoted(key), quoted(value))).collect();
+    let whole = format!("[JSONPatch{{op: 'add', path: '/metadata/{map}', value: {{{}}}}}]", all.join(", "));
+    let each: Vec<_> = pairs
+        .iter()
+        .map(|(key, value)| {
+            let path = quoted(&format!("/metadata/{map}/{}", key.replace('~', "~0").replace('/', "~1")));
+            let (key, value) = (quoted(key), quoted(value));
+            format!("({key} in object.metadata.{map} ? [] : [JSONPatch{{op: 'add', path: {path}, value: {value}}}])")
+        })
+        .collect();
+    format!("(!has(object.metadata.{map}) ? {whole} :\n  {})", each.join(" +\n  "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(template: &Value) -> Result<Option<Additions>, LeftOut> {
+        additions(&ProfileSpec { template: Some(template.clone()), ..ProfileSpec::default() })
+    }
+
+    #[test]
+    fn only_plain_labels_and_annotations_are_said_the_same() {
+        for template in [
+            json!({"spec": {"containers": []}}),
+            json!({"metadata": {"finalizers": ["a"]}}),
+            json!({"metadata": {"labels": {"a": "${object.metadata.name}"}}}),
+            json!({"metadata": {"labels": {"$conflict": "Replace", "a": "b"}}}),
+            json!({"metadata": {"annotations": {"a": {"$value": "b", "$join": {}}}}}),
+        ] {
+            assert!(of(&template).is_err(), "{template}");
+        }
+        let template = json!({"metadata": {"annotations": {"example.com/a": "it's"}}});
+        let additions = of(&template).unwrap().unwrap();
+        let text = expression(&additions, &["variables.g".to_owned()]);
+        assert!(text.starts_with("!(variables.g) ? [] :"), "{text}");
+        assert!(text.contains("path: '/metadata/annotations/example.com~1a', value: 'it\\'s'"), "{text}");
+    }
+
+    #[test]
+    fn a_pod_is_only_changed_when_it_is_created() {
+        let rule_of = |target: Value| {
+            let target = serde_json::from_value(target).unwrap();
+            let rule = mutation_rule(&ProfileSpec { target: Some(target), ..ProfileSpec::default() });
+            (rule["resources"].to_string(), rule["operations"].to_string())
+        };
+        let both = json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["CREATE", "UPDATE"]});
+        assert_eq!(rule_of(both), ("[\"pods\"]".to_owned(), "[\"CREATE\"]".to_owned()));
+        let maps = json!({"version": "v1", "resources": ["configmaps"], "operations": ["UPDATE", "DELETE"]});
+        assert_eq!(rule_of(maps), ("[\"configmaps\"]".to_owned(), "[\"UPDATE\"]".to_owned()));
+    }
 }

@@ -1,19 +1,12 @@
 //! `pillion inject`: injects into the pods of manifests on the local machine, with the webhook's engine.
 //!
-//! * [`known`]: finds lookup targets among the objects of the manifests.
-//! * [`objects`]: finds pods in manifests: pods, workloads and lists.
-//! * [`simulated_cluster`]: the profiles and namespaces in place of a cluster.
-//! * [`review`]: asks the engine as the API server asks the webhook.
-//! * [`report`]: describes the decisions.
-//! * [`shown`]: prints the manifests.
+//! * [`objects`]: finds pods in manifests, and prints changed manifests.
+//! * [`simulated_cluster`]: the profiles and objects in place of a cluster, and the engine's decisions with them.
 
-pub(crate) mod known;
 pub(crate) mod objects;
-mod report;
-pub(crate) mod review;
-pub(crate) mod shown;
 pub(crate) mod simulated_cluster;
 
+use std::fmt::Write;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -22,12 +15,11 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use pillion_engine::decision::Outcome;
+use pillion_engine::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome};
 use serde_json::Value;
 
-use self::known::KnownObjects;
-use self::shown::{Changed, Output};
-use self::simulated_cluster::SimulatedCluster;
+use self::objects::{Changed, Output};
+use self::simulated_cluster::{KnownObjects, SimulatedCluster};
 use crate::config::ConfigArg;
 use crate::load::{Problem, Source, typed, yaml};
 use crate::output;
@@ -101,10 +93,11 @@ fn inject(
         let mut patch = Vec::new();
         for place in objects::pods(document) {
             let name = place.describe(simulated.default_namespace());
-            let decided = review::decide(document, &place, simulated, &known).with_context(|| name.clone())?;
+            let decided =
+                simulated_cluster::decide(document, &place, simulated, &known).with_context(|| name.clone())?;
             denied |= decided.decision.outcome == Outcome::Denied;
             if !quiet || decided.decision.outcome == Outcome::Denied {
-                output::tell(&report::lines(&name, &decided.decision))?;
+                output::tell(&lines(&name, &decided.decision))?;
             }
             patch.extend(objects::apply(document, &place, decided.patch.as_deref()).with_context(|| name)?);
         }
@@ -113,7 +106,7 @@ fn inject(
     if denied {
         return Ok(ExitCode::FAILURE);
     }
-    shown::print(changed, output, "injected", simulated.default_namespace())?;
+    objects::print(changed, output, "injected", simulated.default_namespace())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -122,12 +115,12 @@ fn answer(file: &Path, simulated: &SimulatedCluster, quiet: bool) -> anyhow::Res
         Ok(source) => source,
         Err(problem) => return wrong(&[problem]),
     };
-    let (response, decided) = match review::answer(source.text.as_bytes(), simulated) {
+    let (response, decided) = match simulated_cluster::answer(source.text.as_bytes(), simulated) {
         Ok(answer) => answer,
         Err(error) => return wrong(&[Problem::whole(source.name.as_str(), format!("{error:#}"))]),
     };
     if !quiet {
-        output::tell(&report::lines(&source.name, &decided.decision))?;
+        output::tell(&lines(&source.name, &decided.decision))?;
     }
     output::print(&format!("{}\n", response.trim_end()))?;
     Ok(if decided.decision.outcome == Outcome::Denied { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -175,4 +168,49 @@ pub(crate) fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
         return Err(Problem::at(source, at.span.clone(), what));
     }
     Ok(documents.iter().map(yaml::Node::to_value).collect())
+}
+
+/// Formats a line for the object, for each considered profile, and for each notice.
+fn lines(name: &str, decision: &Decision) -> String {
+    let mut text = format!("{name}: {}", decision.outcome.as_str());
+    if decision.outcome != Outcome::Injected {
+        let _ = write!(text, ", {}", sentence(decision.reason.sentence(), decision.detail.as_deref()));
+    }
+    for profile in &decision.profiles {
+        let _ = write!(text, "\n  {}", profile_line(profile));
+    }
+    for notice in &decision.notices {
+        let _ = write!(text, "\n  warning: {}", notice_line(notice));
+    }
+    text
+}
+
+fn profile_line(decision: &ProfileDecision) -> String {
+    let name = decision.profile.name();
+    match decision.outcome {
+        ProfileOutcome::Applied => format!("{name}: applied"),
+        ProfileOutcome::Unchanged => format!("{name}: unchanged"),
+        ProfileOutcome::Validated => format!("{name}: its validations were evaluated"),
+        ProfileOutcome::NotMatched | ProfileOutcome::Skipped | ProfileOutcome::Denied => {
+            let outcome = decision.outcome.as_str().replace('_', " ");
+            format!("{name}: {outcome}, {}", sentence(decision.reason.sentence(), decision.detail.as_deref()))
+        }
+    }
+}
+
+fn sentence(reason: &str, detail: Option<&str>) -> String {
+    detail.map_or_else(|| reason.to_owned(), |detail| format!("{reason}: {detail}"))
+}
+
+fn notice_line(notice: &Notice) -> String {
+    match notice {
+        Notice::RecordDropped => {
+            "the annotation pillion.dev/injected was not written by Pillion, and was dropped".to_owned()
+        }
+        Notice::UnknownWord { key, word } => format!("nobody knows the word \"{word}\" in {key}"),
+        Notice::AmbiguousWord { key } => {
+            format!("more than one profile could be meant by {key}; say which one by its name")
+        }
+        Notice::Parameter { .. } | Notice::OfProfile { .. } => notice.to_string(),
+    }
 }

@@ -1,6 +1,5 @@
 //! `pillion profiles`: shows the accepted revisions of a profile, and rolls back to one.
 
-mod children;
 mod history;
 mod rollback;
 

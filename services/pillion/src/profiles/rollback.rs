@@ -3,17 +3,21 @@
 //! Sets annotations instead of editing the profile's spec. A controller that syncs the cluster with a repository
 //! restores every field of the repository, but leaves other annotations alone.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use clap::Args;
-use kube::api::{Patch, PatchParams};
+use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use pillion_api::kinds::ProfileStatus;
 use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
+use pillion_api::{ClusterInjectionProfile, InjectionProfile};
+use pillion_control::client::lists;
 use serde_json::json;
 
-use super::{Which, children};
+use super::Which;
 use crate::output;
 
 /// How often to check whether the revision is published.
@@ -54,21 +58,21 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<ExitCode> {
     profile.api.patch(&which.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
     published(&which, &expected, Duration::from_secs(wait)).await?;
     let before = profile.status.revision.unwrap_or_else(|| "none".to_owned());
-    let told = format!("{which}: revision {expected} is published, before it was {before}\n");
+    let done = format!("{which}: revision {expected} is published, before it was {before}\n");
     let how_long = format!(
         "It stays until another text is accepted, or until it is ended:\n  kubectl annotate {} \
          {ROLLBACK_TO_ANNOTATION}- {ROLLBACK_FROM_ANNOTATION}-\n",
         which.kubectl()
     );
     if undo {
-        output::print(&told)?;
+        output::print(&done)?;
         return Ok(ExitCode::SUCCESS);
     }
-    output::print(&(told + &how_long))?;
+    output::print(&(done + &how_long))?;
     if which.namespace.is_none() {
-        let told = children::told(&profile.client, &which.name).await;
-        if !told.is_empty() {
-            output::tell(told.trim_end())?;
+        let note = extension_note(&profile.client, &which.name).await;
+        if !note.is_empty() {
+            output::tell(note.trim_end())?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -115,6 +119,73 @@ fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
     }
 }
 
+/// The maximum number of children that are named.
+const NAMED: usize = 20;
+
+/// A profile that extends another one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Child {
+    namespace: Option<String>,
+    name: String,
+    parent: String,
+}
+
+/// Formats a note about the profiles that extend a cluster profile, directly or indirectly; empty if there are none.
+async fn extension_note(client: &Client, name: &str) -> String {
+    match listed(client).await {
+        Ok(all) => text(name, &extending(name, &all)),
+        Err(error) => format!(
+            "Profiles that extend {name} go on with its text as it is stored; who they are was not told: {error}\n"
+        ),
+    }
+}
+
+async fn listed(client: &Client) -> kube::Result<Vec<Child>> {
+    let mut all = Vec::new();
+    for resource in [ApiResource::erase::<ClusterInjectionProfile>(&()), ApiResource::erase::<InjectionProfile>(&())] {
+        let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+        all.extend(lists::all(&api, &ListParams::default()).await?.into_iter().filter_map(child));
+    }
+    Ok(all)
+}
+
+fn child(object: DynamicObject) -> Option<Child> {
+    let parent = object.data.pointer("/spec/extends/name")?.as_str()?.to_owned();
+    Some(Child { namespace: object.metadata.namespace, name: object.metadata.name?, parent })
+}
+
+/// Returns all descendants. Only cluster profiles can be extended, so a namespace's profile has no children.
+fn extending<'c>(name: &str, all: &'c [Child]) -> BTreeSet<&'c Child> {
+    let mut found = BTreeSet::new();
+    let mut parents = vec![name];
+    while let Some(parent) = parents.pop() {
+        for child in all.iter().filter(|child| child.parent == parent) {
+            if found.insert(child) && child.namespace.is_none() {
+                parents.push(&child.name);
+            }
+        }
+    }
+    found
+}
+
+fn text(name: &str, children: &BTreeSet<&Child>) -> String {
+    if children.is_empty() {
+        return String::new();
+    }
+    let named = children.iter().take(NAMED).map(|Child { namespace, name, .. }| match namespace {
+        Some(namespace) => format!("  InjectionProfile {namespace}/{name}\n"),
+        None => format!("  ClusterInjectionProfile {name}\n"),
+    });
+    let more = children.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!("  and {more} more\n") } else { String::new() };
+    format!(
+        "It is not rolled back for those that extend it, which go on with its text as it is stored:\n{}{more}\
+         Roll each of them back too. An InjectionProfile that only sets parameters cannot be: correct the text of {name} \
+         for those.\n",
+        named.collect::<String>()
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,5 +215,32 @@ mod tests {
             let error = target(&status, Some(digits)).unwrap_err().to_string();
             assert!(error.contains(told), "{error}");
         }
+    }
+
+    #[test]
+    fn all_that_extend_it_are_told_also_by_way_of_others() {
+        let child = |namespace: Option<&str>, name: &str, parent: &str| Child {
+            namespace: namespace.map(str::to_owned),
+            name: name.to_owned(),
+            parent: parent.to_owned(),
+        };
+        let all = [
+            child(None, "java", "otel"),
+            child(Some("shop"), "ours", "java"),
+            child(Some("shop"), "otel", "otel"),
+            child(Some("shop"), "theirs", "nginx"),
+            // A cycle, which the controller never accepts.
+            child(None, "otel", "java"),
+        ];
+        let told = text("otel", &extending("otel", &all));
+        for expected in
+            ["ClusterInjectionProfile java\n", "InjectionProfile shop/ours\n", "InjectionProfile shop/otel\n"]
+        {
+            assert!(told.contains(expected), "{told}");
+        }
+        assert!(!told.contains("theirs"), "{told}");
+        assert_eq!(text("nothing", &extending("nothing", &all)), "");
+        let many: Vec<_> = (0..NAMED + 3).map(|number| child(None, &format!("p-{number}"), "otel")).collect();
+        assert!(text("otel", &extending("otel", &many)).contains("and 3 more"));
     }
 }

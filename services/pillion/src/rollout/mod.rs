@@ -1,18 +1,14 @@
 //! `pillion rollout`: lists workloads whose pods lack what their profiles say or carry an older revision, and restarts
 //! them on request.
 //!
-//! * [`stale`]: the audit's findings by workload.
-//! * [`plan`]: whether a workload can be restarted, and within which budget; pure.
-//! * [`template`]: the pod for a dry run before the restart.
+//! * [`plan`]: the audit's findings by workload; whether a workload can be restarted, and within which budget; pure.
 //! * [`restart`]: restarts a workload and waits until its pods are new, available and as their profiles say.
-//! * [`report`]: prints findings and actions.
 
 mod plan;
-mod report;
 mod restart;
-mod stale;
-mod template;
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,11 +20,10 @@ use kube::Client;
 use pillion_control::Lookups;
 use pillion_control::audit::{self, AuditSettings, Reads, State};
 use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
 
-use self::plan::Plan;
-use self::report::{Line, Outcome};
+use self::plan::{Plan, Stale};
 use self::restart::UnderWay;
-use self::stale::Stale;
 use crate::args::ClusterArgs;
 use crate::args::block_on;
 use crate::output::{self, Form};
@@ -85,9 +80,9 @@ impl Stand {
 pub(crate) fn run(args: RolloutArgs) -> anyhow::Result<ExitCode> {
     let (output, applies) = (args.output, args.apply);
     let lines = block_on(rollout(args))?;
-    output.print(|| Ok(report::table(&lines)), || Ok(report::value(&lines, applies)))?;
+    output.print(|| Ok(table(&lines)), || Ok(value(&lines, applies)))?;
     if output == Form::Text {
-        output::tell(&report::summary(&lines, applies))?;
+        output::tell(&summary(&lines, applies))?;
     }
     let is_done = lines.iter().all(|line| line.outcome == Some(Outcome::Restarted));
     Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -103,7 +98,7 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
     let report = audit::once(&client, &release, namespace.as_deref(), &reads, &settings).await?;
     let states: Vec<_> = states.into_iter().map(Stand::state).collect();
     let findings = report.findings.into_iter().filter(|finding| states.contains(&finding.state));
-    let stale = stale::by_workload(&client, findings).await?;
+    let stale = plan::by_workload(&client, findings).await?;
     let mut lines = Vec::with_capacity(stale.len());
     for stale in stale {
         let plan = plan_of(&client, &stale).await?;
@@ -159,4 +154,169 @@ async fn restart_all(
         done?;
     }
     Ok(())
+}
+
+/// A workload, its plan, and the result.
+#[derive(Clone, Debug)]
+struct Line {
+    /// The stale workload.
+    stale: Stale,
+    /// The planned action.
+    plan: Plan,
+    /// The result; `None` if it was not restarted.
+    outcome: Option<Outcome>,
+}
+
+/// The result of a restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// All pods are new, available and as their profiles say.
+    Restarted,
+    /// The restart failed, for this reason.
+    Failed(String),
+    /// A restart before it failed.
+    NotBegun,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Restarted => formatter.write_str("restarted"),
+            Self::Failed(why) => write!(formatter, "failed: {why}"),
+            Self::NotBegun => formatter.write_str("not begun, as another one failed"),
+        }
+    }
+}
+
+impl Line {
+    fn describe(&self) -> String {
+        match (&self.outcome, &self.plan) {
+            (Some(outcome), _) => outcome.to_string(),
+            (None, Plan::Restart) => "would be restarted".to_owned(),
+            (None, Plan::Wait(why)) => format!("would wait: {why}"),
+            (None, Plan::Leave(why)) => format!("left alone: {why}"),
+        }
+    }
+
+    fn profiles(&self) -> String {
+        let profiles = self.stale.profiles.iter().map(|(name, wrong)| {
+            let list =
+                |revisions: &BTreeSet<Box<str>>| revisions.iter().map(|one| &**one).collect::<Vec<_>>().join("|");
+            let state = wrong.state.as_str();
+            match (wrong.has.is_empty(), wrong.want.is_empty()) {
+                (true, _) => format!("{name} {state}"),
+                (false, true) => format!("{name} {state} ({})", list(&wrong.has)),
+                (false, false) => format!("{name} {state} ({} -> {})", list(&wrong.has), list(&wrong.want)),
+            }
+        });
+        profiles.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Formats a table like kubectl; empty if there are no lines.
+fn table(lines: &[Line]) -> String {
+    let head = ["NAMESPACE", "WORKLOAD", "PODS", "PROFILES", "RESULT"];
+    let rows = lines.iter().map(|line| {
+        let workload = &line.stale.workload;
+        [
+            workload.namespace.to_string(),
+            format!("{}/{}", workload.kind, workload.name),
+            line.stale.pods.to_string(),
+            line.profiles(),
+            line.describe(),
+        ]
+    });
+    output::columns(head, rows)
+}
+
+/// Formats one line with the number of workloads and results.
+fn summary(lines: &[Line], applies: bool) -> String {
+    let count = |is: fn(&Line) -> bool| lines.iter().filter(|line| is(line)).count();
+    if lines.is_empty() {
+        return "no workload is stale".to_owned();
+    }
+    let left = count(|line| matches!(line.plan, Plan::Leave(_)));
+    let all = match lines.len() {
+        1 => "1 workload is stale".to_owned(),
+        all => format!("{all} workloads are stale"),
+    };
+    if applies {
+        let restarted = count(|line| line.outcome == Some(Outcome::Restarted));
+        let failed = count(|line| matches!(line.outcome, Some(Outcome::Failed(_))));
+        let not_begun = count(|line| line.outcome == Some(Outcome::NotBegun));
+        return format!("{all}: {restarted} restarted, {failed} failed, {not_begun} not begun, {left} left alone");
+    }
+    let restart = lines.len() - left;
+    format!("{all}: {restart} would be restarted by --apply, {left} left alone")
+}
+
+/// Returns the lines as JSON.
+fn value(lines: &[Line], applies: bool) -> Value {
+    let workloads = lines.iter().map(|line| {
+        let Line { stale: Stale { workload, pods, profiles }, plan, outcome } = line;
+        let profiles = profiles.iter().map(|(name, wrong)| {
+            json!({
+                "profile": name, "state": wrong.state.as_str(), "want": wrong.want, "has": wrong.has,
+                "causes": wrong.causes.iter().map(|cause| cause.as_str()).collect::<Vec<_>>(),
+            })
+        });
+        let (action, why) = match plan {
+            Plan::Restart => ("restart", None),
+            Plan::Wait(why) => ("wait", Some(why)),
+            Plan::Leave(why) => ("leave", Some(why)),
+        };
+        let (outcome, error) = match outcome {
+            None => (None, None),
+            Some(Outcome::Restarted) => (Some("restarted"), None),
+            Some(Outcome::Failed(why)) => (Some("failed"), Some(why)),
+            Some(Outcome::NotBegun) => (Some("notBegun"), None),
+        };
+        json!({
+            "namespace": workload.namespace, "kind": workload.kind, "name": workload.name, "pods": pods,
+            "profiles": profiles.collect::<Vec<_>>(), "action": action, "why": why, "outcome": outcome, "error": error,
+        })
+    });
+    json!({"applied": applies, "workloads": workloads.collect::<Vec<_>>()})
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use pillion_control::audit::{Cause, State};
+
+    use super::plan::Wrong;
+    use super::*;
+    use crate::workload::Workload;
+
+    fn line(plan: Plan, outcome: Option<Outcome>) -> Line {
+        let wrong = Wrong {
+            state: State::Outdated,
+            causes: [Cause::ProfileChanged].into(),
+            want: ["b2".into()].into(),
+            has: ["a1".into()].into(),
+        };
+        let workload = Workload::new("shop", "Deployment", "web");
+        let profiles = BTreeMap::from([("nginx".into(), wrong)]);
+        Line { stale: Stale { workload, pods: 3, profiles }, plan, outcome }
+    }
+
+    #[test]
+    fn a_line_says_what_is_wrong_and_what_is_to_be_done() {
+        assert_eq!(
+            table(&[line(Plan::Restart, None)]),
+            "NAMESPACE   WORKLOAD         PODS   PROFILES                    RESULT\n\
+             shop        Deployment/web   3      nginx outdated (a1 -> b2)   would be restarted\n"
+        );
+        let lines = [line(Plan::Leave("it is paused".to_owned()), None), line(Plan::Restart, None)];
+        assert!(table(&lines).contains("left alone: it is paused"));
+        assert_eq!(summary(&lines, false), "2 workloads are stale: 1 would be restarted by --apply, 1 left alone");
+        let lines =
+            [line(Plan::Restart, Some(Outcome::Restarted)), line(Plan::Restart, Some(Outcome::Failed("x".to_owned())))];
+        assert_eq!(summary(&lines, true), "2 workloads are stale: 1 restarted, 1 failed, 0 not begun, 0 left alone");
+        let found = value(&lines, true);
+        assert_eq!(found["workloads"][1]["error"], "x");
+        assert_eq!(found["workloads"][0]["profiles"][0]["causes"], json!(["profile_changed"]));
+        assert_eq!((table(&[]).as_str(), summary(&[], false).as_str()), ("", "no workload is stale"));
+    }
 }

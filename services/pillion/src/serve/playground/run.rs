@@ -21,10 +21,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::WebhookPolicy;
 use crate::difference::{self, Hunk};
-use crate::explain::changes::{self, Change};
+use crate::explain::facts::{self, Change};
 use crate::explain::{self, DecisionView, Explanation};
 use crate::inject::objects::{self, Place};
-use crate::inject::review;
 use crate::inject::simulated_cluster::{self, SimulatedCluster};
 use crate::load::{self, Defaults, Loaded, Problem, Severity, Source, yaml};
 use crate::output::{self, Format};
@@ -298,20 +297,20 @@ fn one(
     known: &KnownObjects,
     given_up: &CancellationToken,
 ) -> anyhow::Result<(Vec<Value>, Pod)> {
-    let decided = review::decide(document, place, simulated, known)?;
+    let decided = simulated_cluster::decide(document, place, simulated, known)?;
     let mut refused = (decided.decision.outcome == Outcome::Denied).then(|| decided.decision.denial_message());
     let patch = objects::apply(document, place, decided.patch.as_deref())?;
     let mut warnings = Vec::new();
     if refused.is_none() {
         go_on(given_up)?;
-        let passed = review::validate(document, place, simulated, known)?.decision;
+        let passed = simulated_cluster::validate(document, place, simulated, known)?.decision;
         refused = (passed.outcome == Outcome::Denied).then(|| passed.denial_message());
         warnings.extend(explain::view(&passed).notices);
     }
     let changes = if patch.is_empty() {
         Vec::new()
     } else {
-        document.pointer(&place.pointer).map(changes::of_record).unwrap_or_default()
+        document.pointer(&place.pointer).map(facts::of_record).unwrap_or_default()
     };
     let decision = explain::view(&decided.decision);
     Ok((patch, Pod { name: String::new(), decision, refused, warnings, changes, explanation: None }))

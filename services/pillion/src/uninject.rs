@@ -9,8 +9,7 @@ use clap::Args;
 use pillion_engine::inject::{UndoError, Undone, undo};
 use serde_json::Value;
 
-use crate::inject::objects::{self, Place};
-use crate::inject::shown::{self, Changed, Output};
+use crate::inject::objects::{self, Changed, Output, Place};
 use crate::{inject, output};
 
 /// The exit code if something could not be undone.
@@ -62,7 +61,7 @@ pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<ExitCode> {
         let patch = patch.as_array().cloned().unwrap_or_default();
         changed.push(Changed { before, after, patch });
     }
-    shown::print(changed, output, "uninjected", "default")?;
+    objects::print(changed, output, "uninjected", "default")?;
     Ok(if left { ExitCode::from(LEFT) } else { ExitCode::SUCCESS })
 }
 

@@ -1,25 +1,55 @@
-//! `pillion certs status`: shows the Secrets and the webhook configuration, without the keys.
+//! `pillion certs`: shows the state of the certificates' rotation, or requests a rotation.
+//!
+//! Both talk only to the API server, so they also work without a running controller.
 
 use std::fmt::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use anyhow::Context;
-use clap::Args;
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::Api;
+use kube::api::{Api, Patch, PatchParams};
 use pillion_control::Release;
 use pillion_control::certificates::authority::{
     AuthoritySecret, BundleContents, InvalidPair, KnownAuthorities, Lifetimes, ValidCertificate,
 };
 use pillion_control::certificates::rotation::{Authority, Phase, Record, Stored};
 use pillion_control::certificates::serving_secret::{ServingInputs, ServingSecret};
-use pillion_control::rotator::request::{FULFILLED_ANNOTATION, RotationRequest};
+use pillion_control::rotator::request::{FULFILLED_ANNOTATION, REQUEST_ANNOTATION, RotationRequest};
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use crate::args::ClusterArgs;
+use crate::args::block_on;
+use crate::output;
 use crate::output::Form;
+
+/// Arguments of `pillion certs`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CertsArgs {
+    #[command(subcommand)]
+    command: CertsCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum CertsCommand {
+    /// Ask the controller for a new certificate authority. No admission fails of it.
+    Rotate(RotateArgs),
+    /// Show how far the rotation is, and when what ends.
+    Status(StatusArgs),
+}
+
+/// Runs the subcommand.
+pub(crate) fn run(args: CertsArgs) -> anyhow::Result<ExitCode> {
+    match args.command {
+        CertsCommand::Rotate(args) => block_on(rotate(args)),
+        CertsCommand::Status(args) => block_on(show(args)),
+    }
+}
 
 /// Arguments of `pillion certs status`.
 #[derive(Clone, Debug, Args)]
@@ -42,7 +72,7 @@ pub(crate) struct Seen {
     entries: Vec<(String, BundleContents)>,
 }
 
-pub(super) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
+async fn show(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let (client, release) = args.at.connect().await?;
     let seen = Seen::read(&client, &release).await?;
     args.output.print(|| Ok(seen.text(Timestamp::now())), || Ok(seen.value()))?;
@@ -79,7 +109,7 @@ impl Seen {
     }
 
     /// Whether this request led to a completed rotation.
-    pub(super) fn has_fulfilled(&self, request: &RotationRequest) -> bool {
+    fn has_fulfilled(&self, request: &RotationRequest) -> bool {
         let stable = self.record.get().is_some_and(|record| record.phase == Phase::Stable);
         stable && self.fulfilled.as_deref() == Some(request.to_string().as_str())
     }
@@ -115,7 +145,7 @@ impl Seen {
     }
 
     /// Formats the state for a terminal.
-    pub(super) fn text(&self, now: Timestamp) -> String {
+    fn text(&self, now: Timestamp) -> String {
         let mut text = String::new();
         for (what, said) in self.lines(now) {
             _ = writeln!(text, "{what:<14}{said}");
@@ -142,7 +172,7 @@ impl Seen {
                 line("rotation", &format!("{} since {}, epoch {}", record.phase, at(record.since, now), record.epoch));
                 let all = [("authority", record.active), ("next", record.next)];
                 for (what, authority) in all.into_iter().filter_map(|(what, found)| Some((what, found?))) {
-                    line(what, &told(authority, now));
+                    line(what, &describe(authority, now));
                 }
             }
         }
@@ -188,7 +218,7 @@ fn entries(
     contents.collect()
 }
 
-fn told(authority: Authority, now: Timestamp) -> String {
+fn describe(authority: Authority, now: Timestamp) -> String {
     let key = if authority.has_key { "" } else { ", its key is deleted" };
     format!(
         "{} made {}, ends {}{key}",
@@ -210,4 +240,52 @@ fn at(time: Timestamp, now: Timestamp) -> String {
     };
     let time = Timestamp::from_second(time.as_second()).unwrap_or(time);
     if time < now { format!("{time} ({count} {unit} ago)") } else { format!("{time} (in {count} {unit})") }
+}
+
+/// How often `--wait` checks the progress.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Arguments of `pillion certs rotate`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RotateArgs {
+    #[command(flatten)]
+    at: ClusterArgs,
+    /// The authority's key is known to others: the old authority is not trusted for a while longer, as it is otherwise.
+    #[arg(long)]
+    compromised: bool,
+    /// Wait until it is done, for so many seconds at most. Exit code 1: it was not done in time.
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<u64>,
+}
+
+async fn rotate(args: RotateArgs) -> anyhow::Result<ExitCode> {
+    let (client, release) = args.at.connect().await?;
+    let request = RotationRequest { identity: Timestamp::now().to_string(), compromised: args.compromised };
+    let leases: Api<Lease> = Api::namespaced(client.clone(), release.namespace());
+    let patch = json!({"metadata": {"annotations": {REQUEST_ANNOTATION: request.to_string()}}});
+    match leases.patch(&release.lease(), &PatchParams::default(), &Patch::Merge(&patch)).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 404 => bail!(
+            "there is no Lease {}/{}: no controller of this release ever ran; expected --release as it was given at its \
+             installation",
+            release.namespace(),
+            release.lease()
+        ),
+        Err(error) => return Err(error).context("the Lease cannot be written: that takes the right to patch it"),
+    }
+    output::print(&format!("asked for a new certificate authority ({request}); see: pillion certs status\n"))?;
+    let Some(seconds) = args.wait else { return Ok(ExitCode::SUCCESS) };
+    let end = Instant::now() + Duration::from_secs(seconds);
+    loop {
+        let seen = Seen::read(&client, &release).await?;
+        if seen.has_fulfilled(&request) {
+            output::print(&seen.text(Timestamp::now()))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        if Instant::now() >= end {
+            output::tell(&format!("error: not done within {seconds} s\n{}", seen.text(Timestamp::now())))?;
+            return Ok(ExitCode::FAILURE);
+        }
+        sleep(LOOK).await;
+    }
 }

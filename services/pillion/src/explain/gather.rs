@@ -1,34 +1,37 @@
 //! Gathers facts from a cluster by `get` and `list` alone. If a permission is missing, the explanation says so and
 //! covers the rest.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace as Object, ServiceAccount};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::core::{GroupVersionKind, Selector};
+use pillion_api::names::{INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL};
 use pillion_api::opt_in::OptIn;
-use pillion_api::webhook_configuration::opt_in_of;
-use pillion_control::Lookups;
-use pillion_control::Release;
+use pillion_api::webhook_configuration::{Settings, mutating};
 use pillion_control::audit::NamespaceAge;
-use pillion_control::informer::cluster_listing;
 use pillion_control::informer::lookups::Metrics;
+use pillion_control::informer::namespaces;
 use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position};
-use pillion_engine::lookup::LookedUp;
+use pillion_control::{Lookups, Release};
+use pillion_engine::lookup::{KnownObjects, LookedUp};
+use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::{Endpoint, Facts, Review};
-use pillion_engine::snapshot::Snapshot;
+use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-use super::facts::{ExplainFacts, NamespaceFacts, Question, Silences};
-use super::subject::{self, KINDS, Kind, Target};
+use super::facts::{self, ExplainFacts, KINDS, Kind, NamespaceFacts, Question, Silences, Target};
 use crate::config::WebhookPolicy;
 use crate::finding::{Code, Finding, ObjectRef};
-use crate::installation::{self, Part, Unread, kept};
+use crate::installation::{Installation, endpoints, own_configuration};
+use crate::load::{self, Problem, Source, yaml};
 use crate::workload::MOST_OWNERS;
 
 /// The maximum number of pods of a workload or a namespace that are checked.
@@ -83,39 +86,24 @@ impl Cluster {
 
     /// Gathers all facts that do not depend on one pod.
     pub(crate) async fn surroundings(&self, namespace: &str) -> ExplainFacts {
-        let mut unread = Vec::new();
-        let policy = match &self.policy {
-            Some(policy) => Some(policy.clone()),
-            None => installation::policy(&self.client, &self.release, &mut unread).await,
-        };
-        let configurations = Api::<MutatingWebhookConfiguration>::all(self.client.clone());
-        let configurations = configurations.list(&ListParams::default()).await;
-        let configurations = kept(configurations, Part::Configurations, &mut unread).map(|list| list.items);
-        let ours = configurations
-            .iter()
-            .flatten()
-            .find(|one| one.metadata.name.as_deref() == Some(self.release.configuration()));
-        let opt_in =
-            ours.and_then(opt_in_of).unwrap_or_else(|| policy.as_ref().map(WebhookPolicy::opt_in).unwrap_or_default());
-        let registered = ours
+        let Installation { configurations, opt_in, policy, listing, snapshot, slices, switch, mut unread } =
+            Installation::read(&self.client, &self.release, Some(namespace), self.policy.as_ref()).await;
+        let registered = own_configuration(configurations.as_deref(), &self.release)
             .filter(|one| one.webhooks.as_ref().is_some_and(|entries| !entries.is_empty()))
             .and_then(|one| Some(one.metadata.creation_timestamp.as_ref()?.0.as_second()));
-        let at_once = cluster_listing::read(&self.client, Some(namespace), &opt_in).await;
-        unread.extend(at_once.unread.into_iter().map(|(part, why)| (part.into(), why)));
-        let mut silences = Silences { registered, ..Silences::default() };
-        self.endpoints(&mut silences, &mut unread).await;
-        let switched_off = self.switch(&mut silences, &mut unread).await;
-        let cluster = policy.as_ref().map(|policy| policy.cluster_facts().ok().flatten());
-        let guardrails = policy.map(|policy| policy.guardrails).unwrap_or_default();
-        let snapshot = Snapshot::clone(&at_once.snapshot).with_guardrails(guardrails);
+        unread.extend(listing.unread.into_iter().map(|(part, why)| (part.into(), why)));
+        let (switched_off, off_since) = switched_off(switch.ok().flatten().as_ref());
+        let (ready, endpoints_changed) = endpoint_changes(slices.as_deref());
+        let silences = Silences { registered, ready, endpoints_changed, off_since };
+        let cluster = policy.map(|policy| policy.cluster_facts().ok().flatten());
         ExplainFacts {
             namespace: self.namespace(namespace, &opt_in, &snapshot).await,
             release: self.release.clone(),
             opt_in,
             snapshot: Arc::new(snapshot),
             configurations,
-            stored: at_once.stored,
-            broken: at_once.broken,
+            stored: listing.stored,
+            broken: listing.broken,
             switched_off,
             silences,
             unread,
@@ -137,30 +125,6 @@ impl Cluster {
         }
     }
 
-    async fn endpoints(&self, silences: &mut Silences, unread: &mut Unread) {
-        let Some(slices) = installation::slices(&self.client, &self.release, unread).await else { return };
-        silences.ready = Some(installation::endpoints(&slices).iter().filter(|(_, ready)| *ready).count());
-        let times = slices.iter().flat_map(|slice| slice.metadata.managed_fields.iter().flatten());
-        silences.endpoints_changed = times.filter_map(|entry| Some(entry.time.as_ref()?.0.as_second())).max();
-    }
-
-    /// Returns the field manager that switched injection off, if it is off.
-    async fn switch(&self, silences: &mut Silences, unread: &mut Unread) -> Option<String> {
-        let maps = Api::<ConfigMap>::namespaced(self.client.clone(), self.release.namespace());
-        let map = kept(maps.get_opt(self.release.switch()).await, Part::Switch, unread)?;
-        if switch::injection(map.as_ref()) != Position::Off {
-            return None;
-        }
-        let managed = map.as_ref().and_then(|map| map.metadata.managed_fields.as_ref());
-        let sets = managed.into_iter().flatten().filter(|entry| {
-            let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
-            fields.and_then(|fields| fields.get("f:data")?.get(format!("f:{INJECTION_KEY}"))).is_some()
-        });
-        silences.off_since = sets.filter_map(|entry| Some(entry.time.as_ref()?.0.as_second())).max();
-        let who = switch::author(map.as_ref(), INJECTION_KEY).map(|who| format!(", by {who}"));
-        Some(who.unwrap_or_default())
-    }
-
     /// Returns the questions about an object and its pods, in this order, and a finding if not all were checked.
     pub(crate) async fn questions(&self, target: &Target, facts: &ExplainFacts) -> anyhow::Result<Asked> {
         let namespace = &facts.namespace.name;
@@ -169,10 +133,10 @@ impl Cluster {
         // Pods of one owner need the same lookups, and there may be hundreds.
         let mut known = Known::default();
         if target.kind.kind == "Namespace" {
-            questions.push(subject::of_namespace(namespace));
+            questions.push(facts::of_namespace(namespace));
             let (pods, is_cut) = self.pods(namespace, &ListParams::default()).await?;
             more = is_cut;
-            questions.extend(pods.iter().map(|pod| subject::of_pod(pod, namespace)));
+            questions.extend(pods.iter().map(|pod| facts::of_pod(pod, namespace)));
         } else {
             let found = self.api(target.kind, namespace).get_opt(&target.name).await;
             let found =
@@ -182,10 +146,10 @@ impl Cluster {
                 return Ok(Asked::NotThere(Finding::new(Code::NotFound, object, "there is no such object")));
             };
             if target.kind.kind == "Pod" {
-                questions.push(subject::of_pod(&found, namespace));
+                questions.push(facts::of_pod(&found, namespace));
             } else {
-                questions.extend(subject::of_template(&found, target.kind, namespace));
-                let uid = subject::metadata(&found, "uid").unwrap_or_default();
+                questions.extend(facts::of_template(&found, target.kind, namespace));
+                let uid = facts::metadata(&found, "uid").unwrap_or_default();
                 let (which, left_out) = self.which(&found, target.kind, namespace).await?;
                 more = left_out;
                 if let Some(which) = which {
@@ -193,7 +157,7 @@ impl Cluster {
                     more = more.or(is_cut);
                     for pod in &pods {
                         if self.owners(pod, namespace, &mut known).await.may_be(uid) {
-                            questions.push(subject::of_pod(pod, namespace));
+                            questions.push(facts::of_pod(pod, namespace));
                         }
                     }
                 }
@@ -228,7 +192,7 @@ impl Cluster {
         let list = self.api(kind("Job"), namespace).list(&ListParams::default().limit(MOST_PODS)).await;
         let list = list.with_context(|| format!("the jobs of namespace {namespace} cannot be listed"))?;
         let is_cut = list.metadata.continue_.as_ref().is_some_and(|more| !more.is_empty());
-        let mut names = jobs_of(subject::metadata(found, "uid").unwrap_or_default(), &list.items);
+        let mut names = jobs_of(facts::metadata(found, "uid").unwrap_or_default(), &list.items);
         let is_cut = is_cut || names.len() > MOST_JOBS;
         names.truncate(MOST_JOBS);
         let which = || ListParams::default().labels(&format!("{JOB_LABEL} in ({})", names.join(",")));
@@ -242,7 +206,7 @@ impl Cluster {
         if question.workload.is_none() {
             question.workload = self.owners(question.pod(), namespace, known).await.all.last().cloned();
         }
-        let account = subject::account_of(question.pod()).to_owned();
+        let account = facts::account_of(question.pod()).to_owned();
         let is_there = if let Some((_, is_there)) = known.accounts.iter().find(|(name, _)| *name == account) {
             *is_there
         } else {
@@ -273,7 +237,7 @@ impl Cluster {
 
     /// Returns the owner chain of a pod.
     async fn owners(&self, pod: &Value, namespace: &str, known: &mut Known) -> Owners {
-        let Some(uid) = subject::controlling(pod).map(|owner| owner.get("uid").cloned().unwrap_or_default()) else {
+        let Some(uid) = facts::controlling(pod).map(|owner| owner.get("uid").cloned().unwrap_or_default()) else {
             return Owners { all: Vec::new(), first: Value::Null, is_whole: true };
         };
         if let Some(owners) = known.owners.iter().find(|owners| owners.first == uid && !uid.is_null()) {
@@ -303,6 +267,29 @@ impl Cluster {
     }
 }
 
+/// Returns the number of ready endpoints, and when their set last changed, in seconds since 1970.
+fn endpoint_changes(slices: Option<&[EndpointSlice]>) -> (Option<usize>, Option<i64>) {
+    let Some(slices) = slices else { return (None, None) };
+    let ready = endpoints(slices).iter().filter(|(_, ready)| *ready).count();
+    let times = slices.iter().flat_map(|slice| slice.metadata.managed_fields.iter().flatten());
+    (Some(ready), times.filter_map(|entry| Some(entry.time.as_ref()?.0.as_second())).max())
+}
+
+/// Returns the field manager that switched injection off, and since when, if it is off.
+fn switched_off(map: Option<&ConfigMap>) -> (Option<String>, Option<i64>) {
+    if switch::injection(map) != Position::Off {
+        return (None, None);
+    }
+    let managed = map.and_then(|map| map.metadata.managed_fields.as_ref());
+    let sets = managed.into_iter().flatten().filter(|entry| {
+        let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+        fields.and_then(|fields| fields.get("f:data")?.get(format!("f:{INJECTION_KEY}"))).is_some()
+    });
+    let since = sets.filter_map(|entry| Some(entry.time.as_ref()?.0.as_second())).max();
+    let who = switch::author(map, INJECTION_KEY).map(|who| format!(", by {who}"));
+    (Some(who.unwrap_or_default()), since)
+}
+
 fn kind(name: &str) -> Kind {
     KINDS.into_iter().find(|kind| kind.kind == name).unwrap_or(KINDS[0])
 }
@@ -319,8 +306,8 @@ fn not_all(namespace: &str, message: String) -> Finding {
 
 /// Returns the controlling owner of an object, if it is a workload.
 fn controller(object: &Value) -> Option<(Kind, String)> {
-    let owner = subject::controlling(object)?;
-    let kind = subject::kind_of(owner).filter(|kind| !kind.template.is_empty())?;
+    let owner = facts::controlling(object)?;
+    let kind = facts::kind_of(owner).filter(|kind| !kind.template.is_empty())?;
     Some((kind, owner.get("name")?.as_str()?.to_owned()))
 }
 
@@ -347,13 +334,194 @@ fn jobs_of(uid: &str, jobs: &[DynamicObject]) -> Vec<String> {
 impl Owners {
     /// Whether the owner chain has this UID, or may have it because an owner could not be read.
     fn may_be(&self, uid: &str) -> bool {
-        let is_it = |owner: &Value| subject::metadata(owner, "uid") == Some(uid);
+        let is_it = |owner: &Value| facts::metadata(owner, "uid") == Some(uid);
         self.first.as_str() == Some(uid) || self.all.iter().any(is_it) || (!self.is_whole && !self.first.is_null())
     }
 }
 
+/// The command's inputs.
+pub(crate) struct Given<'a> {
+    pub(crate) profiles: &'a [PathBuf],
+    pub(crate) namespace_file: Option<&'a Path>,
+    pub(crate) webhooks_file: Option<&'a Path>,
+    pub(crate) policy: &'a WebhookPolicy,
+    pub(crate) release: &'a Release,
+    pub(crate) namespace: &'a str,
+}
+
+/// Returns all objects of a file, with lists expanded. "-" is standard input.
+pub(crate) fn objects(file: &Path) -> anyhow::Result<Vec<Value>> {
+    let (name, text) = if file.as_os_str() == "-" {
+        ("<stdin>".to_owned(), std::io::read_to_string(std::io::stdin()))
+    } else {
+        (file.display().to_string(), std::fs::read_to_string(file))
+    };
+    let text = text.with_context(|| format!("{name} cannot be read"))?;
+    let source = Arc::new(Source::new(name.as_str(), text));
+    let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(&source, fault));
+    let documents = documents.map_err(|problem| anyhow::anyhow!("{problem}"))?;
+    Ok(taken_apart(documents.iter().map(yaml::Node::to_value)))
+}
+
+/// Expands lists into their items.
+pub(crate) fn taken_apart(documents: impl IntoIterator<Item = Value>) -> Vec<Value> {
+    let mut objects = Vec::new();
+    for document in documents {
+        match document.get("items").and_then(Value::as_array) {
+            Some(items) if document.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List")) => {
+                objects.extend(items.iter().cloned());
+            }
+            _ => objects.push(document),
+        }
+    }
+    objects
+}
+
+/// Gathers the facts from files.
+///
+/// # Errors
+/// A file cannot be read. Problems of profiles are returned as the inner error.
+pub(crate) fn surroundings(given: &Given<'_>) -> anyhow::Result<Result<ExplainFacts, Vec<Problem>>> {
+    let loaded = load::profiles_in(given.profiles, given.namespace);
+    if !loaded.problems.is_empty() {
+        return Ok(Err(loaded.problems));
+    }
+    let configurations = given.webhooks_file.map(|file| {
+        let is_one =
+            |object: &Value| object.get("kind").and_then(Value::as_str) == Some("MutatingWebhookConfiguration");
+        let found: Result<Vec<MutatingWebhookConfiguration>, _> =
+            objects(file)?.into_iter().filter(is_one).map(serde_json::from_value).collect();
+        found.with_context(|| format!("{} has no MutatingWebhookConfiguration that can be read", file.display()))
+    });
+    around(loaded.profiles, namespace(given)?, configurations.transpose()?, given.policy, given.release).map(Ok)
+}
+
+/// Returns the facts for these profiles in a namespace. `configurations` are the webhook configurations; `None` means
+/// that of a release with default settings.
+///
+/// # Errors
+/// The policy's cluster facts nest too deeply.
+pub(crate) fn around(
+    profiles: impl IntoIterator<Item = Arc<CompiledProfile>>,
+    mut metadata: ObjectMeta,
+    configurations: Option<Vec<MutatingWebhookConfiguration>>,
+    policy: &WebhookPolicy,
+    release: &Release,
+) -> anyhow::Result<ExplainFacts> {
+    let opt_in = policy.opt_in();
+    let name = metadata.name.clone().unwrap_or_default();
+    // The API server sets it on every namespace.
+    metadata.labels.get_or_insert_default().insert(NAMESPACE_NAME_LABEL.to_owned(), name.clone());
+    let age = NamespaceAge::of(&metadata, &opt_in);
+    let (labels, annotations) =
+        (metadata.labels.clone().unwrap_or_default(), metadata.annotations.clone().unwrap_or_default());
+    let snapshot = Snapshot::new(ProfileSet::new(profiles)).with_guardrails(policy.guardrails.clone());
+    let snapshot = snapshot.with_namespaces([namespaces::read(metadata, &opt_in)]);
+    let configurations = configurations.unwrap_or_else(|| {
+        vec![mutating(&Settings {
+            name: release.configuration().to_owned(),
+            service_name: release.service().to_owned(),
+            levels: InjectionLevel::ALL.to_vec(),
+            opt_in: opt_in.clone(),
+            ..Settings::new(release.namespace(), "files")
+        })]
+    });
+    Ok(ExplainFacts {
+        namespace: NamespaceFacts { found: snapshot.namespace(&name), name, labels, annotations, age },
+        release: release.clone(),
+        opt_in,
+        snapshot: Arc::new(snapshot),
+        configurations: Some(configurations),
+        stored: Vec::new(),
+        broken: Vec::new(),
+        switched_off: None,
+        silences: Silences::default(),
+        unread: Vec::new(),
+        cluster: policy.cluster_facts()?,
+        is_live: false,
+    })
+}
+
+/// Returns metadata of an opted-in namespace, the default if none is given.
+pub(crate) fn opted_in() -> ObjectMeta {
+    let labels = [(INJECTION_LABEL.to_owned(), InjectionLevel::Enabled.label_value().to_owned())];
+    ObjectMeta { labels: Some(labels.into()), ..ObjectMeta::default() }
+}
+
+/// Returns the metadata of the namespace. Without a file it is opted in.
+fn namespace(given: &Given<'_>) -> anyhow::Result<ObjectMeta> {
+    let name = given.namespace;
+    let mut metadata = match given.namespace_file {
+        None => opted_in(),
+        Some(file) => {
+            let all = objects(file)?;
+            let is_it = |object: &&Value| {
+                object.get("kind").and_then(Value::as_str).is_none_or(|kind| kind == "Namespace")
+                    && facts::metadata(object, "name") == Some(name)
+            };
+            let Some(found) = all.iter().find(is_it) else {
+                bail!("there is no Namespace {name} in {}", file.display());
+            };
+            let metadata = found.get("metadata").cloned().unwrap_or_default();
+            serde_json::from_value(metadata).with_context(|| format!("the Namespace in {}", file.display()))?
+        }
+    };
+    metadata.name = Some(name.to_owned());
+    Ok(metadata)
+}
+
+/// Returns the namespace of a file's pods and workloads.
+///
+/// # Errors
+/// The objects have different namespaces, or another one than `asked`.
+pub(crate) fn namespace_of(objects: &[Value], asked: Option<&str>) -> anyhow::Result<String> {
+    let mut found = asked.map(|asked| (asked, "-n".to_owned()));
+    for object in objects {
+        let Some(kind) = facts::kind_of(object).filter(|kind| kind.kind != "Namespace") else { continue };
+        let Some(namespace) = facts::metadata(object, "namespace") else { continue };
+        let who = format!("{} {}", kind.kind, facts::metadata(object, "name").unwrap_or_default());
+        match &found {
+            Some((other, by)) if *other != namespace => {
+                bail!(
+                    "{by} says namespace {other}, and {who} is in namespace {namespace}: ask about one namespace at a time"
+                )
+            }
+            Some(_) => {}
+            None => found = Some((namespace, who)),
+        }
+    }
+    Ok(found.map_or("default", |(namespace, _)| namespace).to_owned())
+}
+
+/// Returns the questions about the objects of a file.
+pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<Question> {
+    let question = |object: &Value| {
+        let kind = facts::kind_of(object)?;
+        match kind.kind {
+            "Pod" => Some(facts::of_pod(object, namespace)),
+            "Namespace" => None,
+            _ => facts::of_template(object, kind, namespace),
+        }
+    };
+    objects.iter().filter_map(question).collect()
+}
+
+/// Does the lookups for a question among the given objects.
+pub(crate) fn complete(question: &mut Question, facts: &ExplainFacts, objects: &[Value]) {
+    let known = KnownObjects::new(objects, &facts.namespace.name);
+    let asked = Facts { namespace: facts.namespace.found.clone(), ..Facts::default() };
+    let wanted = serde_json::to_vec(&question.review).ok().and_then(|body| {
+        let review = Review::parse(&body).ok()?;
+        Some(review.needs(Endpoint::Any, &facts.snapshot, &asked))
+    });
+    question.looked_up = wanted.map_or_else(LookedUp::default, |wanted| known.answer(wanted));
+    question.looked_up.cluster.clone_from(&facts.cluster);
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -387,5 +555,17 @@ mod tests {
         // An unreadable owner chain may contain any owner.
         assert!(owned(json!("other"), false).may_be("web"));
         assert!(!Owners { first: Value::Null, all: Vec::new(), is_whole: true }.may_be("web"));
+    }
+
+    #[test]
+    fn objects_of_a_file_are_in_one_namespace_and_in_the_one_that_is_asked_for() {
+        let pod = |name: &str, namespace: Option<&str>| json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}});
+        let of = |objects: &[Value], asked| namespace_of(objects, asked).map_err(|error| error.to_string());
+        assert_eq!(of(&[pod("a", None)], None).unwrap(), "default");
+        assert_eq!(of(&[pod("a", None), pod("b", Some("shop"))], None).unwrap(), "shop");
+        assert_eq!(of(&[pod("a", Some("shop"))], Some("shop")).unwrap(), "shop");
+        let two = of(&[pod("a", Some("shop")), pod("b", Some("till"))], None).unwrap_err();
+        assert!(two.contains("Pod a says namespace shop, and Pod b is in namespace till"), "{two}");
+        assert!(of(&[pod("a", Some("shop"))], Some("till")).unwrap_err().contains("-n says namespace till"));
     }
 }
