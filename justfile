@@ -161,7 +161,7 @@ fuzz-tools:
 
 # A release in dist/: images, chart, manifests, command line, bills of materials, licences, checksums (--platform amd64 --platform arm64)
 dist *arguments:
-    cargo run {{ release }} --quiet -p pillion-release --bin dist -- --helm "$(services/testkit/tools/build.sh helm)/helm" {{ arguments }}
+    services/testkit/tools/dist.sh {{ arguments }}
 
 # Continuous integration: what .github/workflows calls beside the recipes above
 

@@ -25,8 +25,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::args::ClusterArgs;
 use crate::args::block_on;
-use crate::output;
-use crate::output::Form;
+use crate::output::{self, Form};
 
 /// Arguments of `pillion certs`.
 #[derive(Clone, Debug, Args)]

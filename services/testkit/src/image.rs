@@ -1,37 +1,40 @@
 //! Builds images for the test cluster as archives that `ctr` and `kind` import: one layer, no registry and no builder.
-//! They have the format of a release's images.
+//! `tools/image.sh` makes them, as it makes those of a release.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, ensure};
-use pillion_release::archive::Archive;
-use pillion_release::build::host;
-use pillion_release::image::{self, Content, ImageMetadata, Packing};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
-/// The content of an image.
+/// An image whose files are collected in a folder.
 #[derive(Debug)]
 #[must_use]
 pub struct Image {
     reference: String,
     entrypoint: String,
-    files: Archive,
+    root: TempDir,
 }
 
 impl Image {
     /// Creates an image of this name (`HOST/NAME:TAG`), whose containers run the program `entrypoint`.
-    pub fn new(reference: impl Into<String>, entrypoint: impl Into<String>) -> Self {
-        Self { reference: reference.into(), entrypoint: entrypoint.into(), files: Archive::new() }
+    ///
+    /// # Errors
+    /// There is no folder for its files.
+    pub fn new(reference: impl Into<String>, entrypoint: impl Into<String>) -> anyhow::Result<Self> {
+        let root = tempfile::tempdir().context("no folder for the image")?;
+        Ok(Self { reference: reference.into(), entrypoint: entrypoint.into(), root })
     }
 
     /// Adds a file with mode 0755.
     ///
     /// # Errors
-    /// The file cannot be read.
-    pub fn file(mut self, place: &str, source: &Path) -> anyhow::Result<Self> {
-        let content = std::fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
-        self.files = self.files.program(place.trim_start_matches('/'), content);
+    /// The file cannot be copied.
+    pub fn file(self, place: &str, source: &Path) -> anyhow::Result<Self> {
+        let place = self.root.path().join(place.trim_start_matches('/'));
+        let status = Command::new("install").args(["-D", "--mode=755"]).arg(source).arg(place).status();
+        ensure!(status.context("cannot run install")?.success(), "cannot copy {}", source.display());
         Ok(self)
     }
 
@@ -49,16 +52,24 @@ impl Image {
     /// Writes the archive.
     ///
     /// # Errors
-    /// The name has no tag, this machine's architecture is not supported, or the file cannot be written.
+    /// This machine's architecture is not supported, or the script fails.
     pub fn write(self, archive: &Path) -> anyhow::Result<()> {
-        let Self { reference, entrypoint, files } = self;
-        let (repository, tag) = reference.rsplit_once(':').with_context(|| format!("{reference} has no tag"))?;
-        let (repository, tag) = (repository.to_owned(), tag.to_owned());
-        let metadata = ImageMetadata { repository, tag, time: 0, labels: [].into() };
-        let architecture = host().context("no image is for the processor of this machine")?;
-        let image = image::Image::of(&metadata, Content { architecture, entrypoint, files, packing: Packing::Plain })?;
-        let bytes = image::archive(&metadata, &[image])?.bytes;
-        std::fs::write(archive, bytes).with_context(|| format!("cannot write {}", archive.display()))
+        let architecture = match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => anyhow::bail!("no image is made for {other}"),
+        };
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/image.sh");
+        let output = Command::new("bash")
+            .arg(script)
+            .arg(&self.reference)
+            .arg(archive)
+            .args([&self.entrypoint, "--"])
+            .arg(format!("{architecture}={}", self.root.path().display()))
+            .output()
+            .context("cannot run tools/image.sh")?;
+        ensure!(output.status.success(), "tools/image.sh: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
     }
 }
 
@@ -116,11 +127,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tar_reads_the_archive_and_its_layer() {
+    fn archive_has_layer_user_and_entrypoint() {
         let dir = tempfile::tempdir().unwrap();
         let archive = dir.path().join("image.tar");
         let own = std::env::current_exe().unwrap();
-        let image = Image::new("example.com/own:1", "/bin/own");
+        let image = Image::new("example.com/own:1", "/bin/own").unwrap();
         image.program("/bin/own", &own).unwrap().write(&archive).unwrap();
         let listed = |archive: &Path| {
             let output = Command::new("tar").arg("-tvf").arg(archive).output().unwrap();
@@ -144,6 +155,9 @@ mod tests {
 
         let listed_image = &read("index.json")["manifests"][0];
         assert_eq!(listed_image["annotations"]["io.containerd.image.name"], "example.com/own:1");
+        let config = read(&blob(&read(&blob(listed_image))["config"]));
+        assert_eq!(config["config"]["User"], "65532:65532");
+        assert_eq!(config["config"]["Entrypoint"], json!(["/bin/own"]));
         let layer = dir.path().join(blob(&read(&blob(listed_image))["layers"][0]));
         let inside = listed(&layer);
         assert!(

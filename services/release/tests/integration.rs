@@ -1,4 +1,0 @@
-//! What `just dist` makes.
-
-mod image;
-mod release;
