@@ -1,5 +1,7 @@
 //! What `just dist` writes, with a program that does nothing in place of the real one.
 
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -14,13 +14,14 @@ use pillion_control::informer::text::Broken;
 use pillion_engine::audit::Injected;
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::snapshot::{Namespace, Snapshot};
+use pillion_json::OwnedTape;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::finding::ObjectRef;
 use crate::installation::Unread;
-use crate::trial::original_object;
 use crate::trial;
+use crate::trial::original_object;
 
 /// The facts that all questions of one run share.
 #[derive(Debug)]

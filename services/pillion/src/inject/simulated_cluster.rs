@@ -10,13 +10,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_api::opt_in::OptIn;
 use pillion_engine::decision::{Decision, Reason};
-use pillion_json::OwnedTape;
 use pillion_engine::limits::Guardrails;
 pub(crate) use pillion_engine::lookup::KnownObjects;
 use pillion_engine::lookup::{Answer, LookedUp, OwnerChain, OwnerReference, Wanted, metadata_tape};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
+use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 
 use super::objects::Place;
