@@ -1,4 +1,4 @@
-//! Derives an explanation from facts. Pure: the engine decides, [`super::webhooks`] models the API server, and the
+//! Derives an explanation from facts. Pure: the engine decides, [`mod@super::webhooks`] models the API server, and the
 //! audit's rules explain the state of a stored pod.
 
 use std::collections::BTreeMap;

@@ -3,7 +3,7 @@
 //!
 //! * [`facts`]: the object in question, the facts about it, and what its injection record says.
 //! * [`gather`]: gathers the facts from a cluster or from files.
-//! * [`judge`]: a pure function from facts to an [`Explanation`]; [`webhooks`], [`profiles`] and [`past`] are parts of it.
+//! * [`judge`]: a pure function from facts to an [`Explanation`]; [`mod@webhooks`], [`mod@profiles`] and [`past`] are parts of it.
 
 pub(crate) mod facts;
 mod gather;
