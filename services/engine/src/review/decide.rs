@@ -24,25 +24,14 @@ use crate::record::RecordWriter;
 use crate::select::{Selected, Selection, select};
 use crate::snapshot::Snapshot;
 
-/// The changes that profiles of the namespace made in an earlier pass.
+/// What profiles of the namespace did in an earlier pass.
 #[derive(Clone, Copy)]
-struct EarlierChanges<'v> {
+struct EarlierPass<'v> {
     /// The changes of those that do not stand in for cluster profiles.
-    of_others: Option<&'v NamespaceChanges<'v>>,
-    /// The changes of all, if one of them stands in for a cluster profile.
-    all: Option<&'v NamespaceChanges<'v>>,
-}
-
-impl<'v> EarlierChanges<'v> {
-    /// Leaves out profiles that stand in for cluster profiles, and all others if `interference` says why. If an earlier
-    /// pass applied one that stands in, the changes of all are undone.
-    fn without_stand_ins<'p>(self, why: &'p str, interference: Option<&'p str>) -> Exclusions<'p, 'v> {
-        let others = match self.all {
-            Some(changes) => Some((why, changes)),
-            None => interference.zip(self.of_others),
-        };
-        Exclusions { stand_ins: Some(why), others }
-    }
+    changes: Option<&'v NamespaceChanges<'v>>,
+    /// Whether one stood in for a cluster profile. It stays then: undoing it would undo what its parent's text did, which
+    /// the parent might not do again.
+    had_stand_in: bool,
 }
 
 /// Why an object cannot be injected.
@@ -105,12 +94,11 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
     let record = original.record.genuine();
     let taken_over = record.and_then(|record| record.taken_over(|name, parent| selection.heir(name, parent)));
     let record = taken_over.as_ref().or(record);
-    let of_others = record.and_then(|record| NamespaceChanges::of(record, |name| selection.has_stand_in(name)));
-    let with_stand_ins = record.filter(|record| {
+    let changes = record.and_then(|record| NamespaceChanges::of(record, |name| selection.has_stand_in(name)));
+    let had_stand_in = record.is_some_and(|record| {
         selection.profiles.iter().any(|selected| selected.stands_in && record.has(selected.profile.display_name()))
     });
-    let all = with_stand_ins.and_then(|record| NamespaceChanges::of(record, |_| false));
-    let earlier = EarlierChanges { of_others: of_others.as_ref(), all: all.as_ref() };
+    let earlier = EarlierPass { changes: changes.as_ref(), had_stand_in };
 
     let Selection { profiles, mut notices, denied, reason } = selection;
     if matches!(original.record, FoundRecord::Foreign) {
@@ -168,7 +156,7 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
 fn apply_profiles<'v>(
     profiles: &[Selected<'v>],
     target: InjectTarget<'v>,
-    earlier: EarlierChanges<'v>,
+    earlier: EarlierPass<'v>,
     finish: &dyn Fn(&mut Applied<'v>) -> Result<(), Malformed>,
 ) -> Result<Applied<'v>, Malformed> {
     let apply = |exclusions: Exclusions<'_, 'v>| {
@@ -188,29 +176,35 @@ fn apply_profiles<'v>(
     }
 
     let mut interfering = None;
-    if let Some(changes) = earlier.of_others {
+    if let Some(changes) = earlier.changes {
         let alone = apply(Exclusions { stand_ins, others: Some(("", changes)) })?;
         if let Err(excess) = interference(&applied, &alone) {
-            let why = interfering.insert(excess.to_string());
-            applied = apply(Exclusions { stand_ins, others: Some((&**why, changes)) })?;
+            interfering = Some((excess.to_string(), changes));
+            applied = apply(Exclusions { stand_ins, others: others(interfering.as_ref()) })?;
         }
     }
 
-    if has_stand_ins && applied.verdicts.iter().flatten().any(Verdict::is_left_out) {
-        let interfering = interfering.as_deref();
-        let without = apply(earlier.without_stand_ins("", interfering))?;
+    if has_stand_ins && !earlier.had_stand_in && applied.verdicts.iter().flatten().any(Verdict::is_left_out) {
+        let others = others(interfering.as_ref());
+        let without = apply(Exclusions { stand_ins: Some(""), others })?;
         if let Some(why) = displaced(profiles, &applied, &without) {
-            applied = apply(earlier.without_stand_ins(&why, interfering))?;
+            applied = apply(Exclusions { stand_ins: Some(&why), others })?;
         }
     }
     Ok(applied)
 }
 
+/// The changes of an earlier pass that are undone, with the reason.
+fn others<'p, 'v>(
+    interfering: Option<&'p (String, &'v NamespaceChanges<'v>)>,
+) -> Option<(&'p str, &'v NamespaceChanges<'v>)> {
+    interfering.map(|(why, changes)| (why.as_str(), *changes))
+}
+
 /// Why profiles that stand in for cluster profiles are left out: a cluster profile that is applied without them is not
 /// applied with them.
 ///
-/// They are kept if a cluster profile would be lost without them. That happens in a second pass if the parent of one
-/// cannot be applied any more, while the child's changes of the first pass can stay.
+/// They are kept if another cluster profile would be lost without them.
 fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_>) -> Option<String> {
     let mut why = None;
     for (place, selected) in profiles.iter().enumerate() {

@@ -264,35 +264,6 @@ fn child_displaces_no_later_cluster_profile() {
     }
 }
 
-/// Something that comes between two passes can make the platform add what a child added in its parent's place.
-#[test]
-fn second_pass_undoes_child_that_displaces_cluster_profile() {
-    let late = json!({"activation": "Always", "order": 200, "onError": "Skip", "template": {"spec": {"containers": [{
-        "name": "guard", "image": "registry.example.com/guard:1.0",
-        "$when": "object.spec.containers.exists(c, c.name == 'mesh')",
-    }]}}});
-    let child = json!({"extends": {"name": "agent"}, "parameters": [{"name": "name", "default": "guard"}]});
-    let other = json!({"template": {"metadata": {"labels": {"team.example.com/own": "1"}}}});
-    let (platform, own) =
-        compiled(&named([("agent", agent()), ("late", late)]), &named([("a", child), ("other", other)]));
-    let all: Vec<_> = platform.into_iter().chain(own).collect();
-    let mut between = pass(&pod(), &all, &[]).1.unwrap();
-    assert_eq!(between["spec"]["containers"][1]["name"], "guard");
-    let mesh = json!({"name": "mesh", "image": "registry.example.com/mesh:1"});
-    between["spec"]["containers"].as_array_mut().unwrap().push(mesh);
-    let (decided, after) = pass(&between, &all, &[]);
-    let after = after.unwrap();
-    let images: Vec<_> = after["spec"]["containers"].as_array().unwrap().iter().map(|c| c["image"].clone()).collect();
-    let expected =
-        ["shop/web:1.0", "mesh:1", "agent:1", "guard:1.0"].map(|image| format!("registry.example.com/{image}"));
-    assert_eq!(images, expected, "{after}");
-    let detail = decided.decision.profiles.iter().find(|decision| decision.profile.display_name() == "shop/a");
-    let detail = detail.and_then(|decision| decision.detail.as_deref()).unwrap();
-    assert!(detail.contains("cluster profile late would not be applied"), "{detail}");
-    let (again, settled) = pass(&after, &all, &[]);
-    assert_eq!(settled.as_ref().map(|settled| &settled["spec"]), Some(&after["spec"]), "{:?}", again.decision);
-}
-
 /// What the author wrote in the platform's own words is the platform's as well.
 #[test]
 fn confirmed_values_are_protected() {
