@@ -13,20 +13,22 @@
     reason = "a test says what is wrong by panicking, also in its helpers; and what it measured"
 )]
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::support::{Answer, App, Running, post, review};
 use axum::extract::Request;
 use axum::middleware::{self, Next};
+use nix::time::ClockId;
+use nix::unistd::{Pid, gettid};
 use pillion_api::names::InjectionLevel;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_webhook::admission::RequestSettings;
 use pillion_webhook::overload::OverloadSettings;
 use pillion_webhook::serve::ServerSettings;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -66,14 +68,44 @@ fn profile() -> Value {
     })
 }
 
+/// The core that a thread runs on.
+#[derive(Clone, Copy)]
+enum Core {
+    /// The first one, which runs nothing else.
+    Worker,
+    /// Any other one.
+    Others,
+}
+
+/// Binds the calling thread to a core, if there are two. Otherwise the kernel puts the worker beside a busy thread now and
+/// then, and its wait for the core would be measured as unfairness.
+fn run_on(core: Core) {
+    // Threads inherit the binding of the thread that starts them.
+    static ALLOWED: LazyLock<Vec<usize>> = LazyLock::new(|| {
+        let all = sched_getaffinity(None).unwrap();
+        (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)).collect()
+    });
+    let allowed = &*ALLOWED;
+    if let [first, others @ ..] = &allowed[..]
+        && !others.is_empty()
+    {
+        let mut chosen = CpuSet::new();
+        match core {
+            Core::Worker => chosen.set(*first),
+            Core::Others => others.iter().for_each(|number| chosen.set(*number)),
+        }
+        sched_setaffinity(None, &chosen).unwrap();
+    }
+}
+
 /// A server on a runtime of its own.
 struct Server {
     app: App,
     running: Running,
     /// Requests of the noisy tenant that were decided; each answer says how many.
     answered: Arc<AtomicU64>,
-    /// Its worker thread, as a path below /proc.
-    worker: Arc<OnceLock<PathBuf>>,
+    /// Its worker thread.
+    worker: Arc<OnceLock<Pid>>,
     /// Ended without waiting: its remaining work is not needed.
     runtime: Option<Runtime>,
 }
@@ -83,10 +115,16 @@ impl Server {
         let worker = Arc::new(OnceLock::new());
         let thread = Arc::clone(&worker);
         // The first thread of the runtime is its worker; others are for large bodies.
-        let told = move || {
-            thread.get_or_init(|| std::fs::read_link("/proc/thread-self").unwrap());
+        let on_start = move || {
+            let mut is_worker = false;
+            thread.get_or_init(|| {
+                is_worker = true;
+                gettid()
+            });
+            run_on(if is_worker { Core::Worker } else { Core::Others });
         };
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().on_thread_start(told).build().unwrap();
+        let runtime =
+            Builder::new_multi_thread().worker_threads(1).enable_all().on_thread_start(on_start).build().unwrap();
         let answered = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&answered);
         let mut settings = RequestSettings::default();
@@ -119,12 +157,19 @@ impl Server {
 
     /// How long its worker has been ready to run and did not, in nanoseconds, and how often it has run.
     fn waits(&self) -> [u64; 2] {
-        let path = std::path::Path::new("/proc").join(self.worker.get().unwrap()).join("schedstat");
+        let path = format!("/proc/self/task/{}/schedstat", self.worker.get().unwrap());
         let text = std::fs::read_to_string(path).unwrap();
         // The first one is how long it has run.
         let mut numbers = text.trim().split(' ').skip(1).map(|number| number.parse().unwrap());
         [(); 2].map(|()| numbers.next().unwrap())
     }
+}
+
+/// Returns how much processor time a thread of this process has used.
+fn processor_time(thread: Pid) -> Duration {
+    // Linux encodes the clock of a thread as its inverted number and these bits, which mean "of a thread" and "by the scheduler".
+    let clock = ClockId::from_raw((!thread.as_raw() << 3) | 0b110);
+    clock.now().unwrap().into()
 }
 
 impl Drop for Server {
@@ -173,6 +218,8 @@ async fn unloaded(server: &Running) -> Duration {
 struct One {
     /// From the moment at which it was due to its answer.
     took: Duration,
+    /// The processor time that the server's worker used meanwhile, for this request and for others.
+    worked: Duration,
     /// How many requests of the noisy tenant were decided meanwhile.
     overtaken: u64,
 }
@@ -216,9 +263,11 @@ impl Quiet {
             Some(stream) => stream,
             None => self.server.running.http1().await,
         };
-        let before = self.server.answered.load(Ordering::Relaxed);
+        let worker = *self.server.worker.get().unwrap();
+        let before = (self.server.answered.load(Ordering::Relaxed), processor_time(worker));
         let answer = ask(&mut stream, &self.texts[tenant]).await;
-        let one = One { took: due.elapsed(), overtaken: answer.number() - before };
+        let worked = processor_time(worker).saturating_sub(before.1);
+        let one = One { took: due.elapsed(), worked, overtaken: answer.number() - before.0 };
         assert_eq!(answer.status, 200, "a quiet tenant was turned away: {answer:?}");
         if !answer.closes() {
             self.pools[tenant].lock().unwrap().push(stream);
@@ -254,6 +303,7 @@ impl Noise {
         let nicer = self.nicer;
         let give_way = move || {
             rustix::process::nice(nicer).unwrap();
+            run_on(Core::Others);
         };
         Builder::new_multi_thread().worker_threads(1).enable_all().on_thread_start(give_way).build().unwrap()
     }
@@ -285,17 +335,22 @@ async fn noise(server: Arc<Server>, text: Arc<str>, sent: Arc<AtomicUsize>, shed
 #[derive(Clone, Copy, Debug)]
 struct P99 {
     took: Duration,
+    worked: Duration,
     overtaken: u64,
 }
 
 impl P99 {
     fn of(ones: &[One]) -> Self {
-        let at = ones.len() * 99 / 100;
-        let mut took: Vec<_> = ones.iter().map(|one| one.took).collect();
-        let mut overtaken: Vec<_> = ones.iter().map(|one| one.overtaken).collect();
-        took.sort_unstable();
-        overtaken.sort_unstable();
-        Self { took: took[at], overtaken: overtaken[at] }
+        fn of<T: Copy + Ord>(ones: &[One], field: impl Fn(&One) -> T) -> T {
+            let mut values: Vec<_> = ones.iter().map(field).collect();
+            values.sort_unstable();
+            values[values.len() * 99 / 100]
+        }
+        Self {
+            took: of(ones, |one| one.took),
+            worked: of(ones, |one| one.worked),
+            overtaken: of(ones, |one| one.overtaken),
+        }
     }
 }
 
@@ -327,6 +382,13 @@ impl Seen {
         median(free.map(|round| round.together.took.as_secs_f64() / round.alone.took.as_secs_f64()))
     }
 
+    /// How many times the processor time of the worker passed during a quiet request with the noisy tenant, compared with
+    /// the same without it. Unlike [`Seen::slower`], it does not depend on what else the machine's cores do.
+    fn more_work(&self) -> f64 {
+        let ratio = |round: &Round| round.together.worked.as_secs_f64() / round.alone.worked.as_secs_f64();
+        median(self.rounds.iter().map(ratio)).unwrap()
+    }
+
     /// How many of its requests overtook one of theirs.
     fn overtaken(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "small")]
@@ -349,8 +411,9 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Seen {
     // One at a time, whatever the number of threads that run tests.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    run_on(Core::Others);
     let server = Arc::new(Server::start(overload));
-    let clients = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let clients = Builder::new_current_thread().enable_all().build().unwrap();
     let elsewhere = noisy.runtime();
     let noisy_clients = elsewhere.handle().clone();
     let seen = clients.block_on(async move {
@@ -390,7 +453,12 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Seen {
             crate::support::until("nothing is in flight", || server.app.metric("pillion_inflight") == Some(0.0)).await;
         }
         seen.shed = shed.load(Ordering::Relaxed);
-        println!("unloaded {took:?}, overtaken by {}, {:?} times slower, {seen:#?}", seen.overtaken(), seen.slower());
+        println!(
+            "unloaded {took:?}, overtaken by {}, {:.2} times the work, {:?} times slower, {seen:#?}",
+            seen.overtaken(),
+            seen.more_work(),
+            seen.slower()
+        );
         seen
     });
     elsewhere.shutdown_background();
