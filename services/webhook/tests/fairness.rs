@@ -145,6 +145,8 @@ impl Server {
                     let is_decided = answer.status() == 200;
                     counter.fetch_add(u64::from(is_noisy && is_decided), Ordering::Relaxed);
                     answer.headers_mut().insert("x-number", counter.load(Ordering::Relaxed).into());
+                    let used = processor_time(gettid()).as_nanos();
+                    answer.headers_mut().insert("x-worked", u64::try_from(used).unwrap().into());
                     answer
                 }
             });
@@ -218,7 +220,7 @@ async fn unloaded(server: &Running) -> Duration {
 struct One {
     /// From the moment at which it was due to its answer.
     took: Duration,
-    /// The processor time that the server's worker used meanwhile, for this request and for others.
+    /// The processor time that the server's worker used until it had decided, for this request and for others.
     worked: Duration,
     /// How many requests of the noisy tenant were decided meanwhile.
     overtaken: u64,
@@ -263,11 +265,12 @@ impl Quiet {
             Some(stream) => stream,
             None => self.server.running.http1().await,
         };
-        let worker = *self.server.worker.get().unwrap();
-        let before = (self.server.answered.load(Ordering::Relaxed), processor_time(worker));
+        let thread = *self.server.worker.get().unwrap();
+        let before = (self.server.answered.load(Ordering::Relaxed), processor_time(thread));
         let answer = ask(&mut stream, &self.texts[tenant]).await;
-        let worked = processor_time(worker).saturating_sub(before.1);
-        let one = One { took: due.elapsed(), worked, overtaken: answer.number() - before.0 };
+        // The server says until when: this thread may get the answer late, and the worker works on.
+        let worked = Duration::from_nanos(answer.number("x-worked")).saturating_sub(before.1);
+        let one = One { took: due.elapsed(), worked, overtaken: answer.number("x-number") - before.0 };
         assert_eq!(answer.status, 200, "a quiet tenant was turned away: {answer:?}");
         if !answer.closes() {
             self.pools[tenant].lock().unwrap().push(stream);

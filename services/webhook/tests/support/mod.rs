@@ -344,10 +344,10 @@ impl Answer {
         tokio::time::timeout(PATIENCE, read).await.expect("no answer")
     }
 
-    /// The number in its header `x-number`.
-    pub fn number(&self) -> u64 {
-        let number = self.head.split("x-number: ").nth(1).and_then(|rest| rest.split("\r\n").next());
-        number.and_then(|number| number.parse().ok()).expect("an answer without a number")
+    /// Returns the number in a header.
+    pub fn number(&self, header: &str) -> u64 {
+        let number = self.head.split(&format!("{header}: ")).nth(1).and_then(|rest| rest.split("\r\n").next());
+        number.and_then(|number| number.parse().ok()).expect("a response with the number")
     }
 
     /// Reads the head of an answer that has no body, whatever it says of its length.
