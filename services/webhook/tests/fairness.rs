@@ -1,10 +1,11 @@
 //! One tenant asks for far more than its share, over real sockets: the others notice next to nothing.
 //!
 //! Twenty quiet tenants send at a steady rate, whether they are answered or not; then one more sends as much as it can
-//! over many connections. Phases with and without it take turns, and what counts is the median of the ratios of their
-//! 99th percentiles. The server has one worker, so that its clients have a core where there are two. On a machine that
-//! is busy with other things times say nothing (the kernel tells how long the worker waits each time it has to run); what
-//! always counts is how many requests of the noisy tenant were decided before those that others had sent earlier.
+//! over many connections. Phases with and without it alternate, and the tests judge the median of the ratios of their 99th
+//! percentiles. The server has one worker, with a core of its own where there are two. Latencies are judged only while the
+//! machine has a core for the worker whenever it has work (`schedstat` says how long it waits). Two measures are always
+//! judged: how many requests of the noisy tenant were decided before earlier ones of others, and, for large pods, how much
+//! processor time the worker used while a quiet request waited.
 
 #![expect(
     clippy::unwrap_used,
@@ -52,7 +53,7 @@ const OVERTAKEN: f64 = 16.0;
 /// How long the server's thread waits for a core each time it has something to do, although it has little: beyond it, times
 /// mean nothing. It takes the kernel some microseconds to wake a thread; who waits for another one waits for milliseconds.
 const BUSY_MACHINE: Duration = Duration::from_micros(100);
-/// How often is looked: what other programs do to a server may look like its own doing, and does not every time.
+/// Attempts: other programs on the machine may disturb a measurement.
 const TRIES: usize = 3;
 
 /// A profile that takes a while.
@@ -505,15 +506,15 @@ fn only_flooding_tenant_is_shed() {
     assert_seen(measured, |seen| seen.shed > 0 && seen.overtaken() <= OVERTAKEN && seen.is_felt_at_most(2.0));
 }
 
-/// Twice is the aim here too. But on two cores what makes these megabytes, the thread that reads them and the one that
-/// decides share what the quiet ones' client and worker need.
+/// Judged by the worker's processor time: on two cores, the clock would measure what the clients and the thread that decides
+/// large pods take from each other.
 #[test]
-fn large_pods_at_most_quadruple_p99_of_others() {
+fn large_pods_at_most_double_work_before_others() {
     let measured = || {
         let noisy = Noise { connections: 4, text: large_request(NOISY), nicer: 10 };
         measure(OverloadSettings::default(), ROUNDS, noisy)
     };
-    assert_seen(measured, |seen| seen.sent > 0 && seen.overtaken() <= OVERTAKEN && seen.is_felt_at_most(4.0));
+    assert_seen(measured, |seen| seen.sent > 0 && seen.overtaken() <= OVERTAKEN && seen.more_work() <= 2.0);
 }
 
 /// The same load shows what turns are for: decided as it comes, it is felt by all.
