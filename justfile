@@ -131,9 +131,9 @@ restart count="20":
 soak seconds="600":
     PILLION_SOAK_SECONDS={{ seconds }} services/testkit/tools/result.sh --workspace --test integration --no-capture soak::
 
-# The end-to-end tests on every Kubernetes version, and long runs of what `just test` does shortly; the last line is one JSON object
-nightly: tools (cluster "build")
-    services/testkit/tools/nightly.sh
+# The end-to-end tests on every Kubernetes version, and long runs of what `just test` does shortly, or only the named PARTS of them; the last line is one JSON object
+nightly *parts: tools
+    services/testkit/tools/nightly.sh {{ parts }}
 
 # A control plane on this machine's loopback to play with: up prints KUBECONFIG=..., down ends it
 control-plane action: tools

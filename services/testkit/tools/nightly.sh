@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # The end-to-end tests on every Kubernetes version, and long runs of what `just test` does shortly. Goes on after a failure;
-# the last line is one JSON object with the result of each part.
+# the last line is one JSON object with the result of each part. With arguments, runs the parts with these names only.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+parts=" $* "
+known=()
 results=()
 status=0
 part() { # NAME COMMAND...
   local name=$1 output
   shift
+  known+=("$name")
+  [[ $parts =~ ^\ +$ || $parts == *" $name "* ]] || return 0
   output=$("$@" | tee /dev/stderr) || status=1
   output=$(echo "$output" | tail -1)
   [[ $output == \{* ]] || output=null
@@ -26,6 +30,13 @@ part properties env PROPTEST_CASES=20000 PILLION_MUTATIONS=100000 PILLION_INTERF
 part load env PILLION_LOAD=full "$here/result.sh" --workspace --test integration load_tests::
 part soak env PILLION_SOAK_SECONDS=600 "$here/result.sh" --workspace --test integration soak::
 part gates bash -c 'cargo bench --locked -p pillion-engine --bench answers && echo "{\"broken\":0}"'
-part node "$here/result.sh" --workspace --test node --run-ignored only
+node() {
+  cargo run --locked --quiet -p pillion-testkit --bin cluster -- build >&2 &&
+    "$here/result.sh" --workspace --test node --run-ignored only
+}
+part node node
+for name in $parts; do
+  [[ " ${known[*]} " == *" $name "* ]] || { echo "error: there is no part '$name'; expected one of: ${known[*]}" >&2 && status=2; }
+done
 echo "{$(IFS=,; echo "${results[*]}")}"
 exit "$status"
