@@ -307,7 +307,7 @@ fn folded(findings: &[Finding]) -> Vec<Told<'_>> {
     told
 }
 
-/// Formats findings for a terminal, each with its remedy. Of many alike, only the first are printed.
+/// Formats findings for a terminal, each with its remedy. Of many similar findings, only the first are printed.
 pub(crate) fn lines(findings: &[Finding]) -> String {
     let mut text = String::new();
     let mut alike: BTreeMap<(Code, Option<&str>), usize> = BTreeMap::new();

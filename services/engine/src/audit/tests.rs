@@ -219,8 +219,12 @@ fn pin_to_inactive_revision_is_open() {
     assert_eq!(asks("", &to_old, None), (Standing::Open, old.clone()));
     assert_eq!(asks("", &to_old, Some(true)), (Standing::Wanted, old.clone()));
     assert_eq!(asks(&to_old, "", None), (Standing::Open, old.clone()));
-    assert_eq!(asks(&to_old, &to_new, None), (Standing::Wanted, new.clone()), "the pod's own takes its place");
-    assert_eq!(asks("", "a@0123456789", None), (Standing::Wanted, new), "nobody keeps it");
+    assert_eq!(
+        asks(&to_old, &to_new, None),
+        (Standing::Wanted, new.clone()),
+        "the pod's own pin replaces the namespace's"
+    );
+    assert_eq!(asks("", "a@0123456789", None), (Standing::Wanted, new), "the revision is not stored");
 }
 
 #[test]

@@ -103,6 +103,9 @@ mod tests {
             assert_eq!(managed.wrote(pointer), wrote, "{pointer}");
         }
         let unknown = OwnedTape::parse("{}").unwrap();
-        assert!(ManagedFields::of(unknown.root()).wrote("/spec/x"), "without managedFields all is the author's");
+        assert!(
+            ManagedFields::of(unknown.root()).wrote("/spec/x"),
+            "without managedFields, the author wrote all fields"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! Tests the lookups that a profile's text needs, the owners of pods, and decisions that use lookup results.
 
-#![expect(clippy::needless_pass_by_value, reason = "`json!` stands in the calls, without a reference before each")]
+#![expect(clippy::needless_pass_by_value, reason = "calls can contain `json!` without a reference")]
 
 use serde_json::{Value as Json, json};
 

@@ -211,7 +211,7 @@ fn label_before_annotation_and_pod_before_namespace() {
     assert_eq!(case.applied(&json!({}), &json!({KEY: "java"})), ["java"]);
     assert_eq!(case.applied(&json!({KEY: "python"}), &json!({KEY: "java"})), ["python"]);
     assert!(case.applied(&json!({}), &json!({KEY: "false"})).is_empty());
-    assert_eq!(case.applied(&json!({}), &json!({KEY: "true"})), ["python"], "the namespace says which");
+    assert_eq!(case.applied(&json!({}), &json!({KEY: "true"})), ["python"], "the namespace's value names the profile");
 }
 
 #[test]
@@ -359,7 +359,11 @@ fn condition_message_may_be_computed() {
     };
     assert_eq!(said("${variables.team} is no team", "green"), "green is no team");
     assert_eq!(said("${variables.team} is no team", "a\nb"), "a b is no team");
-    assert_eq!(said("${object.metadata.labels.zone}", "green"), "known", "what cannot be said is not kept back");
+    assert_eq!(
+        said("${object.metadata.labels.zone}", "green"),
+        "known",
+        "a message that fails is replaced by the name"
+    );
 }
 
 #[test]

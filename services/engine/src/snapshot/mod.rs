@@ -475,7 +475,7 @@ mod tests {
         assert!(!Arc::ptr_eq(&of(&first, "ns-0"), &of(&first, "ns-1")));
 
         let second = first.with_profiles(ProfileSet::new([red]));
-        assert!(of(&second, "ns-1").is_empty(), "other profiles, other candidates");
+        assert!(of(&second, "ns-1").is_empty(), "a snapshot with other profiles has other candidates");
         assert!(!of(&first, "ns-1").is_empty(), "the older snapshot keeps its candidates");
         let gone = Arc::downgrade(&of(&first, "ns-0"));
         drop(first);

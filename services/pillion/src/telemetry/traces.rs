@@ -1,4 +1,4 @@
-//! Sends spans to one collector by OTLP over gRPC: a share of the requests, and those that ended badly.
+//! Sends spans to one collector by OTLP over gRPC: those of a share of the requests, and of failed requests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::export::{CountedProcessor, SpanMetrics};
 
-/// Where traces go.
+/// Arguments for tracing.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Traces")]
 pub(crate) struct TraceArgs {
@@ -32,8 +32,8 @@ pub(crate) struct TraceArgs {
     /// The authority to trust an https:// endpoint by, PEM. Default: those of the system.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
     pub(crate) otlp_ca: Option<PathBuf>,
-    /// Share of the requests that are traced, 0 to 1, where the API server has not decided it already. Default: what the
-    /// policy file says, else 0.01.
+    /// Share of the requests that are traced, 0 to 1, where the API server has not decided it already. Default: what
+    /// the policy file says, else 0.01.
     #[arg(long, env = "PILLION_TRACE_RATIO", value_name = "SHARE", value_parser = ratio)]
     pub(crate) trace_ratio: Option<f64>,
 }

@@ -232,7 +232,7 @@ fn a_pin_is_a_part_of_a_revision() {
     assert_eq!(asked("proxy@xyz", InjectionLevel::Required).1.outcome, Outcome::Denied);
     assert_eq!(asked("proxy@", InjectionLevel::Required).1.outcome, Outcome::Denied);
     let (_, got) = asked(&format!("-proxy@{}", digits(&old)), InjectionLevel::Required);
-    assert_eq!((got.label, got.outcome), (None, Outcome::Skipped), "it is dropped, whatever it is pinned to");
+    assert_eq!((got.label, got.outcome), (None, Outcome::Skipped), "the profile is dropped despite the pin");
 }
 
 #[test]
