@@ -16,7 +16,7 @@ macro_rules! reasons {
             /// All reasons.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// The reason as it stands in metrics, logs and spans.
+            /// The value of the metric label, the log field and the span attribute.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }

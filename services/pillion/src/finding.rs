@@ -8,9 +8,9 @@ use std::fmt::{self, Write};
 
 use serde::{Serialize, Serializer};
 
-/// How many findings about pods are printed for each code and profile.
+/// The maximum number of printed findings about pods, for each code and profile.
 const MOST_ALIKE: usize = 10;
-/// How many pods are named if they share a finding.
+/// The maximum number of pods that are named in a shared finding.
 const MOST_NAMES: usize = 5;
 
 /// The severity of a finding.

@@ -574,7 +574,7 @@ fn nobody_else_has_an_empty_record() {
         assert_eq!(result.decided.patch, None, "{level:?}");
     }
     let result = answer(&review_of(&bare), REQUIRED, &snapshot(&[("nginx", optional())]), &Facts::default());
-    assert_eq!(result.decided.patch, None, "not asked for");
+    assert_eq!(result.decided.patch, None, "guardrails do not request records");
     let mut refusing = sidecar();
     refusing["onError"] = json!("Deny");
     refusing["template"]["spec"]["containers"][0]["$conflict"] = json!("Fail");

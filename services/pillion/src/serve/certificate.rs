@@ -539,7 +539,7 @@ mod tests {
         let mut files = load(dir.path()).await.unwrap();
         let taken = |files: &CertificateFiles| files.seen.certificate.clone();
 
-        assert_eq!(files.look().await, None, "nothing is new");
+        assert_eq!(files.look().await, None, "the files are unchanged");
         let second = write(dir.path());
         assert_eq!(files.look().await, Some(ReloadResult::Served));
         assert_eq!(taken(&files), second.into_bytes());

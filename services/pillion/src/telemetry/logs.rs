@@ -224,7 +224,7 @@ mod tests {
         raise();
         becomes(true).await;
         level.set("error");
-        assert!(shown(&level).contains("pillion_webhook=debug"), "the file waits until the detail ends");
+        assert!(shown(&level).contains("pillion_webhook=debug"), "the policy's level applies after the detailed level");
         raise();
         becomes(false).await;
         assert!(shown(&level).contains("error"), "{}", shown(&level));

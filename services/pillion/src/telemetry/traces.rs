@@ -274,10 +274,10 @@ mod tests {
     fn failed_requests_are_sampled_up_to_rate() {
         let sampling = sampling(0.0, 3);
         let error = [KeyValue::new(SAMPLED_FOR, "error")];
-        assert!(samples(&sampling, Some(false), &error), "although its sender had said no");
+        assert!(samples(&sampling, Some(false), &error), "the caller's decision not to sample is overridden");
         let now = Instant::now();
         let taken = |now| (0..10).filter(|_| sampling.takes_error(now)).count();
-        assert_eq!(taken(now), 2, "one was taken");
+        assert_eq!(taken(now), 2, "one of three was sampled before");
         assert_eq!(taken(now + Duration::from_secs(1)), 3);
         assert_eq!(taken(now + Duration::from_millis(1_900)), 0);
     }

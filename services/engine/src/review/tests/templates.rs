@@ -224,7 +224,7 @@ fn what_is_joined_is_added_once() {
     let app = &first.object["spec"]["containers"][0];
     assert_eq!(app["args"], json!(["--x", "--y"]));
     assert_eq!(app["env"][0]["value"], "-Xmx1g -agent");
-    assert_eq!(app["env"][1], object["spec"]["containers"][0]["env"][1], "a reference stays");
+    assert_eq!(app["env"][1], object["spec"]["containers"][0]["env"][1], "a variable with valueFrom is unchanged");
     assert_eq!(app["env"][2], json!({"name": "NEW", "value": "v"}));
     let second = inject(&first.object, &[("p", profile)]);
     assert_eq!(second.decided.patch.map(|patch| String::from_utf8(patch).unwrap()), None);

@@ -130,7 +130,7 @@ fn all_that_do_not_hold_are_told() {
         validate(&pod(), &[("a", spec), ("b", one(&json!({"expression": "false", "message": "third"})))]);
     let message = response["status"]["message"].as_str().unwrap();
     assert!(message.ends_with("profile a: first; second; profile b: third"), "{message}");
-    assert_eq!(response["status"]["code"], 422, "the first one's");
+    assert_eq!(response["status"]["code"], 422, "the code of the first denial");
     assert_eq!(response["status"]["details"]["causes"].as_array().unwrap().len(), 3);
     assert_eq!(decided.decision.validations.iter().map(|failed| failed.index).collect::<Vec<_>>(), [0, 2, 0]);
 }
