@@ -422,7 +422,7 @@ impl<'a> Merge<'_, 'a> {
         })
     }
 
-    /// The index of the element with a key; of a port also by its name.
+    /// Returns the index of the element with a key. A port is also found by its name.
     pub(super) fn index_of(
         &mut self,
         list: SlotId,

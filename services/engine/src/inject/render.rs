@@ -360,7 +360,7 @@ impl<'a> Merge<'_, 'a> {
         if !node.uses_existing {
             return Ok(());
         }
-        // A second pass sees what the first one saw.
+        // A second pass reads the same value as the first one.
         let value = match (self.original(), existing) {
             (OriginalValue::Was(value), _) => Some(value),
             (OriginalValue::Unchanged, Some(slot)) => Some(self.seen(slot)?),

@@ -183,7 +183,7 @@ impl Wanted {
         }
         if needs.owners > OwnerNeeds::Nothing {
             let chain = OwnerChain::of_pod(object, needs.owners == OwnerNeeds::Metadata);
-            // Only a chain that needs more replaces one that is there.
+            // An existing chain is replaced only by one that needs metadata.
             if chain.next().is_some() && (self.owners.is_none() || needs.owners == OwnerNeeds::Metadata) {
                 self.owners = Some(chain);
             }
