@@ -100,8 +100,8 @@ pub fn read(pod: Value<'_>) -> Read {
 }
 
 /// Selects the profiles for a pod by labels and annotations. `pod` is the original, of which only `metadata` is needed.
-/// `known` returns whether an open profile matches, at the revision that the pod would get. They are [`Standing::Open`] if it
-/// returns `None`. A profile that is pinned to an unavailable revision is open.
+/// `known` returns whether an open profile matches, at the revision that the pod would get. If it returns `None`, the
+/// profile is [`Standing::Open`]. A profile that is pinned to an unavailable revision is open.
 #[must_use]
 pub fn of_metadata(
     snapshot: &Snapshot,

@@ -61,7 +61,7 @@ pub(crate) struct EvalContext<'v> {
     pub(crate) allowances: &'v Allowances,
 }
 
-/// What a profile defines for its expressions.
+/// The definitions that a profile provides to its expressions.
 #[derive(Clone, Copy)]
 pub(crate) struct Definitions<'v> {
     /// The owner whose budget its expressions use.

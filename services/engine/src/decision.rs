@@ -2,7 +2,7 @@
 //!
 //! A [`Decision`] is made once per request. Warnings, metric labels, the log line, the span and the explanation are all
 //! rendered from it. A [`Reason`] is one of a closed set, so that it can be a metric label. Details of one request
-//! stand beside the reason and are for people only.
+//! are separate from the reason, and for people only.
 
 use std::fmt;
 use std::sync::Arc;

@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(namespace.label("a"), Some("1"));
         assert_eq!(namespace.label("c"), Some("3"));
         assert_eq!(namespace.label("d"), None);
-        assert_eq!(namespace.label("x"), None, "an annotation is no label");
+        assert_eq!(namespace.label("x"), None, "an annotation is not a label");
         assert_eq!(namespace.annotation("x"), Some("y"));
         assert_eq!(namespace.labels().collect::<Vec<_>>(), [("a", "1"), ("b", "2"), ("c", "3")]);
         assert_eq!(namespace, NamespaceMetadata::new([("c", "3"), ("b", "2"), ("a", "0"), ("a", "1")], [("x", "y")]));

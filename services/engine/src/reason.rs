@@ -1,13 +1,12 @@
-//! Why something was decided.
+//! Reasons for decisions.
 //!
-//! Reasons are a closed set, because each is a label value of a metric. What is particular to one request stands beside
-//! the reason as a detail.
+//! Reasons are a closed set, because each is a label value of a metric. Details of one request are kept separately.
 
 use std::fmt;
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $name:ident => $text:literal, $sentence:literal;)+) => {
-        /// Why something was decided. A closed set: each is a label value of a metric.
+        /// The reason for a decision. A closed set: each is a label value of a metric.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Reason {
             $($(#[doc = $doc])+ $name,)+
@@ -17,7 +16,7 @@ macro_rules! reasons {
             /// All reasons.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// The reason as it stands in metrics, logs and spans.
+            /// The value of the metric label, the log field and the span attribute.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }

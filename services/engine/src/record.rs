@@ -79,13 +79,12 @@ impl Change<'_> {
     }
 }
 
-/// What a profile did at a place.
+/// The kind of a profile's change at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChangeKind {
     /// It added something. If that was removed since, there is nothing to protect.
     Added,
-    /// It replaced or removed the value, or the value already was as it should be. An absent value may be what was
-    /// wanted.
+    /// It replaced or removed the value, or found the wanted value there. The wanted value may be none.
     Set,
     /// It moved an existing element within its list.
     Moved,
@@ -236,7 +235,7 @@ impl Record {
         name.is_some_and(|name| !name.contains('/')) || entry.get(EXTENDS).is_some()
     }
 
-    /// The changes of a profile, and those of later profiles. `is_before` tells which profiles come before it.
+    /// The changes of a profile, and those of later profiles. `is_before` returns whether a profile comes before it.
     pub(crate) fn of(&self, profile: &str, is_before: impl Fn(&str) -> bool) -> EarlierPass<'_> {
         let mut earlier = EarlierPass::default();
         for entry in self.profiles() {

@@ -3,14 +3,14 @@
 //! The keys are those of server-side apply (`x-kubernetes-list-map-keys` in the schema of the API server). Fields that
 //! are not listed here merge by the general rules: objects by key, other lists and scalars as one value.
 
-/// What is known of an object.
+/// The known fields of an object.
 #[derive(Debug)]
 pub struct Type {
-    /// Fields that are more than a scalar or a list that is one value.
+    /// Fields that are objects or keyed lists. All others are merged as one value.
     pub fields: &'static [(&'static str, Field)],
     /// Fields of which an object has at most one.
     pub one_of: OneOf,
-    /// Whether each of its fields is an addition of its own, rather than all of them together.
+    /// Whether the record lists each added field separately, instead of the object as a whole.
     pub spread: bool,
 }
 
@@ -19,22 +19,22 @@ pub struct Type {
 pub enum Field {
     /// An object.
     Object(&'static Type),
-    /// A list whose elements are told apart by keys.
+    /// A list whose elements are identified by keys.
     Keyed(&'static KeyedList),
 }
 
-/// A list whose elements are told apart by some of their fields.
+/// A list whose elements are identified by some of their fields.
 #[derive(Debug)]
 pub struct KeyedList {
     /// The fields; together they are the key.
     pub keys: &'static [&'static str],
-    /// What an absent key field stands for.
+    /// The defaults of absent key fields.
     pub defaults: &'static [(&'static str, &'static str)],
-    /// What the elements are.
+    /// The schema of the elements.
     pub element: &'static Type,
-    /// Whether an element that the object has already is a name that is taken, rather than one to merge into.
+    /// Whether an existing element with the same key is a name conflict, instead of an element to merge into.
     pub names: bool,
-    /// Lists beside this one that share its names.
+    /// Sibling lists whose elements share the names of this one.
     pub siblings: &'static [&'static str],
 }
 
@@ -56,7 +56,7 @@ impl Type {
         std::ptr::eq(self, &raw const POD)
     }
 
-    /// What is known of a field.
+    /// Returns the schema of a field; `None` if the field is merged as one value.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&'static Field> {
         self.fields.iter().find(|(field, _)| *field == name).map(|(_, field)| field)
@@ -80,24 +80,24 @@ impl OneOf {
     }
 }
 
-/// An object of which nothing is known.
+/// An object without known fields.
 pub static ANY: Type = plain(&[]);
 
-/// A map whose entries are additions of their own: labels, annotations.
+/// A map whose entries the record lists separately: labels, annotations.
 static ENTRIES: Type = Type { fields: &[], one_of: OneOf::Nothing, spread: true };
 
-/// How Kubernetes merges the objects of a resource. Of others than pods it is not known here what is in them: objects
-/// merge by key, and a list is one value.
+/// Returns the schema of a resource's objects. Only the fields of pods are known. In all others, objects merge by key,
+/// and a list is one value.
 #[must_use]
 pub fn of(group: &str, resource: &str) -> &'static Type {
     let main = resource.split('/').next().unwrap_or_default();
     if group.is_empty() && main == "pods" { &POD } else { &OBJECT }
 }
 
-/// An object of any kind: every one has the same metadata.
+/// An object of any kind. All kinds have the same metadata.
 pub static OBJECT: Type = spread(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&SPREAD))]);
 
-/// An object of which nothing is known, each of whose fields is an addition of its own.
+/// An object without known fields, whose fields the record lists separately.
 static SPREAD: Type = spread(&[]);
 
 /// A pod.

@@ -1,4 +1,4 @@
-//! Arguments that several commands share: the release and the API server. And how a command runs requests to them.
+//! Arguments that several commands share: the release and the API server. Also runs the requests of short commands.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use clap::Args;
 use pillion_control::client;
 use pillion_control::release::{DEFAULT_CLUSTER_DOMAIN, Release};
 
-/// Which release a command is for.
+/// The release of a command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ReleaseArgs {
     /// The release: its namespace and its name. The names of its objects derive from it.
@@ -29,7 +29,7 @@ impl ReleaseArgs {
     }
 }
 
-/// Which cluster: for commands that a person runs.
+/// The cluster, for interactive commands.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ApiServerArgs {
     /// How to reach the API server. Default: as kubectl does.
@@ -57,7 +57,7 @@ impl ApiServerArgs {
     }
 }
 
-/// Which cluster, and which release in it.
+/// The cluster, and the release in it.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ClusterArgs {
     #[command(flatten)]

@@ -36,9 +36,9 @@ pub(crate) struct CertsArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum CertsCommand {
-    /// Ask the controller for a new certificate authority. No admission fails of it.
+    /// Ask the controller for a new CA. No admission request fails during the rotation.
     Rotate(RotateArgs),
-    /// Show how far the rotation is, and when what ends.
+    /// Show the progress of the rotation, and when certificates expire.
     Status(StatusArgs),
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn run(args: CertsArgs) -> anyhow::Result<ExitCode> {
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     at: ClusterArgs,
-    /// How it is printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
     output: Form,
 }
@@ -249,10 +249,10 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct RotateArgs {
     #[command(flatten)]
     at: ClusterArgs,
-    /// The authority's key is known to others: the old authority is not trusted for a while longer, as it is otherwise.
+    /// The CA's key is compromised: the old CA is removed without an overlap.
     #[arg(long)]
     compromised: bool,
-    /// Wait until it is done, for so many seconds at most. Exit code 1: it was not done in time.
+    /// Wait until the rotation is done, for at most this many seconds. Exit code 1: it was not done in time.
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u64>,
 }

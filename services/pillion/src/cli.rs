@@ -1,5 +1,5 @@
-//! The command line: all commands with their arguments and exit codes, and what is generated from it: help, manual pages,
-//! completions, and the tables of flags and keys in the documentation.
+//! The command line: all commands with their arguments and exit codes, and what is generated from it: help, manual
+//! pages, completions, and the tables of flags and keys in the documentation.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -34,7 +34,7 @@ use crate::uninstall::UninstallArgs;
 
 /// One sidecar injector for a whole Kubernetes cluster.
 ///
-/// Injection profiles say what is put into whose pods. Namespaces opt in by the label
+/// Injection profiles define what is added to which pods. Namespaces opt in by the label
 /// pillion.dev/injection=enabled, required or held.
 ///
 /// To try it without a cluster: pillion dev
@@ -47,46 +47,46 @@ pub(crate) struct Arguments {
     pub(crate) command: Command,
 }
 
-/// What is to be done.
+/// The command.
 #[derive(Debug, Subcommand)]
 #[expect(clippy::doc_markdown, reason = "the text is shown in a terminal as it is")]
 pub(crate) enum Command {
-    /// Serve the API server: the webhook, as it runs in a cluster.
+    /// Serve admission reviews: the webhook, as it runs in a cluster.
     Webhook(WebhookArgs),
-    /// Rotate certificates and keep webhook configurations, revisions and status of profiles: two or more run, one leads.
+    /// Rotate certificates, and reconcile webhook configurations, revisions and profile status. Several run, one leads.
     Controller(ControllerArgs),
-    /// Show how far the rotation of certificates is, or ask for one.
+    /// Show the progress of the certificate rotation, or request one.
     Certs(CertsArgs),
-    /// Serve profiles from files, without a cluster, and load them again when they change.
+    /// Serve profiles from files, without a cluster, and reload them when they change.
     Dev(DevArgs),
-    /// Inject into the pods of manifests, on this machine, without a cluster.
+    /// Inject into the pods of manifests on this machine, without a cluster.
     Inject(InjectArgs),
-    /// Why a pod is, or is not, as its profiles say: pillion explain pod/web -n shop
+    /// Explain why a pod is injected or not: pillion explain pod/web -n shop
     Explain(ExplainArgs),
-    /// Look for what keeps Pillion in a cluster from working, and say what to do about it.
+    /// Find problems of Pillion in a cluster, and suggest remedies.
     Doctor(DoctorArgs),
-    /// Take out of manifests what was injected into their pods, by the record that stands on them.
+    /// Remove injected parts from manifests, by the injection record of their pods.
     Uninject(UninjectArgs),
-    /// Show what changed profiles would do to the pods that run, or to manifests, without doing it.
+    /// Show what changed profiles would do to running pods or to manifests, without doing it.
     Diff(DiffArgs),
     /// Check profiles.
     Lint(LintArgs),
-    /// Run the cases that stand beside profiles: pillion test profiles
+    /// Run the test cases of profiles: pillion test profiles
     Test(TestArgs),
-    /// What was accepted of a profile in a cluster, and going back to it.
+    /// Show the accepted revisions of a profile in a cluster, and roll back to one.
     Profiles(ProfilesArgs),
-    /// Write what profiles say as Kubernetes' own policies, as far as those can say it.
+    /// Export profiles as Kubernetes' own admission policies, as far as these can express them.
     Export(ExportArgs),
-    /// Make profiles of what other injectors are configured with.
+    /// Convert the configuration of other injectors into profiles.
     Convert(ConvertArgs),
-    /// Take the webhook configurations of a release away for good, before it is deleted.
+    /// Remove the webhook configurations of a release permanently, before it is deleted.
     ///
-    /// Nobody is injected from then on. To undo it: set webhooks: armed in the release's ConfigMap.
+    /// No pod is injected from then on. To undo it: set webhooks: armed in the release's ConfigMap.
     Uninstall(UninstallArgs),
-    /// Show the installation at a glance, and which pods are not as their profiles say, and why.
-    /// It asks the API server itself: no part of Pillion has to run.
+    /// Summarize the installation, and list pods that differ from their profiles, with reasons.
+    /// It reads from the API server, so no part of Pillion has to run.
     Status(StatusArgs),
-    /// List workloads whose pods lack what their profiles say or carry an older revision, and restart them.
+    /// List workloads whose pods lack a profile or carry an older revision, and restart them.
     ///
     /// Nothing is restarted without --apply.
     Rollout(RolloutArgs),
@@ -169,8 +169,8 @@ fn exit_codes(exits: Exits) -> String {
 /// Arguments of `pillion man`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The folder to write a page for each command to; it is made if it is not there. Without it the page of pillion itself
-    /// is printed.
+    /// The folder for the pages, one for each command. It is created if necessary. Without it, the page of pillion
+    /// itself is printed.
     #[arg(value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
@@ -198,8 +198,8 @@ pub(crate) fn print_completions(shell: Shell) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `pillion reference` (hidden): prints the tables of flags and keys in `docs/configuration.md`, between the comments that
-/// mark their positions.
+/// `pillion reference` (hidden): prints the tables of flags and keys in `docs/configuration.md`, between the comments
+/// that mark their positions.
 pub(crate) fn print_reference() -> anyhow::Result<ExitCode> {
     let mut program = command();
     program.build();

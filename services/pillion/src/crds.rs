@@ -20,10 +20,11 @@ const FIELD_MANAGER: &str = "pillion-crds";
 /// Arguments of `pillion crds`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CrdsArgs {
-    /// How they are printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Format::Yaml, value_name = "FORMAT")]
     output: Format,
-    /// Apply them to the cluster, server-side, and print nothing but their names. What others wrote into them is written over.
+    /// Apply the CRDs to the cluster, server-side, and print only their names. Changes by other field managers are
+    /// overwritten.
     #[arg(long, conflicts_with = "output")]
     apply: bool,
     /// How to reach the API server. Without it: the service account of the pod that this runs in.

@@ -36,7 +36,7 @@ pub(crate) struct Line {
     pub(crate) text: String,
 }
 
-/// How a line changed.
+/// The kind of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Change {

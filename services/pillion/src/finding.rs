@@ -8,9 +8,9 @@ use std::fmt::{self, Write};
 
 use serde::{Serialize, Serializer};
 
-/// How many findings about pods are printed for each code and profile.
+/// The maximum number of printed findings about pods, for each code and profile.
 const MOST_ALIKE: usize = 10;
-/// How many pods are named if they share a finding.
+/// The maximum number of pods that are named in a shared finding.
 const MOST_NAMES: usize = 5;
 
 /// The severity of a finding.
@@ -307,7 +307,7 @@ fn folded(findings: &[Finding]) -> Vec<Told<'_>> {
     told
 }
 
-/// Formats findings for a terminal, each with its remedy. Of many alike, only the first are printed.
+/// Formats findings for a terminal, each with its remedy. Of many similar findings, only the first are printed.
 pub(crate) fn lines(findings: &[Finding]) -> String {
     let mut text = String::new();
     let mut alike: BTreeMap<(Code, Option<&str>), usize> = BTreeMap::new();

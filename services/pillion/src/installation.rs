@@ -83,7 +83,7 @@ pub(crate) struct NotRead;
 pub(crate) struct Installation {
     /// All webhook configurations; `None` if they could not be read.
     pub(crate) configurations: Option<Vec<MutatingWebhookConfiguration>>,
-    /// How namespaces opt in: by the release's webhook configuration, else by its policy.
+    /// The opt-in labels, from the release's webhook configuration, else from its policy.
     pub(crate) opt_in: OptIn,
     pub(crate) policy: Option<WebhookPolicy>,
     pub(crate) listing: ClusterListing,
@@ -91,12 +91,13 @@ pub(crate) struct Installation {
     pub(crate) snapshot: Snapshot,
     pub(crate) slices: Option<Vec<EndpointSlice>>,
     pub(crate) switch: Result<Option<ConfigMap>, NotRead>,
-    /// What could not be read, without the parts of the listing.
+    /// Parts that could not be read, without those of the listing.
     pub(crate) unread: Unread,
 }
 
 impl Installation {
-    /// Reads an installation, with the profiles of one namespace or of all. A given policy replaces that of the cluster.
+    /// Reads an installation, with the profiles of one namespace or of all. A given policy replaces that of the
+    /// cluster.
     pub(crate) async fn read(
         client: &Client,
         release: &Release,

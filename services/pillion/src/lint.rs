@@ -14,20 +14,20 @@ pub(crate) struct LintArgs {
     /// Files with profiles, and folders of such files.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// How problems are shown.
+    /// The output format.
     #[arg(short, long, visible_short_alias = 'o', visible_alias = "output", value_enum, default_value_t = Format::Text, value_name = "FORMAT")]
     format: Format,
 }
 
-/// How problems are shown.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// For people: on standard error, each with its piece of text.
+    /// For people: on standard error, each with an excerpt of the source.
     Text,
-    /// For programs: on standard output, a list of objects with severity, file, line, column, path, message and help,
-    /// at most a hundred.
+    /// For programs: on standard output, a list of at most 100 objects with severity, file, line, column, path, message
+    /// and help.
     Json,
-    /// For GitHub Actions: on standard output, as annotations at their place.
+    /// For GitHub Actions: on standard output, as annotations at their lines.
     Github,
 }
 

@@ -15,16 +15,16 @@ use crate::load::Problem;
 /// The maximum number of problems printed at once, since a file can have as many as it has bytes.
 pub(crate) const MAX_PROBLEMS: usize = 100;
 
-/// How objects are printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// YAML documents.
     Yaml,
-    /// One JSON object; of several objects, a List.
+    /// One JSON object; a List for several objects.
     Json,
 }
 
-/// How data is printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Form {
     /// For people.

@@ -30,13 +30,13 @@ use crate::output::{self, Form};
 /// Arguments of `pillion status`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// The pods of this namespace. Default: of all that are opted in.
+    /// The namespace of the pods. Default: all opted-in namespaces.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// The pods alone, without replicas, certificates and profiles. So it is with --namespace.
+    /// Show only the pods, without replicas, certificates and profiles. Implied by --namespace.
     #[arg(long)]
     pods: bool,
-    /// How the answer is printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
     output: Form,
     #[command(flatten)]

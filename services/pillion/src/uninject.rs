@@ -18,14 +18,14 @@ const LEFT: u8 = 3;
 /// Arguments of `pillion uninject`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct UninjectArgs {
-    /// Manifests to take the injection out of, "-" for standard input: pods, workloads with a pod template, and Lists. All
-    /// else passes through. May be given several times.
+    /// Manifests with injected pods, "-" for standard input: pods, workloads with a pod template, and Lists. All other
+    /// objects are printed unchanged. May be given several times.
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// How the result is printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Output::Yaml, value_name = "FORMAT")]
     output: Output,
-    /// Do not tell what was undone. What could not be undone is told always.
+    /// Do not print what was undone. Changes that cannot be undone are always printed.
     #[arg(short, long)]
     quiet: bool,
 }

@@ -1,4 +1,4 @@
-//! What is expected of a pod: by its metadata, by the whole of it, and that both say the same.
+//! Tests the profiles that are expected on a pod: by its metadata, by the whole pod, and that both agree.
 
 use pillion_api::names::InjectionLevel;
 use serde_json::{Value as Json, json};
@@ -41,7 +41,7 @@ fn pod(labels: &Json, annotations: &Json) -> Json {
            "spec": {"containers": [{"name": "app", "image": "app:1"}]}})
 }
 
-/// What injection makes of a pod, as it would be stored.
+/// Returns the injected pod as the API server would store it.
 fn injected(snapshot: &Snapshot, pod: &Json) -> Json {
     let mut pod = pod.clone();
     pod["metadata"]["managedFields"] = json!([{"manager": "m", "fieldsV1": {"f:spec": {}}}]);
@@ -175,7 +175,7 @@ fn metadata_and_object_agree_on_known_profiles() {
         let metadata = OwnedTape::parse(json!({"metadata": pod["metadata"]}).to_string()).unwrap();
         let by_metadata = super::of_metadata(&snapshot, "shop", &opted_in(), metadata.root(), known);
         assert_eq!(shown(&by_metadata), shown(&whole), "{pod}");
-        // And as injection itself decides.
+        // Injection decides the same.
         let Injected::Profiles(had) =
             read(OwnedTape::parse(injected(&snapshot, &pod).to_string()).unwrap().root()).injected
         else {
@@ -219,8 +219,12 @@ fn pin_to_inactive_revision_is_open() {
     assert_eq!(asks("", &to_old, None), (Standing::Open, old.clone()));
     assert_eq!(asks("", &to_old, Some(true)), (Standing::Wanted, old.clone()));
     assert_eq!(asks(&to_old, "", None), (Standing::Open, old.clone()));
-    assert_eq!(asks(&to_old, &to_new, None), (Standing::Wanted, new.clone()), "the pod's own takes its place");
-    assert_eq!(asks("", "a@0123456789", None), (Standing::Wanted, new), "nobody keeps it");
+    assert_eq!(
+        asks(&to_old, &to_new, None),
+        (Standing::Wanted, new.clone()),
+        "the pod's own pin replaces the namespace's"
+    );
+    assert_eq!(asks("", "a@0123456789", None), (Standing::Wanted, new), "the revision is not stored");
 }
 
 #[test]

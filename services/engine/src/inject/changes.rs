@@ -40,12 +40,12 @@ impl<'a> Rule<'a> {
     }
 }
 
-/// Recording the record holds the changes of the elements of a list.
+/// The way in which the record holds the changes of a list's elements.
 #[derive(Clone, Copy)]
 enum Recording<'s, 'a> {
     /// By element.
     ByKeys(&'static KeyedList),
-    /// As a whole list, with what an earlier pass left of it. The elements may have keys all the same.
+    /// As a whole list, with the items that an earlier pass left. Its elements may have keys too.
     WholeList(Option<&'s Settled<'a>>, Option<&'static KeyedList>),
 }
 
@@ -100,7 +100,7 @@ impl<'a> Merge<'_, 'a> {
             let previous = stays.replace(slot);
             let (known, length, around) = (self.bindings.known(), self.pointer.len(), self.mode);
             let item = self.current(slot)?;
-            // Elements that an earlier pass left, and the profile's own additions, already are as they should be.
+            // Elements that an earlier pass left, and the profile's own additions, need no further change.
             let mut is_settled = self.is_own(slot) || self.is_earlier_item(settled, item)?;
             if let Some(keys) = keys {
                 push_keys(&mut self.pointer, keys, |key| item.get(key));
@@ -141,8 +141,8 @@ impl<'a> Merge<'_, 'a> {
         self.is_wanted(rule.node)
     }
 
-    /// Removes an element that the rule matches. `keyed` is set if the elements have keys, with the element before this
-    /// one that stays.
+    /// Removes an element that the rule matches. `keyed` is set if the elements have keys. It names the last preceding
+    /// element that stays.
     fn prune_element(
         &mut self,
         list: SlotId,
@@ -263,8 +263,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Recomputes a list without keys as an earlier pass of this profile left it: from the original in the record by
-    /// the same work, or from this part if there was none.
+    /// Recomputes a list without keys as an earlier pass of this profile left it. It repeats `work` on the original in
+    /// the record, or evaluates `part` if there was no original.
     pub(super) fn earlier_items(
         &mut self,
         part: Option<Part<'a>>,

@@ -23,7 +23,7 @@ const LISTS: [&str; 2] = ["initContainers", "containers"];
 /// The initial capacity for the containers of a list.
 const CONTAINERS: usize = 8;
 
-/// What looking at one container or field costs, in bytes of text.
+/// The charge for examining one container or field, in bytes.
 const LOOK: usize = 64;
 
 /// The origin of a container that the profile itself does not add, as the profile sees it.
@@ -49,8 +49,8 @@ struct Target<'a> {
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Applies the rules in their order, each to all containers in theirs. `origin` returns the origin of the container
-    /// at a pointer.
+    /// Applies the rules in order, each to all containers in order. `origin` returns the origin of the container at a
+    /// pointer.
     pub(super) fn rules(
         &mut self,
         rules: &'a [ContainerRule],
@@ -104,7 +104,7 @@ impl<'a> Merge<'_, 'a> {
                 let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
                 let (kind, value) = match origin {
                     ContainerOrigin::Injected if wants_injected => (ContainerType::Injected, self.current(slot)?),
-                    // It is another profile's and hidden, or no rule applies to it.
+                    // Another profile added it and it is hidden, or no rule applies to injected containers.
                     ContainerOrigin::Hidden | ContainerOrigin::Injected => continue,
                     ContainerOrigin::Author => {
                         let found = match in_order.next_if(has_name) {
@@ -204,7 +204,7 @@ impl<'a> Merge<'_, 'a> {
     /// to the profile.
     ///
     /// # Errors
-    /// A container violates a rule, or the profile may not use as much work.
+    /// A container violates a rule, or the profile exceeds its budget.
     pub(super) fn check_containers(&mut self, original: Value<'_>) -> Result<(), MergeError> {
         let Some(spec) = self.document.member(Document::ROOT, "spec")? else { return Ok(()) };
         for list in ["containers", "initContainers"] {
@@ -228,7 +228,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a slot is there and is not as the object had it.
+    /// Whether a slot exists and differs from the object of the request.
     fn is_changed(&self, slot: SlotId) -> bool {
         match self.document.state(slot) {
             State::Removed => false,

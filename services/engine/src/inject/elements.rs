@@ -422,7 +422,7 @@ impl<'a> Merge<'_, 'a> {
         })
     }
 
-    /// The index of the element with a key; of a port also by its name.
+    /// Returns the index of the element with a key. A port is also found by its name.
     pub(super) fn index_of(
         &mut self,
         list: SlotId,
@@ -645,7 +645,7 @@ pub(super) fn order_env_by_refs<'a>(
     }
 }
 
-/// Slot numbers rise, so a new slot is the last one.
+/// Replaces the slot of a moved element of `own`. Slot numbers rise, so the new one is appended.
 fn moved_to(own: &mut Vec<SlotId>, before: SlotId, moved: SlotId) {
     if own.binary_search(&before).is_ok() {
         own.push(moved);
@@ -668,7 +668,7 @@ fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
 
 /// The names in a text that stand as `$(NAME)`; `$$(NAME)` is a literal.
 fn names_in(text: &str) -> impl Iterator<Item = &str> {
-    // Nothing closes after the last bracket.
+    // No reference ends after the last parenthesis.
     let mut rest = text.rfind(')').and_then(|end| text.get(..=end)).unwrap_or_default();
     std::iter::from_fn(move || {
         while let Some((_, behind)) = rest.split_once('$') {

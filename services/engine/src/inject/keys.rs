@@ -102,7 +102,7 @@ impl<'a> Index<'a> {
 /// Whether a plain list of a template can be added as one value where there is none: its keys are distinct, and it has
 /// no environment variable that must be ordered.
 pub(super) fn is_one_value(list: Value<'_>, keyed: &KeyedList) -> bool {
-    /// Each element is compared with all before it.
+    /// The maximum number of elements, because each is compared with all before it.
     const MOST: usize = 8;
     let Some(first) = keyed.keys.first() else { return false };
     let mut keys = [None; MOST];

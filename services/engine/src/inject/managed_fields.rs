@@ -18,7 +18,7 @@ impl<'a> ManagedFields<'a> {
         Self { managed: managed.filter(|managed| managed.items().next().is_some()) }
     }
 
-    /// The bytes that are read to answer for one place.
+    /// The number of bytes that [`ManagedFields::wrote`] reads.
     pub(super) fn size(self) -> usize {
         self.managed.map_or(0, |managed| managed.raw().len())
     }
@@ -103,6 +103,9 @@ mod tests {
             assert_eq!(managed.wrote(pointer), wrote, "{pointer}");
         }
         let unknown = OwnedTape::parse("{}").unwrap();
-        assert!(ManagedFields::of(unknown.root()).wrote("/spec/x"), "without managedFields all is the author's");
+        assert!(
+            ManagedFields::of(unknown.root()).wrote("/spec/x"),
+            "without managedFields, the author wrote all fields"
+        );
     }
 }

@@ -82,7 +82,7 @@ pub(super) struct Directives<'a> {
     pub(super) join: Option<&'a Join>,
 }
 
-/// Recording parts are merged at the current place. A directive changes the mode for everything below it.
+/// The way in which parts merge at the current place. A directive changes the mode for everything below it.
 #[derive(Clone, Copy)]
 pub(super) struct MergeMode {
     /// The rule for values that differ from the object.
@@ -113,15 +113,15 @@ pub(super) struct MergeInputs<'d, 'a> {
     pub(super) profile_origin: ProfileOrigin<'d>,
 }
 
-/// Whose profile is merged.
+/// The scope of the merged profile.
 #[derive(Default)]
 pub(super) enum ProfileOrigin<'d> {
-    /// The platform's, without a namespaced profile after it.
+    /// A cluster profile, without a namespaced profile after it.
     #[default]
     Platform,
-    /// The platform's. The places that it confirms are protected from the namespaced profiles after it.
+    /// A cluster profile. The places that it confirms are protected from the namespaced profiles after it.
     Watched(&'d mut Confirmed),
-    /// A namespace's, with the places that it must not change.
+    /// A namespaced profile, with the places that it must not change.
     Namespace(&'d Protected),
 }
 
@@ -135,7 +135,7 @@ pub(super) struct MergeScratch<'a> {
     index: Index<'a>,
 }
 
-/// What a merge did.
+/// The result of a merge.
 #[derive(Default)]
 pub(super) struct ApplyOutput {
     /// The number of changes in the record.

@@ -83,7 +83,7 @@ pub(crate) struct Exclusions<'p, 'a> {
 /// The result of applying all profiles.
 pub(crate) struct Applied<'a> {
     pub(crate) document: Document<'a>,
-    /// The result of each profile; `None` for profiles that selection did not leave to be applied.
+    /// The result of each profile; `None` for profiles that were not to be applied.
     pub(crate) verdicts: Vec<Option<Verdict>>,
     /// The record as a JSON string; `None` if nothing was ever added.
     pub(crate) record: Option<String>,
@@ -118,7 +118,7 @@ impl Exclusions<'_, '_> {
     }
 }
 
-/// Applies the profiles that selection left to be applied.
+/// Applies the profiles that selection did not exclude.
 pub(crate) fn apply<'a>(
     profiles: &[Selected<'a>],
     target: InjectTarget<'a>,
@@ -161,7 +161,7 @@ pub(crate) fn apply<'a>(
             Some(Verdict::left_out(OnError::Skip, Reason::LimitExceeded, detail.into()))
         } else if let Some(why) = exclusions.reason(selected) {
             pass.record.keep_of(earlier, name);
-            // The cluster profile is applied where one that stands in for it is left out.
+            // If a stand-in is left out, the cluster profile is applied instead.
             let on_error = if selected.stands_in { OnError::Skip } else { selected.profile.on_error };
             Some(Verdict::left_out(on_error, Reason::LimitExceeded, why.into()))
         } else {
@@ -176,7 +176,7 @@ pub(crate) fn apply<'a>(
     Ok(Applied { document, verdicts, protected, record: pass.record.finish(earlier) })
 }
 
-/// Whether selection left a profile to be applied, if the profile that stands in for it is not applied.
+/// Whether selection permits applying a profile, at least if the profile that stands in for it is not applied.
 fn is_applicable(selected: &Selected<'_>) -> bool {
     let decision = &selected.decision;
     decision.outcome == ProfileOutcome::Unchanged || decision.reason == Reason::Extended
@@ -202,7 +202,7 @@ fn is_too_late(profile: &CompiledProfile, earlier: Option<&Record>) -> bool {
 /// One pass of all profiles over an object.
 struct Pass<'a> {
     target: InjectTarget<'a>,
-    /// The record of an earlier pass, as far as it counts in this one.
+    /// The record of an earlier pass, without the changes that were undone before this pass.
     earlier: Option<&'a Record>,
     record: RecordWriter,
     insert_counts: InsertCounts,
@@ -328,7 +328,7 @@ impl<'a> Pass<'a> {
         let earlier = earlier.unwrap_or_default();
         let is_platform = !profile.is_limited();
         if injected.is_wanted {
-            // The container is there, whatever the result of this pass.
+            // These containers exist already, whatever this pass adds.
             let own = earlier.added.iter().filter(|added| !earlier.moved.iter().any(|moved| *moved == ***added));
             injected.extend(own.map(|at| Box::from(&**at)), is_platform);
         }
@@ -353,7 +353,7 @@ impl<'a> Pass<'a> {
         if let Some(template) = &profile.template {
             merge.merge_template(template, profile.object_type())?;
         }
-        // Conditional containers are decided only now.
+        // Whether conditional containers are added is known only after the merge.
         if refuses_containers && !merge.containers.is_empty() {
             return Err(MergeError::conflict(Reason::OperatingSystem, "/spec/os/name"));
         }

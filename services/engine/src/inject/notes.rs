@@ -1,5 +1,5 @@
 //! Writes changes into the record: the added places, and the originals of replaced values. Recognizes the changes of an
-//! earlier pass, and notes the places that the platform's profiles found as they want them.
+//! earlier pass, and notes the places that already had the values of the platform's profiles.
 
 use std::borrow::Cow;
 
@@ -119,7 +119,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// The value at the current place before an earlier pass of the same profile.
     pub(super) fn original(&self) -> OriginalValue<'a> {
-        // The profile saw what it replaced before later profiles did.
+        // The originals of this profile come first: later profiles may have replaced the same places after it.
         let replaced = self.earlier.replaced.iter().map(|(pointer, original)| (pointer, *original));
         let later = self.earlier.later.iter().filter_map(|change| match change {
             Change::Replaced((pointer, original, _)) => Some((pointer, *original)),

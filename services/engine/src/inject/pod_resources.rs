@@ -45,7 +45,7 @@ impl PodResources {
         })
     }
 
-    /// Lowers them by what the containers no longer use.
+    /// Lowers the pod's requests and limits by what its containers no longer use.
     pub(super) fn shrink(self, document: &mut Document<'_>) -> Result<(), Malformed> {
         self.change(document, |kind, old, before, now| {
             let (requests, limits) = before.above(now);

@@ -97,7 +97,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Passes the parts of a text one after the other.
+    /// Calls `put` with each part of a text, in order.
     fn each_piece(&mut self, pieces: &'a [Piece], put: &mut dyn FnMut(&str)) -> Result<(), MergeError> {
         let mut length = 0;
         for piece in pieces {
@@ -360,7 +360,7 @@ impl<'a> Merge<'_, 'a> {
         if !node.uses_existing {
             return Ok(());
         }
-        // A second pass sees what the first one saw.
+        // A second pass reads the same value as the first one.
         let value = match (self.original(), existing) {
             (OriginalValue::Was(value), _) => Some(value),
             (OriginalValue::Unchanged, Some(slot)) => Some(self.seen(slot)?),
@@ -415,8 +415,8 @@ impl<'a> Merge<'_, 'a> {
         self.meter.charge_bytes(bytes).map_err(|error| self.failed(&error))
     }
 
-    /// Charges a search over this number of members or elements, and stops where the record has no room anyway, so that
-    /// long lists do not take quadratic time.
+    /// Charges a search over this number of members or elements. Fails early if the record is full, so that long lists
+    /// do not take quadratic time.
     pub(super) fn charge_looks(&mut self, looks: usize) -> Result<(), MergeError> {
         if self.record.is_full() {
             return Err(MergeError::conflict(Reason::RecordTooLarge, INJECTED_ANNOTATION));

@@ -184,7 +184,7 @@ impl<'v> Undoing<'v> {
     /// Removes an addition. Returns false if it was not there.
     fn remove_addition(&mut self, pointer: &str) -> Result<bool, Malformed> {
         let Some(Place { parent, slot: Some(slot), .. }) = self.locate(pointer)? else { return Ok(false) };
-        // The index of the list does not hold a restored element, so it is dropped.
+        // A restored element is not in the index of its list, so the index is dropped.
         if self.document.state(slot) == State::Added {
             self.elements.forget(parent);
         }

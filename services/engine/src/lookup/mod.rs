@@ -1,9 +1,8 @@
 //! Lookups: objects of the cluster that expressions and parameters read, besides the request and the namespace.
 //!
 //! The engine does no I/O. [`Needs`] is what a profile may read, known from its text. [`Wanted`] is what one review
-//! needs, known before anything is decided. The caller fetches it and passes it as [`LookedUp`]. That a lookup found
-//! nothing is a valid result. A lookup that failed is an error of the expressions that read it, at the time they read
-//! it.
+//! needs, known before anything is decided. The caller fetches it and passes it as [`LookedUp`]. A lookup that finds
+//! nothing is a valid result. A failed lookup is an error only in expressions that read it, when they read it.
 
 mod known;
 mod owners;
@@ -75,7 +74,7 @@ pub struct Wanted {
     pub namespace: Box<str>,
     /// The name of its service account.
     pub service_account: Option<Box<str>>,
-    /// The owners that are known without a lookup. The chain is to be completed.
+    /// The owners that are known without a lookup. The caller completes the chain.
     pub owners: Option<OwnerChain>,
     /// The declared `lookups` of profiles.
     pub objects: Vec<Query>,
@@ -100,13 +99,13 @@ pub struct LookedUp {
 pub struct Needs {
     /// Whether it reads the service account.
     pub service_account: bool,
-    /// What it reads of the owners.
+    /// The data of owners that it reads.
     pub owners: OwnerNeeds,
     /// The names of the declared `lookups` that it reads.
     pub lookups: BTreeSet<Box<str>>,
 }
 
-/// What a profile reads of owners.
+/// The data of owners that a profile reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OwnerNeeds {
     /// Nothing.
@@ -184,7 +183,7 @@ impl Wanted {
         }
         if needs.owners > OwnerNeeds::Nothing {
             let chain = OwnerChain::of_pod(object, needs.owners == OwnerNeeds::Metadata);
-            // Only a chain that needs more replaces one that is there.
+            // An existing chain is replaced only by one that needs metadata.
             if chain.next().is_some() && (self.owners.is_none() || needs.owners == OwnerNeeds::Metadata) {
                 self.owners = Some(chain);
             }

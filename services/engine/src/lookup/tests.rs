@@ -1,6 +1,6 @@
-//! What is wanted of a profile's text, who owns a pod, and what decisions make of the answers.
+//! Tests the lookups that a profile's text needs, the owners of pods, and decisions that use lookup results.
 
-#![expect(clippy::needless_pass_by_value, reason = "`json!` stands in the calls, without a reference before each")]
+#![expect(clippy::needless_pass_by_value, reason = "calls can contain `json!` without a reference")]
 
 use serde_json::{Value as Json, json};
 
@@ -37,7 +37,7 @@ fn condition(expression: &str) -> Json {
     json!({"matchConditions": [{"name": "c", "otherwise": "Skip", "expression": expression}]})
 }
 
-/// The profile's condition holds if the expression does.
+/// Adds a condition to the spec of a profile.
 fn with_condition(mut spec: Json, expression: &str) -> Json {
     spec["matchConditions"] = condition(expression)["matchConditions"].clone();
     spec
@@ -150,7 +150,7 @@ fn expressions_determine_needs() {
         let mut spec = condition(expression);
         spec["lookups"] = lookups.clone();
         assert_eq!(*compile(spec).needs(), expected, "{expression}");
-        // A variable that is read counts like the condition that reads it.
+        // A condition also needs what its variables read.
         let variables = json!([{"name": "v", "expression": expression}]);
         let spec = json!({"lookups": lookups, "variables": variables});
         assert_eq!(*compile(with_condition(spec, "variables.v")).needs(), expected, "a variable: {expression}");
@@ -190,7 +190,7 @@ fn review_wants_what_profiles_read() {
     assert_eq!(labels.next().unwrap().resource(), Some("replicasets"));
 }
 
-/// The kinds and names of a chain, and what is asked for until its end.
+/// Returns the kinds and names of an owner chain, and the names of the lookups until its end.
 fn follow(object: &Json, with_metadata: bool, known: &[(&str, Json)]) -> (Vec<String>, Vec<String>) {
     let pod = tape(object);
     let mut chain = OwnerChain::of_pod(pod.root(), with_metadata);
@@ -234,10 +234,10 @@ fn owner_chain_ends_at_workload() {
         let text = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(found, (text(expected), text(asked)), "{object} {with_metadata}");
     }
-    // Owners that own one another do not go on for ever.
+    // A chain of circular owners ends.
     let circle = json!({"ownerReferences": [owner("batch/v1", "Job", "backup-1")]});
     assert_eq!(follow(&of("batch/v1", "Job", "backup-1"), true, &[("backup-1", circle)]).0.len(), 4);
-    // An owner that does not control the pod is none.
+    // An owner that is not the pod's controller is ignored.
     let mut stranger = of("apps/v1", "StatefulSet", "db");
     stranger["metadata"]["ownerReferences"][0]["controller"] = json!(false);
     assert!(follow(&stranger, true, &[]).0.is_empty());
@@ -267,7 +267,7 @@ fn expressions_read_owners() {
     let known = LookedUp { owners: Answer::Found(chain), ..nothing() };
     let expression = "owner.?labels[?'team'].orValue('') == 'red' && owners[0].annotations.size() == 0";
     assert!(holds(expression, &of("apps/v1", "StatefulSet", "db"), known));
-    // Nobody looked: that the pod's Job has no owner is not known.
+    // Without a lookup, the owner of the pod's Job is unknown.
     let decision = decided(condition("!owner.hasValue()"), &of("batch/v1", "Job", "j"), nothing());
     assert_eq!((decision.reason, decision.outcome), (Reason::LookupFailed, ProfileOutcome::Skipped));
 }
@@ -288,7 +288,7 @@ fn service_account_is_found_missing_or_failed() {
     strict["onError"] = json!("Deny");
     assert_eq!(decided(strict, &bare(), failed()).outcome, ProfileOutcome::Denied);
     let unread = condition("object.metadata.generateName == 'x' && serviceAccount.hasValue()");
-    assert_eq!(decided(unread, &bare(), failed()).reason, Reason::MatchCondition, "nobody reads it");
+    assert_eq!(decided(unread, &bare(), failed()).reason, Reason::MatchCondition, "no expression reads it");
     assert_eq!(decided(condition(expression), &bare(), LookedUp::default()).reason, Reason::LookupFailed);
 }
 
@@ -382,12 +382,12 @@ fn most_specific_source_sets_parameter() {
             );
         }
     }
-    // What the pod says is the value, whatever the service account says.
+    // The pod's value wins, even if the lookup of the service account failed.
     let away = || LookedUp { service_account: Answer::Failed("away".into()), ..LookedUp::default() };
     let spec = |expression: &str| with_condition(json!({"parameters": [parameter(&all, "Replace")]}), expression);
     assert_eq!(decided(spec("params.p == 'pod'"), &with_pod, away()).outcome, ProfileOutcome::Applied);
     assert_eq!(decided(spec("params.p == 'pod'"), &bare(), away()).reason, Reason::LookupFailed);
-    assert_eq!(decided(spec("true"), &bare(), away()).outcome, ProfileOutcome::Applied, "nobody reads it");
+    assert_eq!(decided(spec("true"), &bare(), away()).outcome, ProfileOutcome::Applied, "no expression reads it");
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn default_may_be_computed() {
         ("!has(params.absent)", Reason::Injected),
         ("params.clamped == 3", Reason::Injected),
         ("params.plain == '${x}'", Reason::Injected),
-        // Only what reads them fails.
+        // An error in a default fails only the expressions that read the parameter.
         ("params.native", Reason::ExpressionFailed),
         ("params.wrong > 0", Reason::ExpressionFailed),
     ] {

@@ -1,4 +1,4 @@
-//! Parameters, from their text to their values.
+//! Tests parameters, from their definition to their values.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -125,7 +125,7 @@ fn error_names_expected_type() {
     }
 }
 
-/// A value that nobody reads has no other text than the one that JSON gives it.
+/// A typed value, which is not parsed from a string, is checked by its JSON text.
 #[test]
 fn pattern_bounds_defaults_and_items() {
     let boolean = json!({"type": "boolean", "pattern": "^(yes|no)$"});
@@ -162,7 +162,7 @@ fn pattern_bounds_defaults_and_items() {
             assert!(message.contains(told), "{message:?} does not say {told:?}");
         }
     }
-    // Of what was read, only the text counts, blanks and all.
+    // A parsed value is checked by its original text, including spaces.
     assert_eq!(value(boolean.clone(), "yes"), Ok(json!(true)));
     assert_eq!(value(json!({"type": "list", "items": boolean}), " yes , no"), Ok(json!([true, false])));
     assert_eq!(value(json!({"type": "boolean", "pattern": "^ true $"}), " true "), Ok(json!(true)));
@@ -213,8 +213,7 @@ fn empty_value_counts_or_is_skipped() {
     }
 }
 
-/// Labels stand before annotations, and the service account between pod and namespace: an empty value is passed over in
-/// each of them.
+/// Labels precede annotations, and the service account comes between pod and namespace. Empty values are skipped.
 #[test]
 fn skips_empty_value_of_every_source() {
     let text = |merge: &str| {
@@ -365,7 +364,7 @@ fn merges_records_by_key() {
     assert_eq!(resolve(&parameter(text), sources).unwrap().value, Ok(Some(expected)));
 }
 
-/// Whoever may write two annotations may not stall a replica with the lists in them.
+/// The author of two annotations must not be able to stall a replica with long lists.
 #[test]
 fn merges_long_lists_quickly() {
     let list = |first: usize| -> &'static str {

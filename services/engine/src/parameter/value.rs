@@ -6,7 +6,7 @@ use serde_json::{Map, Number, Value as Json};
 use super::{Bound, Kind};
 use crate::expression::Quantity;
 
-/// Units of durations, in seconds; longer ones first where one begins as another does.
+/// Units of durations, in seconds. A unit comes before those that are prefixes of it.
 const UNITS: [(&str, f64); 7] =
     [("ns", 1e-9), ("us", 1e-6), ("\u{b5}s", 1e-6), ("ms", 1e-3), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
 
@@ -70,7 +70,7 @@ impl Kind {
         items.collect::<Result<_, _>>().map(Json::Array)
     }
 
-    /// Whether a value differs from its text: `yes` is a boolean, but not for every reader.
+    /// Whether parsing changes the value: `yes` becomes a boolean, whose JSON text is `true`.
     const fn is_read(&self) -> bool {
         matches!(self.type_, ParameterType::Boolean | ParameterType::Integer | ParameterType::Number)
     }
@@ -239,7 +239,7 @@ fn duration(text: &str) -> Option<f64> {
         total += number.parse::<f64>().ok()? * seconds;
         rest = behind.get(unit.len()..)?;
     }
-    // More digits than a number may have make no length of one.
+    // Too many digits overflow to infinity.
     total.is_finite().then_some(sign * total)
 }
 

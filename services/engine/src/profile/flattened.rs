@@ -385,7 +385,10 @@ mod tests {
         let other = ProfileName::namespaced("shop", "other");
         assert!(ProfileSource::Revision(&kept).compile(&other).unwrap_err()[0].message.contains("child"));
         let platforms = RevisionSpec { bounds: RevisionBounds::Platform, ..kept.clone() };
-        assert!(ProfileSource::Revision(&platforms).compile(&name).is_err(), "a namespace's is never the platform's");
+        assert!(
+            ProfileSource::Revision(&platforms).compile(&name).is_err(),
+            "a namespaced profile never has the platform's limits"
+        );
         assert!(ProfileSource::Revision(&kept).compile(&ProfileName::cluster("child")).is_err());
         let newer = RevisionSpec { text: r#"{"newField": 1}"#.to_owned(), ..kept };
         assert!(ProfileSource::Revision(&newer).compile(&name).unwrap_err()[0].to_string().contains("newer version"));

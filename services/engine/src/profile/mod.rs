@@ -1,6 +1,6 @@
 //! Profiles: from the text of an author to what the engine runs.
 //!
-//! All profiles take the same way, in [`ProfileSource::compile`]. Their source decides where it begins:
+//! All profiles pass through the same steps, in [`ProfileSource::compile`]. Their source decides the first step:
 //!
 //! 1. A spec of an author is checked by itself: a namespaced profile must not set the fields of cluster profiles.
 //! 2. It is flattened: merged with the cluster profiles that it extends ([`FlattenedProfile`]). The leader publishes

@@ -152,6 +152,6 @@ mod tests {
         assert_eq!(one.contends_with(&one), None);
         assert_eq!(one.contends_with(&profile(&ProfileName::namespaced("shop", "b"), &json!({}))), None);
         let (red, blue) = (profile(&a, &selector("red")), profile(&b, &selector("blue")));
-        assert_eq!(red.contends_with(&blue), None, "a namespace has one team");
+        assert_eq!(red.contends_with(&blue), None, "no namespace matches both selectors");
     }
 }

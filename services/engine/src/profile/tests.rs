@@ -1,4 +1,4 @@
-//! Profiles that compile, and the diagnostics of those that do not.
+//! Tests profiles that compile, and the diagnostics of those that do not.
 
 use serde_json::{Value as Json, json};
 
@@ -167,7 +167,7 @@ fn tenant_profile_has_limits() {
     assert!(!diagnostics(&own, &privileged).is_empty());
     let mut hidden = container(&json!({}));
     hidden["template"]["spec"]["containers"][0]["securityContext"] = json!({"$value": {"privileged": true}});
-    assert!(!diagnostics(&own, &hidden).is_empty(), "a directive hides nothing");
+    assert!(!diagnostics(&own, &hidden).is_empty(), "a value in a directive is checked too");
     for field in ["namespaceSelector", "optOut"] {
         let mut spec = container(&json!({}));
         spec[field] = if field == "optOut" { json!("Forbidden") } else { json!({}) };

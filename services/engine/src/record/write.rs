@@ -102,8 +102,8 @@ impl RecordWriter {
         mark
     }
 
-    /// Notes that the current namespaced profile only extends a cluster profile. What it did in an earlier pass with
-    /// another text stays the namespace's.
+    /// Notes that the current namespaced profile only extends a cluster profile. If an earlier pass applied it with a
+    /// text of its own, its changes remain those of a namespaced profile.
     pub(crate) fn extends(&mut self, profile: &str, parent: &str, earlier: Option<&Record>) {
         let entry = earlier.and_then(|record| record.entry(profile));
         self.extends = entry.as_ref().is_none_or(Record::is_of_platform).then(|| parent.into());

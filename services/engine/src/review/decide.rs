@@ -2,8 +2,8 @@
 //!
 //! A policy of the API server adds a scheduling gate to every pod that is created in a `held` namespace. The gate means
 //! that the pod was not decided yet. So every decision removes it in its patch, also if nothing is injected, or if a
-//! profile is left out because of its `onError`. The gate stays if there is no response, and on denied pods. Other gates
-//! keep their place and order.
+//! profile is left out because of its `onError`. The gate stays if there is no response, and on denied pods. Other
+//! gates keep their place and order.
 //!
 //! Another policy rejects pods of `required` namespaces that have no injection record. If guardrails ask for it, every
 //! decision that allows such a pod writes a record, which is empty if nothing is injected.
@@ -24,13 +24,13 @@ use crate::record::RecordWriter;
 use crate::select::{Selected, Selection, select};
 use crate::snapshot::Snapshot;
 
-/// What profiles of the namespace did in an earlier pass.
+/// The changes of namespaced profiles in an earlier pass.
 #[derive(Clone, Copy)]
 struct EarlierPass<'v> {
-    /// The changes of those that do not stand in for cluster profiles.
+    /// The changes of profiles that do not stand in for cluster profiles.
     changes: Option<&'v NamespaceChanges<'v>>,
-    /// Whether one stood in for a cluster profile. It stays then: undoing it would undo what its parent's text did, which
-    /// the parent might not do again.
+    /// Whether a profile stood in for a cluster profile. Its changes are then kept: they come from its parent's text,
+    /// and the parent might not make them again.
     had_stand_in: bool,
 }
 
@@ -151,8 +151,8 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
     settled.map_err(MutateError::SelfCheck)
 }
 
-/// Applies the profiles. Leaves out profiles of the namespace that take the room of the platform's profiles, keep one
-/// from being applied, or change what these do. `finish` completes each result before its size is measured.
+/// Applies the profiles. Leaves out namespaced profiles that make the result too large, prevent a cluster profile from
+/// being applied, or interfere with its changes. `finish` completes each result before its size is measured.
 fn apply_profiles<'v>(
     profiles: &[Selected<'v>],
     target: InjectTarget<'v>,
@@ -201,8 +201,7 @@ fn others<'p, 'v>(
     interfering.map(|(why, changes)| (why.as_str(), *changes))
 }
 
-/// Why profiles that stand in for cluster profiles are left out: a cluster profile that is applied without them is not
-/// applied with them.
+/// Returns why stand-ins for cluster profiles are left out: they prevent another cluster profile from being applied.
 ///
 /// They are kept if another cluster profile would be lost without them.
 fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_>) -> Option<String> {

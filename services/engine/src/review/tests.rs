@@ -1,4 +1,4 @@
-//! Reviews, from their bytes to the bytes of the answer.
+//! Tests reviews from the request's body to the response's body.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ fn review_of(object: &Json) -> Json {
     })
 }
 
-/// What is decided about a review, the answer, and the patched object.
+/// The decision about a review, the response, and the patched object.
 struct Result {
     decided: Decided,
     answer: Json,
@@ -83,7 +83,7 @@ fn inject(object: &Json, profiles: &[(&str, Json)]) -> Result {
     answer(&review_of(object), ENABLED, &snapshot(profiles), &Facts::default())
 }
 
-/// The object as the API server hands it out again: managedFields name what the author wrote.
+/// Returns the object as the API server stores it: `managedFields` name the fields that the author wrote.
 fn as_stored(mut object: Json) -> Json {
     object["metadata"]["managedFields"] = json!([{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]);
     object
@@ -298,7 +298,7 @@ fn differently_escaped_record_is_equal() {
     object["metadata"]["annotations"] = json!({"example.com/a": "x&y<z"});
     let object = inject(&object, &[("nginx", profile.clone())]).object;
     assert!(object["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap().contains("x&y"));
-    // As Go writes JSON.
+    // Go escapes these characters in JSON.
     let body = review_of(&object).to_string().replace('&', r"\u0026").replace('<', r"\u003c");
     assert!(body.contains(r"x\u0026y"), "{body}");
     let snapshot = snapshot(&[("nginx", profile)]);
@@ -354,7 +354,7 @@ fn drops_foreign_record() {
     let again = inject(&copied, &[("nginx", sidecar())]);
     assert_eq!(again.decided.decision.notices, [Notice::RecordDropped]);
     let profile = &again.decided.decision.profiles[0];
-    // Container and volume are equal to ours to the letter; in a cluster, defaults would have made them differ.
+    // Container and volume equal the template's byte for byte. In a cluster, defaults would make them differ.
     assert_eq!(profile.outcome, ProfileOutcome::Unchanged);
     let mut other = copied;
     other["spec"]["containers"][1]["imagePullPolicy"] = json!("IfNotPresent");
@@ -379,7 +379,7 @@ fn changed_profile_keeps_recorded_revision() {
     let mut edited = sidecar();
     edited["template"]["spec"]["containers"][0]["image"] = json!("sidecar:2");
     let second = inject(&first.object, &[("nginx", edited)]);
-    // What is there is of the earlier revision, and the record goes on saying so.
+    // The injected fields are those of the earlier revision, which the record still names.
     assert_eq!(second.decided.patch, None);
     assert_eq!(second.decided.decision.outcome, Outcome::Unchanged);
 }
@@ -390,7 +390,7 @@ fn gates(names: &[&str]) -> Json {
     names.iter().map(|name| json!({"name": name})).collect()
 }
 
-/// The pod as the API server sends it: gated, and with other gates before and behind.
+/// Returns the pod with these scheduling gates, as the API server sends it.
 fn gated(names: &[&str]) -> Json {
     let mut pod = pod();
     pod["spec"]["schedulingGates"] = gates(names);
@@ -408,7 +408,7 @@ fn refusing(on_error: &str) -> Json {
     spec
 }
 
-/// A pod that has a container of the sidecar's name already.
+/// Returns a pod whose author has added a container with the sidecar's name.
 fn conflicting() -> Json {
     let mut pod = gated(&[INJECTION_GATE]);
     pod["spec"]["containers"][0] = json!({"name": "sidecar", "image": "mine:1"});
@@ -424,7 +424,7 @@ fn injection_removes_only_own_gate() {
         (&[INJECTION_GATE, "a"], Some(gates(&["a"]))),
         (&["a", INJECTION_GATE], Some(gates(&["a"]))),
         (&["a", INJECTION_GATE, "b"], Some(gates(&["a", "b"]))),
-        // The API server does not take a gate twice; should it come so, both go.
+        // The API server rejects duplicate gates. If a duplicate arrives anyway, both are removed.
         (&[INJECTION_GATE, "a", INJECTION_GATE], Some(gates(&["a"]))),
         (&["a"], Some(gates(&["a"]))),
     ] {
@@ -540,7 +540,7 @@ fn every_decision_marks_pod_of_required_namespace() {
     for (object, profiles) in [
         (bare.clone(), vec![]),
         (bare.clone(), vec![("nginx", optional())]),
-        // What would be injected is too large to send.
+        // The patched object would be too large.
         (large, vec![("nginx", sidecar())]),
         (opted_out, vec![("nginx", sidecar())]),
     ] {
@@ -557,7 +557,7 @@ fn every_decision_marks_pod_of_required_namespace() {
             without["metadata"].as_object_mut().unwrap().remove("annotations");
         }
         assert_eq!(without, object);
-        // The API server calls again: nothing more is done.
+        // A reinvocation changes nothing.
         let again = decided(REQUIRED, &result.object, &profiles);
         assert_eq!(again.decided.patch, None, "{:?}", again.decided);
     }
@@ -574,7 +574,7 @@ fn nobody_else_has_an_empty_record() {
         assert_eq!(result.decided.patch, None, "{level:?}");
     }
     let result = answer(&review_of(&bare), REQUIRED, &snapshot(&[("nginx", optional())]), &Facts::default());
-    assert_eq!(result.decided.patch, None, "not asked for");
+    assert_eq!(result.decided.patch, None, "guardrails do not request records");
     let mut refusing = sidecar();
     refusing["onError"] = json!("Deny");
     refusing["template"]["spec"]["containers"][0]["$conflict"] = json!("Fail");
@@ -617,7 +617,7 @@ impl Observer for Steps {
     }
 }
 
-/// The steps of the decision about a pod in this namespace, and its reason.
+/// Returns the steps of the decision about a pod in a namespace, and the decision's reason.
 fn steps(endpoint: Endpoint, namespace: &str, profiles: &[(&str, Json)]) -> (Vec<Step>, Reason) {
     let mut review = review_of(&pod());
     review["request"]["namespace"] = json!(namespace);
@@ -635,7 +635,7 @@ fn observer_sees_only_steps_that_begin() {
     let validate = Endpoint::ValidateLevel(InjectionLevel::Enabled);
     for (endpoint, namespace, profiles, expected, reason) in [
         (ENABLED, "shop", &injecting[..], vec![Step::Match, Step::Merge, Step::SelfCheck], Reason::Injected),
-        // Without a patch there is nothing to check.
+        // A decision without a patch has no self-check.
         (ENABLED, "shop", &[], vec![Step::Match, Step::Merge], Reason::NoProfile),
         (ENABLED, "kube-system", &injecting, vec![], Reason::SystemNamespace),
         (validate, "shop", &[("v", failing)], vec![Step::Match, Step::Validate], Reason::ValidationFailed),

@@ -48,7 +48,7 @@ pub(crate) enum KeyKind {
     Annotation,
 }
 
-/// The profiles that one request key asks for, by the values of the key in lower case.
+/// The profiles that one request key can request, by the values of the key in lower case.
 #[derive(Debug, Default)]
 pub(crate) struct KeyGroup {
     /// Names, names with their namespace, and further values.
@@ -78,7 +78,7 @@ pub(crate) struct StagePlaces {
 }
 
 impl Entry {
-    /// Whether it is equal for lookups.
+    /// Whether lookups find the same revisions in both.
     pub(crate) fn is_same_entry(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.profile, &other.profile)
             && self.staging == other.staging
@@ -297,7 +297,7 @@ struct PlaceSet {
     count: usize,
 }
 
-/// The profiles that one request key asks for: the platform's, and the namespace's own.
+/// The profiles that one request key can request: the platform's, and the namespace's own.
 #[derive(Clone, Copy)]
 pub(crate) struct Groups<'c> {
     candidates: &'c Candidates,
@@ -449,7 +449,7 @@ impl Candidates {
         if own.iter().chain(&cluster).all(Option::is_none) {
             return None;
         }
-        // Workloads that do not get a profile in a rollout yet know its name all the same.
+        // The name of a profile in a rollout is known even to workloads that do not get it yet.
         let acts = |place: &Place| self.is_candidate(*place) && self.acts(*place, action);
         let own = own.map(|place| place.filter(acts));
         let is_free = own.iter().all(Option::is_none);
@@ -457,7 +457,7 @@ impl Candidates {
         Some(cluster.into_iter().chain(own).flatten())
     }
 
-    /// The profiles that a request key asks for; `None` if no profile knows the key.
+    /// The profiles that a request key can request; `None` if no profile has the key.
     pub(crate) fn groups<'c>(&'c self, kind: KeyKind, key: &str, action: Action<'c>) -> Option<Groups<'c>> {
         let cluster = self.cluster.group(kind, key);
         let own = self.own.as_ref().and_then(|own| own.group(kind, key));

@@ -4,8 +4,8 @@
 //! profiles, so that the others cost it nothing. This list is made on demand and is allowed to be slow.
 //!
 //! `expected` selects by labels and annotations alone, without evaluating expressions. Requests, opt-outs and object
-//! selectors read only metadata. Conditions, and parameters that may be invalid, do not. A profile that has either is
-//! *open*, and the caller supplies its result.
+//! selectors read only metadata. Conditions read more, and so do parameters that may be invalid. A profile that has
+//! either is *open*, and the caller supplies its result.
 
 use std::sync::Arc;
 
@@ -207,7 +207,7 @@ pub(crate) fn expected(
         } else {
             let is_for = if is_open(profile) || is_unread(profile) { known(profile) } else { Some(true) };
             match is_for {
-                // While the result of an earlier profile of its group is open, so is its own.
+                // The profile is open as long as an earlier profile of its exclusive group is open.
                 Some(true) if waits_for_group(profile, &selected, &unknown) => {
                     unknown.push(selected.len());
                     Some(Reason::ExclusiveGroup)
@@ -229,7 +229,7 @@ pub(crate) fn expected(
         selected.push(Selected { decision, profile, bindings: None, stands_in: false });
     }
     give_way(&mut selected);
-    // The same holds for a profile that may have to give way.
+    // A cluster profile is open too if an open profile may stand in for it.
     for child in unknown.clone() {
         let Some(child) = selected.get(child).map(|child| child.profile) else { continue };
         let parents = selected.iter().enumerate().filter(|(_, parent)| is_stand_in(child, parent.profile));

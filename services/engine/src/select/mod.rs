@@ -2,7 +2,7 @@
 //!
 //! The selector and the target of a profile make it a candidate in a namespace. A candidate is requested by its
 //! activation, by its name, or by a key of its own. An opt-out, its object selector or its exclusive group can drop it
-//! again. Only requested profiles are looked at.
+//! again. Only requested profiles are evaluated.
 
 pub(crate) mod candidates;
 mod request;

@@ -30,7 +30,7 @@ impl<'p> Pod<'p> {
         Self { labels: part("labels"), annotations: part("annotations") }
     }
 
-    /// Of the object that a request is about: of one that is deleted there is only what it was.
+    /// Returns the metadata of the request's object. A deletion has only the old object.
     pub(crate) fn of(context: EvalContext<'p>) -> Self {
         let old = || context.request.get("oldObject").unwrap_or(context.object);
         Self::new(if context.object.is_null() { old() } else { context.object })

@@ -203,8 +203,8 @@ impl<'c> Chooser<'c, '_> {
         let stands_for = match places.iter().find(is_it) {
             Some(place) => *place,
             None => match (self.fetch)(name, revision) {
-                // It was stored when the profile only extended its parent, and would stand in for what the parent is
-                // now.
+                // It was stored while the profile only extended its parent, and would stand in for the parent's current
+                // text.
                 Answer::Found(compiled) if compiled.limits() == Limits::Parent => return false,
                 Answer::Found(compiled) => {
                     let Some(place) = places.first() else { return false };

@@ -1,4 +1,4 @@
-//! Who gets which profile, case by case.
+//! Tests which profiles are selected for a pod.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::{Selection, select};
 
 const KEY: &str = "example.com/inject";
 
-/// A profile by its name (`name` or `namespace/name`) and what its spec says besides a template.
+/// Returns a profile's name, parsed from `name` or `namespace/name`, and its spec with a template added.
 fn profile(name: &str, mut spec: Json) -> (ProfileName, Json) {
     spec["template"] = json!({"metadata": {"labels": {"x": "y"}}});
     let name = match name.split_once('/') {
@@ -29,7 +29,7 @@ fn profile(name: &str, mut spec: Json) -> (ProfileName, Json) {
     (name, spec)
 }
 
-/// What selection found, without what it was found from.
+/// The result of a selection, without its borrows.
 struct Found {
     profiles: Vec<ProfileDecision>,
     notices: Vec<Notice>,
@@ -78,7 +78,7 @@ impl Case {
         Found { profiles, notices, denied, reason }
     }
 
-    /// The profiles that are for a pod, in their order.
+    /// Returns the profiles that are applied to a pod, in their order.
     fn applied(&self, labels: &Json, annotations: &Json) -> Vec<String> {
         let selection = self.select(labels, annotations);
         let applied = selection.profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Unchanged);
@@ -127,13 +127,13 @@ fn empty_value_declines_or_counts_as_absent() {
         let more = json!({"activation": activation, "request": {"annotation": KEY, "empty": empty}});
         let case = Case::new([profile("java", more)]);
         let expected: &[&str] = if applied { &["java"] } else { &[] };
-        // Where the pod says nothing, its namespace asks.
+        // If the pod has no value, the namespace requests the profile.
         let case = case.namespace(&[(KEY, "true")]);
         assert_eq!(case.applied(&json!({}), &json!({KEY: value})), expected, "{empty} {activation} {value:?}");
     }
     let nobody = Case::new([profile("java", json!({"request": {"annotation": KEY, "empty": "Absent"}}))]);
     assert!(nobody.applied(&json!({}), &json!({KEY: ""})).is_empty());
-    // An empty label leaves it to the annotation behind it, on the same pod.
+    // With `empty: Absent`, an empty label is skipped and the pod's annotation decides.
     for (empty, applied) in [("Absent", &["java"][..]), ("Counts", &[])] {
         let both = json!({"request": {"label": KEY, "annotation": KEY, "empty": empty}});
         let case = Case::new([profile("java", both)]);
@@ -211,7 +211,7 @@ fn label_before_annotation_and_pod_before_namespace() {
     assert_eq!(case.applied(&json!({}), &json!({KEY: "java"})), ["java"]);
     assert_eq!(case.applied(&json!({KEY: "python"}), &json!({KEY: "java"})), ["python"]);
     assert!(case.applied(&json!({}), &json!({KEY: "false"})).is_empty());
-    assert_eq!(case.applied(&json!({}), &json!({KEY: "true"})), ["python"], "the namespace says which");
+    assert_eq!(case.applied(&json!({}), &json!({KEY: "true"})), ["python"], "the namespace's value names the profile");
 }
 
 #[test]
@@ -235,12 +235,12 @@ fn names_request_profiles_and_pod_drops_them() {
 #[test]
 fn forbidden_opt_out_cannot_be_bypassed() {
     let forced = || profile("agent", json!({"optOut": "Forbidden", "request": {"annotation": KEY}}));
-    // The namespace asks for it by its key, whatever the pod says there.
+    // The namespace requests the profile by its key. The pod's value of the key is irrelevant.
     let case = Case::new([forced()]).namespace(&[(KEY, "true")]);
     for value in ["true", "false", "", "bogus"] {
         assert_eq!(case.applied(&json!({}), &json!({KEY: value})), ["agent"], "{value:?}");
     }
-    // A tenant cannot put a profile of the same name, or of the same key, in its place.
+    // A tenant cannot replace it by a profile with the same name or the same key.
     let shadow = || profile("team-a/agent", json!({"activation": "Requested", "request": {"annotation": KEY}}));
     for asks in [(KEY, "true"), (KEY, "agent"), ("pillion.dev/profiles", "agent")] {
         let case = Case::new([forced(), shadow()]).namespace(&[asks]);
@@ -306,7 +306,7 @@ fn never_active_profile_is_not_applied() {
     assert_eq!(case.select(&json!({}), &json!({KEY: "base"})).reason, Reason::NoProfile);
 }
 
-/// A condition of one profile, and what becomes of the profile.
+/// Returns the outcome of a profile with these conditions.
 fn conditional(conditions: &Json, labels: &Json) -> (ProfileOutcome, Reason, Option<String>) {
     let spec = json!({
         "activation": "Always",
@@ -359,7 +359,11 @@ fn condition_message_may_be_computed() {
     };
     assert_eq!(said("${variables.team} is no team", "green"), "green is no team");
     assert_eq!(said("${variables.team} is no team", "a\nb"), "a b is no team");
-    assert_eq!(said("${object.metadata.labels.zone}", "green"), "known", "what cannot be said is not kept back");
+    assert_eq!(
+        said("${object.metadata.labels.zone}", "green"),
+        "known",
+        "a message that fails is replaced by the name"
+    );
 }
 
 #[test]

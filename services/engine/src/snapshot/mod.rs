@@ -278,7 +278,7 @@ impl Namespace {
         NamespaceMetadata::opted_in(level).into()
     }
 
-    /// About how many bytes of memory it takes.
+    /// Returns its approximate memory in bytes.
     #[must_use]
     pub const fn memory(&self) -> usize {
         size_of::<Self>() + self.metadata.text_bytes()
@@ -475,7 +475,7 @@ mod tests {
         assert!(!Arc::ptr_eq(&of(&first, "ns-0"), &of(&first, "ns-1")));
 
         let second = first.with_profiles(ProfileSet::new([red]));
-        assert!(of(&second, "ns-1").is_empty(), "other profiles, other candidates");
+        assert!(of(&second, "ns-1").is_empty(), "a snapshot with other profiles has other candidates");
         assert!(!of(&first, "ns-1").is_empty(), "the older snapshot keeps its candidates");
         let gone = Arc::downgrade(&of(&first, "ns-0"));
         drop(first);
@@ -514,10 +514,10 @@ mod tests {
         };
         let is_kept = |number: usize| cache.get(&name, &revision(number)).is_some();
         (0..MAX_REVISIONS).for_each(add);
-        assert!(is_kept(0), "it was used just now");
+        assert!(is_kept(0), "the entry was just used");
         add(MAX_REVISIONS);
         assert!(!is_kept(1));
-        // All others stay.
+        // All other entries are kept.
         assert!((2..=MAX_REVISIONS).chain([0]).all(is_kept));
         // A cached revision evicts no other.
         add(MAX_REVISIONS);

@@ -74,7 +74,7 @@ impl ProfileSet {
         Self::after(&Self::default(), profiles)
     }
 
-    /// Creates a set of which most profiles stand in another set. Indexes of unchanged profiles are shared.
+    /// Creates a set that shares most profiles with another set. Indexes of unchanged profiles are shared.
     #[must_use]
     pub fn after(before: &Self, profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
         Self::serving(before, profiles.into_iter().map(Served::from))

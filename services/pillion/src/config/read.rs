@@ -99,7 +99,7 @@ pub(super) fn opt_in_error(path: &'static str, labels: &Result<OptIn, OptInError
     }
 }
 
-/// Where the policy is.
+/// Arguments for the policy file.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfigArg {
     /// The policy file, YAML: guardrails, facts of the cluster, limits, log level, share of traces. Read again when it

@@ -31,18 +31,18 @@ pub(crate) struct ConvertArgs {
 #[derive(Clone, Debug, Subcommand)]
 #[expect(clippy::doc_markdown, reason = "the text is shown in a terminal as it is")]
 enum ConvertCommand {
-    /// Make a profile of each configuration of k8s-sidecar-injector: keys of ConfigMaps, and files.
+    /// Convert each configuration of k8s-sidecar-injector to a profile: keys of ConfigMaps, and files.
     ///
     /// The profiles extend sidecar-config, which is in profiles/tumblr.
     Tumblr(TumblrArgs),
-    /// Make profiles of Instrumentation resources of the OpenTelemetry operator.
+    /// Convert Instrumentation resources of the OpenTelemetry operator to profiles.
     ///
-    /// They extend those in profiles/otel-*: one for each resource and language, and one of the resource's own namespace that
-    /// only extends that.
+    /// For each resource and language, a cluster profile extends the one in profiles/otel-*. A profile in the
+    /// resource's own namespace extends that one.
     Opentelemetry(OpentelemetryArgs),
-    /// Make a profile of the configuration of morvencao's sidecar injector: keys of ConfigMaps, and files.
+    /// Convert each configuration of morvencao's sidecar injector to a profile: keys of ConfigMaps, and files.
     Morvencao(MorvencaoArgs),
-    /// Make profiles of SidecarSet resources of OpenKruise.
+    /// Convert SidecarSet resources of OpenKruise to profiles.
     Sidecarset(FromArgs),
 }
 
@@ -54,7 +54,7 @@ struct OpentelemetryArgs {
     /// Languages to convert. May be given several times. Default: all.
     #[arg(long = "language", value_name = "LANGUAGE", value_parser = opentelemetry::LANGUAGE_NAMES)]
     languages: Vec<String>,
-    /// The namespace of resources that do not say theirs.
+    /// The namespace of resources that do not set one.
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     namespace: String,
 }
@@ -64,7 +64,7 @@ struct OpentelemetryArgs {
 struct MorvencaoArgs {
     #[command(flatten)]
     from: FromArgs,
-    /// What the annotations begin with.
+    /// The prefix of the annotations.
     #[arg(long, value_name = "PREFIX", default_value = morvencao::PREFIX)]
     prefix: String,
     /// The name of the profile.
@@ -77,18 +77,18 @@ struct MorvencaoArgs {
 struct TumblrArgs {
     #[command(flatten)]
     from: FromArgs,
-    /// What the annotations begin with.
+    /// The prefix of the annotations.
     #[arg(long, value_name = "PREFIX", default_value = tumblr::PREFIX)]
     prefix: String,
 }
 
-/// What is converted, and how the result is printed.
+/// The files to convert, and the output format.
 #[derive(Clone, Debug, Args)]
 struct FromArgs {
     /// Files, and folders of files; "-" for standard input. May be given several times.
     #[arg(short, long = "filename", required = true, value_name = "PATH")]
     files: Vec<PathBuf>,
-    /// How the profiles are printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Format::Yaml, value_name = "FORMAT")]
     output: Format,
 }

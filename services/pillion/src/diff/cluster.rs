@@ -181,7 +181,7 @@ async fn pods(
     Ok(workloads)
 }
 
-/// Returns a pod as it was before its creation, without any record: the webhook ignores records of pod authors.
+/// Returns a pod as its author sent it, without any record: the webhook ignores records that authors write.
 fn as_written(pod: &DynamicObject) -> anyhow::Result<Value> {
     let mut pod = original_object(&serde_json::to_value(pod).context("it cannot be written as JSON")?);
     if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {

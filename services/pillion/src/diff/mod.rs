@@ -39,20 +39,20 @@ pub(crate) struct DiffArgs {
     /// The changed profiles: files, and folders of files. May be given several times.
     #[arg(short, long = "profile", value_name = "PATH", required = true)]
     profiles: Vec<PathBuf>,
-    /// Manifests to compare with instead of the pods that run, "-" for standard input. May be given several times.
+    /// Manifests to compare instead of running pods, "-" for standard input. May be given several times.
     #[arg(short, long = "filename", value_name = "FILE", requires = "against")]
     files: Vec<PathBuf>,
-    /// The profiles as they were, for manifests. May be given several times.
+    /// The old profiles, for manifests. May be given several times.
     #[arg(long, value_name = "PATH", requires = "files")]
     against: Vec<PathBuf>,
-    /// The pods of this namespace; without it, of all that are opted in. Of manifests: the namespace of objects that do not
-    /// name one.
+    /// The namespace of the pods. Default: all opted-in namespaces. For manifests: the namespace of objects that do not
+    /// set one.
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
-    /// Namespace objects, whose labels and annotations count for manifests.
+    /// Namespace objects, whose labels and annotations are used for manifests.
     #[arg(long, value_name = "FILE", requires = "files")]
     namespace_file: Option<PathBuf>,
-    /// How the result is printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
     output: Form,
     #[command(flatten)]

@@ -30,11 +30,11 @@ use crate::finding::ObjectRef;
 use crate::installation::{Installation, NotRead, Part, Unread, endpoints, kept, own_configuration};
 use crate::trial;
 
-/// How many pairs of namespace and profile are evaluated to find one for the dry run.
+/// The maximum number of pairs of namespace and profile that are evaluated to find one for the dry run.
 const MOST_PAIRS: usize = 2_000;
-/// After how many rejected pods the dry run is given up.
+/// The number of rejected pods after which the dry run stops.
 const MOST_REFUSALS: usize = 5;
-/// How many pods are created by dry run: each may reach another replica.
+/// The number of pods that are created by dry run. Each may reach another replica.
 const TRIES: usize = 6;
 
 /// An RBAC permission that a component requires.
@@ -360,7 +360,7 @@ pub(crate) struct Facts {
 pub(crate) enum Canary {
     /// No pod was created, for this reason.
     NotTried(String),
-    /// How many were created and how many came back unchanged, and the API server's messages for those it rejected.
+    /// The numbers of created and of unchanged pods, and the API server's messages for rejected pods.
     Tried { namespace: String, profile: String, tries: usize, untouched: usize, refused: Vec<String> },
 }
 

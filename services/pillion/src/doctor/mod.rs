@@ -21,7 +21,7 @@ use crate::output::{self, Form};
 /// Arguments of `pillion doctor`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// How the answer is printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
     output: Form,
     #[command(flatten)]

@@ -146,7 +146,11 @@ fn a_replica_counts_as_out_of_reach_only_where_somebody_is_reached_or_nobody_is_
     let one = vec![probed("10.0.0.1", Verdict::Trusted), probed("10.0.0.2", silent)];
     assert_eq!(codes(&Facts { probed: one, ..well() }), ["replica_unreachable"]);
     let all = || vec![probed("10.0.0.1", silent), probed("10.0.0.2", silent)];
-    assert_eq!(codes(&Facts { probed: all(), ..well() }), ["unreadable"], "seen from outside of the cluster");
+    assert_eq!(
+        codes(&Facts { probed: all(), ..well() }),
+        ["unreadable"],
+        "replicas are unreachable from outside the cluster"
+    );
     // An unchanged pod proves nothing if the switch is off, or another webhook may have reverted the change.
     let off = serde_json::from_value(json!({"data": {"injection": "disabled"}})).unwrap();
     let facts = Facts { probed: all(), canary: tried(6, &[]), switch: Ok(Some(off)), ..well() };

@@ -3,7 +3,8 @@
 //!
 //! * [`facts`]: the object in question, the facts about it, and what its injection record says.
 //! * [`gather`]: gathers the facts from a cluster or from files.
-//! * [`judge`]: a pure function from facts to an [`Explanation`]; [`mod@webhooks`], [`mod@profiles`] and [`past`] are parts of it.
+//! * [`judge`]: a pure function from facts to an [`Explanation`]. [`mod@webhooks`], [`mod@profiles`] and [`past`] are
+//!   parts of it.
 
 pub(crate) mod facts;
 mod gather;
@@ -42,7 +43,7 @@ pub(crate) const NOT_ANSWERED: u8 = 2;
 #[derive(Clone, Debug, Args)]
 #[expect(clippy::doc_markdown, reason = "the text is shown in a terminal as it is")]
 pub(crate) struct ExplainArgs {
-    /// What is asked about, in the cluster: a pod's name, or KIND/NAME, as in deployment/web or namespace/shop.
+    /// The object in the cluster: a pod's name, or KIND/NAME, as in deployment/web or namespace/shop.
     #[arg(value_name = "OBJECT", num_args = 1..=2, required_unless_present_any = ["file", "review"], conflicts_with_all = ["file", "review"])]
     object: Vec<String>,
     /// The namespace. Default: that of the object in the file, else that of the kubeconfig, else "default".
@@ -57,13 +58,13 @@ pub(crate) struct ExplainArgs {
     /// Profiles from files, in place of the cluster's: a file, or a folder of files. May be given several times.
     #[arg(short, long = "profile", value_name = "PATH")]
     profiles: Vec<PathBuf>,
-    /// Offline: the Namespace, whose labels and annotations count. Default: one that is opted in.
+    /// Offline: the Namespace object, whose labels and annotations are used. Default: an opted-in namespace.
     #[arg(long, value_name = "FILE", requires = "profiles")]
     namespace_file: Option<PathBuf>,
-    /// Offline: the MutatingWebhookConfigurations. Default: that of a release with the defaults.
+    /// Offline: the MutatingWebhookConfigurations. Default: that of a release with default settings.
     #[arg(long, value_name = "FILE", requires = "profiles")]
     webhooks_file: Option<PathBuf>,
-    /// How the answer is printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
     output: Form,
     #[command(flatten)]

@@ -179,7 +179,7 @@ fn opted_in(opt_in: &OptIn) -> String {
     })
 }
 
-/// Returns the selector for the profile's namespaces. Unless exported for everywhere, it also requires the opt-in.
+/// Returns the selector for the profile's namespaces. Without `--everywhere`, it also requires the opt-in.
 pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_json::Error> {
     let mut selector = serde_json::to_value(profile.spec.namespace_selector.clone().unwrap_or_default())?;
     let mut expressions = Vec::new();

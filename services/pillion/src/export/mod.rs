@@ -29,15 +29,15 @@ pub(crate) struct ExportArgs {
     /// Files with profiles, and folders of such files.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// How the policies are printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Format::Yaml, value_name = "FORMAT")]
     output: Format,
-    /// Validate objects of every kind, and in namespaces that are not opted in too: of a profile's target only the
-    /// operations count, and all namespaces that its own selector takes
+    /// Validate objects of every kind, in all namespaces that the profile's own selector matches, opted in or not. Of
+    /// the profile's target, only the operations are used
     #[arg(long)]
     everywhere: bool,
     /// A label by which namespaces opt in, besides `pillion.dev/injection`, as in `webhooks.optIn` of the controller's
-    /// policy; as often as needed. The first that a namespace has decides
+    /// policy. May be given several times. The first that a namespace has decides
     #[arg(long, value_name = "KEY=VALUE", conflicts_with = "everywhere")]
     opt_in: Vec<String>,
 }

@@ -14,8 +14,8 @@ const API_VERSION: &str = "admissionregistration.k8s.io/v1";
 /// The reasons that a policy can return, each with its HTTP status.
 const REASONS: [(&str, u16); 3] = [("Invalid", 422), ("Forbidden", 403), ("RequestEntityTooLarge", 413)];
 
-/// Resources that every cluster needs, or that only query permissions. Policies for everywhere exclude them, since no
-/// profile may target them.
+/// Resources that every cluster needs, or that only query permissions. With `--everywhere`, policies exclude them,
+/// since no profile may target them.
 const VITAL: [(&str, &str); 4] = [
     ("", "events"),
     ("events.k8s.io", "events"),

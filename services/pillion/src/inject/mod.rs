@@ -27,22 +27,21 @@ use crate::output;
 /// Arguments of `pillion inject`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct InjectArgs {
-    /// Manifests to inject into, "-" for standard input. Pods, workloads with a pod template and Lists are injected
-    /// into; all else passes through, and is what profiles find when they look up a service account or an owner. May be
-    /// given several times.
+    /// Manifests, "-" for standard input. Pods, workloads with a pod template and Lists are injected. All other objects
+    /// are printed unchanged, and lookups of service accounts and owners find them. May be given several times.
     #[arg(short, long = "filename", value_name = "FILE", required_unless_present = "review")]
     files: Vec<PathBuf>,
     /// Profiles: a file, or a folder of files. May be given several times.
     #[arg(short, long = "profile", value_name = "PATH", required = true)]
     profiles: Vec<PathBuf>,
-    /// How the result is printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Output::Yaml, value_name = "FORMAT", conflicts_with = "review")]
     output: Output,
-    /// The namespace of objects that do not name one. Default: that of --namespace-file if there is one, else "default".
+    /// The namespace of objects that do not set one. Default: that of --namespace-file if there is one, else "default".
     #[arg(short, long, value_name = "NAME", conflicts_with = "review")]
     namespace: Option<String>,
-    /// Namespace objects, whose labels and annotations count. A namespace that is not among them is taken as opted in
-    /// by pillion.dev/injection=enabled.
+    /// Namespace objects, whose labels and annotations are used. All other namespaces count as opted in by
+    /// pillion.dev/injection=enabled.
     #[arg(long, value_name = "FILE")]
     namespace_file: Option<PathBuf>,
     /// Answer a saved AdmissionReview instead, as the webhook would; "-" for standard input.
@@ -50,7 +49,7 @@ pub(crate) struct InjectArgs {
     review: Option<PathBuf>,
     #[command(flatten)]
     config: ConfigArg,
-    /// Do not tell what was decided.
+    /// Do not print the decisions.
     #[arg(short, long)]
     quiet: bool,
 }

@@ -162,16 +162,16 @@ fn metadata_first(document: &mut Value, place: &Place) {
     }
 }
 
-/// How the result is printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     /// The objects, as YAML documents.
     Yaml,
-    /// The object, as JSON; several as a List.
+    /// One JSON object; a List for several objects.
     Json,
-    /// For each document the JSON patch (RFC 6902) that changes it.
+    /// The JSON patch (RFC 6902) of each document.
     Patch,
-    /// For each document that is changed a unified diff of its YAML, in colours on a terminal.
+    /// A unified diff of the YAML of each changed document, in colours on a terminal.
     Diff,
 }
 

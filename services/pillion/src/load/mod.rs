@@ -1,10 +1,10 @@
 //! Loads profiles from files: finds, reads and compiles them, and reports mistakes with their positions.
 //!
-//! * [`defaults`]: defaults of parameters that are set beside the text.
-//! * [`yaml`]: a file's text as a tree with positions, also of a field by its path.
-//! * [`typed`]: from the tree to Rust types, within the limits of the CRDs.
-//! * [`together`]: from the texts of all files to profiles, since one may extend another.
-//! * [`problem`]: a mistake, and how it is shown.
+//! * [`defaults`]: parameter defaults that are set outside a profile's source.
+//! * [`yaml`]: parses a file into a tree with positions, and finds the position of a field by its path.
+//! * [`typed`]: converts the tree to Rust types, within the limits of the CRDs.
+//! * [`together`]: compiles the profiles of all files together, since one may extend another.
+//! * [`problem`]: a mistake, and its format.
 
 pub(crate) mod defaults;
 pub(crate) mod problem;
@@ -286,8 +286,8 @@ impl<'n> Loader<'n> {
 /// Folders that hold test objects, not profiles.
 const EXCLUDED_FOLDERS: [&str; 6] = ["case", "cases", "fixtures", "test", "testdata", "tests"];
 
-/// Returns the files that a path names, sorted: the file itself, or the YAML and JSON files in a folder and in the folders
-/// directly below it. So the path can be the folder of one profile or of all.
+/// Returns the files that a path names, sorted: the file itself, or the YAML and JSON files in a folder and in the
+/// folders directly below it. So the path can be the folder of one profile or of all.
 pub(crate) fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);

@@ -114,9 +114,9 @@ impl Node {
         }
     }
 
-    /// Returns the position of a field, or of its nearest existing ancestor. A path is as the engine and serde write it,
-    /// such as `spec.template.spec.containers[0].image`. A key may contain dots, as in labels and annotations, and may be
-    /// plain, in brackets or in quotes.
+    /// Returns the position of a field, or of its nearest existing ancestor. A path is as the engine and serde write
+    /// it, such as `spec.template.spec.containers[0].image`. A key may contain dots, as in labels and annotations, and
+    /// may be plain, in brackets or in quotes.
     pub(crate) fn place(&self, path: &str) -> Range<usize> {
         self.walk(path).place
     }
@@ -184,7 +184,7 @@ impl Node {
     }
 }
 
-/// How far a path exists in a tree.
+/// The existing part of a path in a tree.
 struct Walk<'n, 'p> {
     node: &'n Node,
     /// The entry whose value the node is.

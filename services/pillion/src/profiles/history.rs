@@ -1,4 +1,4 @@
-//! `pillion profiles history`: lists the kept revisions of a profile.
+//! `pillion profiles history`: lists the stored revisions of a profile.
 
 use std::process::ExitCode;
 
@@ -18,7 +18,7 @@ use crate::output::Form;
 pub(super) struct HistoryArgs {
     #[command(flatten)]
     which: Which,
-    /// How they are printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
     output: Form,
 }

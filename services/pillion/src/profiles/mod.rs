@@ -25,13 +25,13 @@ pub(crate) struct ProfilesArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum ProfilesCommand {
-    /// List the revisions of a profile that are kept, the latest first.
+    /// List the stored revisions of a profile, the latest first.
     History(history::HistoryArgs),
-    /// Publish an older revision of a profile again, to everybody, until another text is accepted.
+    /// Publish an older revision of a profile again, to all workloads, until a changed profile is accepted.
     Rollback(rollback::RollbackArgs),
 }
 
-/// Which profile, and where.
+/// The profile of a command.
 #[derive(Clone, Debug, Args)]
 struct Which {
     /// Name of the profile.

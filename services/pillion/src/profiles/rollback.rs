@@ -28,8 +28,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub(super) struct RollbackArgs {
     #[command(flatten)]
     which: Which,
-    /// The revision; its first digits are enough. Without it: what was promoted, or the one before the one that is
-    /// published.
+    /// The revision; its first digits are enough. Default: the promoted revision, else the one before the published
+    /// revision.
     #[arg(long, value_name = "REVISION")]
     to: Option<String>,
     /// End a rollback: the last accepted revision is published again.

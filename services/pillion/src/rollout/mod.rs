@@ -31,38 +31,38 @@ use crate::output::{self, Form};
 /// Arguments of `pillion rollout`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RolloutArgs {
-    /// The workloads of this namespace. Default: of all that are opted in.
+    /// The namespace of the workloads. Default: all opted-in namespaces.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     /// Restart them. Without it nothing is changed.
     #[arg(long)]
     apply: bool,
-    /// Which pods are a reason to restart: those that lack a profile, carry an older revision, or carry one that is not for
-    /// them any more. May be given several times.
+    /// Which pods are a reason to restart: those that lack a profile, carry an older revision, or carry a profile that
+    /// no longer matches them. May be given several times.
     #[arg(long = "only", value_enum, value_name = "STATE", default_values_t = [Stand::Missing, Stand::Outdated])]
     states: Vec<Stand>,
-    /// How many workloads are restarted at one time.
+    /// The maximum number of concurrent restarts.
     #[arg(long, value_name = "COUNT", default_value = "1")]
     max_unavailable_workloads: NonZeroUsize,
-    /// How long one workload may take: until its budget allows it, and until its new pods are available. Then no other one
-    /// is begun.
+    /// The timeout for one workload: until its disruption budgets allow the restart, and until its new pods are
+    /// available. After a timeout, no further restart begins.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
-    /// How the result is printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
     output: Form,
     #[command(flatten)]
     at: ClusterArgs,
 }
 
-/// What is wrong with pods.
+/// A difference between pods and their profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Stand {
     /// They lack a profile.
     Missing,
     /// They carry an older revision.
     Outdated,
-    /// They carry a profile that is not for them any more.
+    /// They carry a profile that no longer matches them.
     Surplus,
 }
 
@@ -174,7 +174,7 @@ enum Outcome {
     Restarted,
     /// The restart failed, for this reason.
     Failed(String),
-    /// A restart before it failed.
+    /// Not begun, because an earlier restart failed.
     NotBegun,
 }
 

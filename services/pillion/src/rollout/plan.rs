@@ -106,7 +106,7 @@ fn selects(budget: &PodDisruptionBudget, labels: Option<&Value>) -> bool {
         .map_or(true, |selector| selector.matches(|label| labels?.get(label)?.as_str()))
 }
 
-/// Returns how many pods a rolling update removes before new ones are available.
+/// Returns the number of pods that a rolling update removes before new ones are available.
 fn at_one_time(kind: &str, workload: &Value) -> i64 {
     let at = |pointer: &str| workload.pointer(pointer);
     let replicas = match kind {

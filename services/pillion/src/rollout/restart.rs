@@ -1,5 +1,5 @@
 //! Restarts a workload as `kubectl rollout restart` does, and waits for the result. Directly before, it creates a pod
-//! of the template by dry run: a restart that would remove what the pods have is worse than none.
+//! of the template by dry run, because a restart must not remove injected parts from the pods.
 
 use std::time::Duration;
 

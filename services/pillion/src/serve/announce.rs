@@ -30,7 +30,7 @@ pub(crate) struct Service<'s> {
     pub(crate) namespaces: &'s Levels,
     pub(crate) folder: &'s Folder,
     pub(crate) sample: &'s Sample,
-    /// How to call this program in a command.
+    /// The path or name of this program in commands.
     pub(crate) program: &'s Path,
 }
 
@@ -153,7 +153,7 @@ fn quoted(path: &Path) -> String {
 /// The name of the installed program.
 const NAME: &str = "pillion";
 
-/// Returns how to call this program in a command.
+/// Returns the path or name of this program for commands.
 pub(crate) fn own_program() -> PathBuf {
     let Ok(program) = std::env::current_exe() else { return PathBuf::from(NAME) };
     called(program, std::env::var_os("PATH").as_deref())
@@ -217,7 +217,7 @@ mod tests {
         let program = ours.join(NAME);
         let of = |folders: &[&Path]| called(program.clone(), Some(&std::env::join_paths(folders).unwrap()));
         assert_eq!(of(&[folder.path(), &ours, &others]), Path::new(NAME));
-        assert_eq!(of(&[&others, &ours]), program, "another one is found first");
+        assert_eq!(of(&[&others, &ours]), program, "the search path finds another program first");
         assert_eq!(of(&[folder.path()]), program);
         assert_eq!(called(program.clone(), None), program);
     }

@@ -1,5 +1,5 @@
-//! Loads the serving certificate from its Secret, which is watched, or from files that change; and the CA of clients from a
-//! file. `dev` creates a certificate of its own.
+//! Loads the serving certificate from its Secret, which is watched, or from files that change; and the CA of clients
+//! from a file. `dev` creates a certificate of its own.
 //!
 //! cert-manager and the kubelet replace files at run time. The files are polled, because the kubelet swaps a link to
 //! their folder, which a watch of the files does not see.
@@ -35,7 +35,7 @@ use crate::output;
 /// How often the files are read.
 pub(crate) const POLL: Duration = Duration::from_secs(10);
 
-/// Where the certificate comes from.
+/// Arguments for the serving certificate.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CertificateArgs {
     /// The Secret with the serving certificate, as the controller writes it. It is watched: a new certificate is served
@@ -43,8 +43,8 @@ pub(crate) struct CertificateArgs {
     #[arg(long, value_name = "[NAMESPACE/]NAME", env = "PILLION_SERVING_SECRET", value_parser = secret_name)]
     #[arg(required_unless_present_any = ["check_config", "tls_cert", "tls_key"], conflicts_with_all = ["tls_cert", "tls_key"])]
     pub(crate) serving_secret: Option<SecretName>,
-    /// A name that the certificate in the Secret has to have; may be given several times, and with commas. Default, for a
-    /// Secret RELEASE-serving: RELEASE.NAMESPACE.svc, by which the API server calls the release.
+    /// A name that the certificate in the Secret has to have; may be given several times, and with commas. Default, for
+    /// a Secret RELEASE-serving: RELEASE.NAMESPACE.svc, by which the API server calls the release.
     #[arg(long = "server-name", value_name = "NAME", env = "PILLION_SERVER_NAME", value_delimiter = ',')]
     #[arg(requires = "serving_secret", conflicts_with_all = ["tls_cert", "tls_key"])]
     pub(crate) server_names: Vec<String>,
@@ -327,15 +327,16 @@ async fn read(certificate: &Path, key: &Path) -> anyhow::Result<Contents> {
     Ok(Contents { certificate: file("the certificate", certificate).await?, key: file("the private key", key).await? })
 }
 
-/// Arguments that say who may send reviews.
+/// Arguments for client authentication.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ClientArgs {
-    /// Answer only clients with a certificate of an authority in this file, PEM: the API servers, if they are set up for
-    /// it (docs/mtls.md). Read again when it changes. Default: anybody is answered.
+    /// Answer only clients with a certificate of an authority in this file, PEM: the API servers, if they are set up
+    /// for it (docs/mtls.md). Read again when it changes. Default: anybody is answered.
     #[arg(long, value_name = "FILE", env = "PILLION_CLIENT_CA")]
     pub(crate) client_ca: Option<PathBuf>,
-    /// Of these, answer only those whose certificate has this name: the common name of its subject, or a DNS name, URI or
-    /// e-mail address among its alternative names. May be given several times, and with commas. Default: any of them.
+    /// Of these, answer only those whose certificate has this name: the common name of its subject, or a DNS name, URI
+    /// or e-mail address among its alternative names. May be given several times, and with commas. Default: any of
+    /// them.
     #[arg(long, value_name = "NAME", env = "PILLION_CLIENT_NAME", value_delimiter = ',')]
     pub(crate) client_name: Vec<String>,
 }
@@ -417,8 +418,8 @@ pub(crate) struct SelfSigned {
     pub(crate) key: String,
 }
 
-/// Creates a certificate for a developer's machine: for `localhost`, the loopback addresses, and the listening address. The key of its CA is dropped at
-/// once. There is a CA besides, because some clients reject a CA certificate as a server's.
+/// Creates a certificate for a developer's machine: for `localhost`, the loopback addresses, and the listening address.
+/// A separate CA signs it, because some clients reject a CA certificate as a server's. The CA's key is dropped at once.
 ///
 /// # Errors
 /// The cryptography library fails.
@@ -538,7 +539,7 @@ mod tests {
         let mut files = load(dir.path()).await.unwrap();
         let taken = |files: &CertificateFiles| files.seen.certificate.clone();
 
-        assert_eq!(files.look().await, None, "nothing is new");
+        assert_eq!(files.look().await, None, "the files are unchanged");
         let second = write(dir.path());
         assert_eq!(files.look().await, Some(ReloadResult::Served));
         assert_eq!(taken(&files), second.into_bytes());

@@ -60,18 +60,18 @@ pub(crate) struct DevArgs {
     /// Where admission reviews are taken, over TLS. Port 0 lets the system choose.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8443")]
     pub(crate) listen: SocketAddr,
-    /// Where /livez, /readyz and /metrics are served, in clear text, and at / the playground, if it is an address that this
-    /// machine alone can reach.
+    /// Where /livez, /readyz and /metrics are served, in clear text, and at / the playground, if it is an address that
+    /// this machine alone can reach.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9090")]
     pub(crate) metrics_listen: SocketAddr,
-    /// A namespace and how firmly it is opted in: enabled, required or held. May be given several times. Default:
+    /// A namespace and its failure mode: enabled, required or held. May be given several times. Default:
     /// default=enabled.
     #[arg(long = "namespace", value_name = "NAME=LEVEL")]
     pub(crate) namespaces: Vec<NamespaceArg>,
-    /// More namespaces, with their labels and annotations: Namespace objects, or a map such as {shop: required}.
+    /// A file with more namespaces: Namespace objects with labels and annotations, or a map such as {shop: required}.
     #[arg(long, alias = "namespace-file", value_name = "FILE")]
     pub(crate) namespaces_file: Option<PathBuf>,
-    /// Folder for the certificate to trust and the samples. Default: a new one, which is removed at the end.
+    /// Folder for the CA certificate and the samples. Default: a temporary folder, which is removed at the end.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) folder: Option<PathBuf>,
     #[command(flatten)]

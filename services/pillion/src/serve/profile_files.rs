@@ -113,7 +113,7 @@ mod tests {
         write(dir.path(), "two", "two:1");
         let mut files = ProfileFiles::new(vec![dir.path().to_owned()]);
         assert_eq!(names(&files.load_if_changed().unwrap().changed), ["one", "two"]);
-        assert!(files.load_if_changed().is_none(), "nothing has changed");
+        assert!(files.load_if_changed().is_none(), "the files are unchanged");
 
         write(dir.path(), "one", "one:2");
         assert_eq!(names(&files.load_if_changed().unwrap().changed), ["one"]);

@@ -1,5 +1,5 @@
-//! A request that shows an injection, and the folder into which `dev` writes it: a pod that requests an existing profile, in
-//! a namespace that is opted in.
+//! A request that shows an injection, and the folder into which `dev` writes it: a pod that requests an existing
+//! profile, in a namespace that is opted in.
 //!
 //! The engine chooses the pod: candidates are decided until one is injected, so that the printed commands work with any
 //! profiles.
@@ -92,7 +92,8 @@ const REVIEW: &str = "review.json";
 /// The sample pod.
 const POD: &str = "pod.yaml";
 
-/// The folder into which `dev` writes files for people: the CA to trust, a sample request, a sample pod. It is removed when the process ends, unless the user gave it.
+/// The folder into which `dev` writes files for its user: the CA to trust, a sample request, a sample pod. It is
+/// removed when the process ends, unless the user gave it.
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,

@@ -1,6 +1,7 @@
 //! The two ports of a replica: admission over TLS, and operations (probes and metrics) in clear text.
 //!
-//! The operations port has a thread of its own. A busy process must not appear dead to a probe that waits behind its work.
+//! The operations port has a thread of its own. A busy process must not appear dead to a probe that waits behind its
+//! work.
 
 use std::io;
 use std::net::SocketAddr;
@@ -272,7 +273,7 @@ mod tests {
 
         drain.cancel();
         runtime.block_on(async { tokio::time::timeout(LIMIT, serving).await.unwrap().unwrap().unwrap() });
-        assert!(probe(address).is_err(), "it ends with the rest");
+        assert!(probe(address).is_err(), "the operations port ends with admission");
     }
 
     #[test]

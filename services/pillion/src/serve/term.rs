@@ -337,7 +337,7 @@ mod tests {
         running.spawn(std::future::pending());
         let began = Instant::now();
         failures.end_of_term(&mut running, stop).await;
-        assert_eq!(running.len(), 1, "the other task goes on");
+        assert_eq!(running.len(), 1, "the other task continues");
         began.elapsed()
     }
 
@@ -345,11 +345,11 @@ mod tests {
     async fn task_that_fails_in_each_term_leaves_time_to_others() {
         let (failures, stop) = (Failures::default(), CancellationToken::new());
         let second = Duration::from_secs(1);
-        assert_eq!(term(&failures, &stop).await, second, "a new term may mend it");
+        assert_eq!(term(&failures, &stop).await, second, "the first failure ends the term");
         assert_eq!(term(&failures, &stop).await, second + WITHOUT);
         assert_eq!(term(&failures, &stop).await, second + WITHOUT);
         sleep(AGAIN).await;
-        assert_eq!(term(&failures, &stop).await, second, "that was long ago");
+        assert_eq!(term(&failures, &stop).await, second, "an old failure is ignored");
         // A term that is stopped ends at once.
         let stopped = stop.clone();
         tokio::spawn(async move {

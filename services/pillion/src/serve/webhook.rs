@@ -57,8 +57,8 @@ pub(crate) struct WebhookArgs {
     /// Where /livez, /readyz and /metrics are served, in clear text.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9090", env = "PILLION_METRICS_LISTEN")]
     pub(crate) metrics_listen: SocketAddr,
-    /// The release that this is a replica of: its namespace and its name. Its ConfigMap is the kill switch. Without it there
-    /// is none.
+    /// The release that this is a replica of: its namespace and its name. Its ConfigMap is the kill switch. Without it
+    /// there is none.
     #[arg(long, value_name = "NAMESPACE/NAME", env = "PILLION_RELEASE", value_parser = args::release)]
     pub(crate) release: Option<Release>,
     /// What is served: the revisions that the controller publishes, or, without a controller, profiles as they stand.
@@ -70,8 +70,8 @@ pub(crate) struct WebhookArgs {
     /// Default: what the policy file says, else 10.
     #[arg(long, value_name = "SECONDS", env = "PILLION_DRAIN_MINIMUM")]
     pub(crate) drain_minimum: Option<u64>,
-    /// After being asked to end, wait no longer than this for connections to go. The API server keeps idle ones for 90 s.
-    /// Default: what the policy file says, else 100.
+    /// After being asked to end, wait no longer than this for connections to go. The API server keeps idle ones for 90
+    /// s. Default: what the policy file says, else 100.
     #[arg(long, value_name = "SECONDS", env = "PILLION_DRAIN_DEADLINE")]
     pub(crate) drain_deadline: Option<u64>,
     /// Check flags, policy file, certificates and kubeconfig as far as they are given, print the policy with all its
@@ -84,12 +84,12 @@ pub(crate) struct WebhookArgs {
     pub(crate) traces: TraceArgs,
 }
 
-/// Where profiles are taken from.
+/// The source of profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ProfileSource {
-    /// What the controller has accepted and publishes.
+    /// The revisions that the controller publishes.
     Revisions,
-    /// What is stored: each replica compiles it by itself.
+    /// The stored profiles, which each replica compiles itself.
     Profiles,
 }
 

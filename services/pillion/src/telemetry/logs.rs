@@ -28,7 +28,7 @@ const DETAILED: &str = "info,pillion=debug,pillion_webhook=debug,pillion_control
 /// How long the detailed level lasts.
 const DETAILED_FOR: Duration = Duration::from_mins(10);
 
-/// How the program tells what it does.
+/// Arguments for logging.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Logs")]
 #[expect(clippy::doc_markdown, reason = "the text is shown in a terminal as it is")]
@@ -36,8 +36,8 @@ pub(crate) struct LogArgs {
     /// How log lines look. They go to standard error.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "PILLION_LOG_FORMAT", value_name = "FORMAT")]
     pub(crate) log_format: LogFormat,
-    /// What is logged: error, warn, info, debug, trace or off; also by part, as in "info,pillion_control=debug". Default:
-    /// what the policy file says, else info; for dev also each decision.
+    /// What is logged: error, warn, info, debug, trace or off; also by part, as in "info,pillion_control=debug".
+    /// Default: what the policy file says, else info; for dev also each decision.
     #[arg(long, global = true, env = "PILLION_LOG_LEVEL", value_name = "LEVEL")]
     pub(crate) log_level: Option<String>,
 }
@@ -224,7 +224,7 @@ mod tests {
         raise();
         becomes(true).await;
         level.set("error");
-        assert!(shown(&level).contains("pillion_webhook=debug"), "the file waits until the detail ends");
+        assert!(shown(&level).contains("pillion_webhook=debug"), "the policy's level applies after the detailed level");
         raise();
         becomes(false).await;
         assert!(shown(&level).contains("error"), "{}", shown(&level));

@@ -1,4 +1,4 @@
-//! Sends spans to one collector by OTLP over gRPC: a share of the requests, and those that ended badly.
+//! Sends spans to one collector by OTLP over gRPC: those of a share of the requests, and of failed requests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::export::{CountedProcessor, SpanMetrics};
 
-/// Where traces go.
+/// Arguments for tracing.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Traces")]
 pub(crate) struct TraceArgs {
@@ -32,8 +32,8 @@ pub(crate) struct TraceArgs {
     /// The authority to trust an https:// endpoint by, PEM. Default: those of the system.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
     pub(crate) otlp_ca: Option<PathBuf>,
-    /// Share of the requests that are traced, 0 to 1, where the API server has not decided it already. Default: what the
-    /// policy file says, else 0.01.
+    /// Share of the requests that are traced, 0 to 1, where the API server has not decided it already. Default: what
+    /// the policy file says, else 0.01.
     #[arg(long, env = "PILLION_TRACE_RATIO", value_name = "SHARE", value_parser = ratio)]
     pub(crate) trace_ratio: Option<f64>,
 }
@@ -274,10 +274,10 @@ mod tests {
     fn failed_requests_are_sampled_up_to_rate() {
         let sampling = sampling(0.0, 3);
         let error = [KeyValue::new(SAMPLED_FOR, "error")];
-        assert!(samples(&sampling, Some(false), &error), "although its sender had said no");
+        assert!(samples(&sampling, Some(false), &error), "the caller's decision not to sample is overridden");
         let now = Instant::now();
         let taken = |now| (0..10).filter(|_| sampling.takes_error(now)).count();
-        assert_eq!(taken(now), 2, "one was taken");
+        assert_eq!(taken(now), 2, "one of three was sampled before");
         assert_eq!(taken(now + Duration::from_secs(1)), 3);
         assert_eq!(taken(now + Duration::from_millis(1_900)), 0);
     }

@@ -29,28 +29,28 @@ pub(crate) struct TestArgs {
     /// Folders of profiles, folders that hold such folders, or single files of cases.
     #[arg(value_name = "PATH", default_value = "profiles")]
     paths: Vec<PathBuf>,
-    /// Only cases whose name has this text in it, in any case of letters.
+    /// Run only test cases whose name contains this text, ignoring case.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Write what is into cases that say otherwise: their `result`, and that of cases that expect nothing yet. Then they are
-    /// run. Look at the difference before you keep it.
+    /// Write actual results into failing test cases: replaces `result`, and adds it to cases without expectations. Then
+    /// the cases are run. Review the changes before you keep them.
     #[arg(long)]
     update: bool,
-    /// How the result is printed.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Output::Text, value_name = "FORMAT")]
     output: Output,
 }
 
-/// How the result is printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Output {
-    /// For people: a line a folder, and each case that is not as it says with the places where it is not.
+    /// For people: one line for each folder, and each failed test case with its differences.
     Text,
     /// For programs: one JSON object with folders, passed, failed and problems.
     Json,
-    /// For build servers: XML as of `JUnit`.
+    /// For build servers: `JUnit` XML.
     Junit,
-    /// For GitHub Actions: what is wrong, as annotations at its place.
+    /// For GitHub Actions: failures as annotations at their lines.
     Github,
 }
 

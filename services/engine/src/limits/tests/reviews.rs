@@ -1,4 +1,4 @@
-//! Limits in the decisions of whole reviews.
+//! Tests limits in the decisions of whole reviews.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Which fields may change, and how much may be added.
+//! Tests which fields may change, and how much may be added.
 
 use std::time::{Duration, Instant};
 
@@ -201,7 +201,7 @@ fn volumes_are_of_kinds_that_are_allowed() {
         let before = with(pod(), &[("/spec/volumes/1", json!({"name": "v", "image": {"reference": "a"}}))]);
         let changed = with(before.clone(), &[("/spec/volumes/1", volume)]);
         assert_eq!(limit(case, &before, &changed), expected, "{source}");
-        // A pod that already has one may still be changed.
+        // A pod that already exceeds the limit may still be changed.
         let beside = with(added.clone(), &[("/metadata/annotations/x", json!("y"))]);
         assert_eq!(limit(case, &added, &beside), None, "{source}");
     }

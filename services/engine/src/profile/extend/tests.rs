@@ -1,6 +1,6 @@
-//! How each part of a child merges into its parent, and the errors of invalid chains.
+//! Tests the merge of each part of a child into its parent, and the errors of invalid chains.
 
-#![expect(clippy::needless_pass_by_value, reason = "the cases are written where they are used")]
+#![expect(clippy::needless_pass_by_value, reason = "calls can contain `json!` without a reference")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -648,7 +648,7 @@ fn child_injects_parents_sidecar_with_own_value() {
     assert_eq!(inject(child(json!({})), "prod"), None);
     let raised = child(json!({"parameters": [{"name": "level", "default": 3}]}));
     assert_eq!(inject(raised.clone(), "prod").as_deref(), Some("agent:1"));
-    assert_eq!(inject(raised, "test"), None, "the platform's profile is not for this namespace");
+    assert_eq!(inject(raised, "test"), None, "the platform's profile does not select this namespace");
 }
 
 #[test]
@@ -670,7 +670,7 @@ fn namespace_value_merges_with_pod_values() {
         patched(&snapshot)["metadata"]["labels"]["x"] == "y"
     };
     assert!(matches("Merge"));
-    assert!(!matches("Replace"), "the pod's value hides the namespace's");
+    assert!(!matches("Replace"), "the pod's value replaces the namespace's");
 }
 
 /// Returns the image of the sidecar in a pod of `team-a`.

@@ -1,4 +1,4 @@
-//! The list of considered profiles.
+//! Tests the list of considered profiles.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn profile(name: &ProfileName, spec: &Json) -> Arc<crate::profile::CompiledProfi
     Arc::new(compile(name, &serde_json::from_value(spec.clone()).unwrap()).unwrap())
 }
 
-/// The profiles that were considered for a pod of the namespace `shop` with these annotations.
+/// Returns the profiles that are considered for a pod of the namespace `shop` with these annotations.
 fn considered(annotations: &Json) -> Vec<Considered> {
     let template = json!({"metadata": {"annotations": {"a/b": "${params.level}"}}});
     let everybody = json!(["Pod", "ServiceAccount", "Namespace"]);
@@ -58,7 +58,7 @@ fn considered_lists_profiles_with_standing() {
     let told: Vec<_> = all.iter().map(|one| (one.profile.display_name(), one.standing)).collect();
     let expected = [
         ("set", Standing::Asked),
-        // One of the namespace's own is for all of its pods, unless it says otherwise.
+        // By default, a namespaced profile applies to all pods of its namespace.
         ("shop/own", Standing::Asked),
         ("other", Standing::NotAsked),
         ("selective", Standing::NamespaceSelector),

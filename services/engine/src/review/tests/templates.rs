@@ -1,4 +1,4 @@
-//! What templates make of objects, and where they keep out.
+//! Tests the changes that templates make to objects, and the values that they leave alone.
 
 use super::*;
 
@@ -101,7 +101,7 @@ fn a_pod_for_windows_gets_no_linux_container() {
     }
 }
 
-/// A profile that speaks of what the object has already.
+/// Returns a profile that sets fields which the object already has.
 fn overriding(rule: &str) -> Json {
     json!({"activation": "Always", "template": {
         "metadata": {"labels": {"tier": {"$value": "gold", "$conflict": rule}}},
@@ -131,8 +131,8 @@ fn a_conflict_is_decided_as_the_template_says() {
     let originals = json!([["/metadata/labels/tier", "mine"], ["/spec/terminationGracePeriodSeconds", 5]]);
     assert_eq!(record["profiles"][0]["replaced"], originals);
 
-    // A second pass is empty, also for a profile that goes by the label that was replaced; and it replaces again what
-    // others set in between.
+    // A second pass changes nothing, even if the profile selects objects by the replaced label. If another writer
+    // changed a value in between, the pass replaces it again.
     let mut selective = overriding("Replace");
     selective["objectSelector"] = json!({"matchLabels": {"tier": "mine"}});
     let first = inject(&object, &[("p", selective.clone())]);
@@ -224,7 +224,7 @@ fn what_is_joined_is_added_once() {
     let app = &first.object["spec"]["containers"][0];
     assert_eq!(app["args"], json!(["--x", "--y"]));
     assert_eq!(app["env"][0]["value"], "-Xmx1g -agent");
-    assert_eq!(app["env"][1], object["spec"]["containers"][0]["env"][1], "a reference stays");
+    assert_eq!(app["env"][1], object["spec"]["containers"][0]["env"][1], "a variable with valueFrom is unchanged");
     assert_eq!(app["env"][2], json!({"name": "NEW", "value": "v"}));
     let second = inject(&first.object, &[("p", profile)]);
     assert_eq!(second.decided.patch.map(|patch| String::from_utf8(patch).unwrap()), None);

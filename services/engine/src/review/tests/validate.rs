@@ -1,4 +1,4 @@
-//! Reviews on the validating path, from their bytes to the bytes of the answer.
+//! Tests reviews on the validating path, from the request's body to the response's body.
 
 use std::sync::Arc;
 
@@ -56,12 +56,12 @@ fn decide(review: &Json, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts)
     (decided, answer["response"].clone())
 }
 
-/// What is answered for a pod that is created.
+/// Returns the decision and the response for the creation of a pod.
 fn validate(object: &Json, profiles: &[(&str, Json)]) -> (Decided, Json) {
     decide(&review_of("pods", "CREATE", object, &Json::Null), VALIDATE, &snapshot(profiles), &Facts::default())
 }
 
-/// The profile of the language's specification that allows no environment variables.
+/// Returns the profile from the language specification that forbids environment variables.
 fn deny_env() -> Json {
     json!({
         "target": {"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["CREATE", "UPDATE"]},
@@ -130,7 +130,7 @@ fn all_that_do_not_hold_are_told() {
         validate(&pod(), &[("a", spec), ("b", one(&json!({"expression": "false", "message": "third"})))]);
     let message = response["status"]["message"].as_str().unwrap();
     assert!(message.ends_with("profile a: first; second; profile b: third"), "{message}");
-    assert_eq!(response["status"]["code"], 422, "the first one's");
+    assert_eq!(response["status"]["code"], 422, "the code of the first denial");
     assert_eq!(response["status"]["details"]["causes"].as_array().unwrap().len(), 3);
     assert_eq!(decided.decision.validations.iter().map(|failed| failed.index).collect::<Vec<_>>(), [0, 2, 0]);
 }
@@ -229,7 +229,7 @@ fn only_genuine_record_marks_containers_as_ours() {
     let snapshot = snapshot(&profiles);
     let review = review_of("pods", "CREATE", &object, &Json::Null);
     let (decided, _) = decide(&review, MUTATE, &snapshot, &Facts::default());
-    assert_eq!(decided.decision.profiles.len(), 1, "a profile with validations alone has no part in injecting");
+    assert_eq!(decided.decision.profiles.len(), 1, "a profile with only validations injects nothing");
     let patch: json_patch::Patch = serde_json::from_slice(&decided.patch.unwrap()).unwrap();
     json_patch::patch(&mut object, &patch).unwrap();
     let allowed = |object: &Json| {
@@ -241,13 +241,13 @@ fn only_genuine_record_marks_containers_as_ours() {
     let named = json!({"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}});
     forged["metadata"]["managedFields"][0]["fieldsV1"] = named;
     assert!(!allowed(&forged));
-    // The command line has no managedFields, and takes the record as it is.
+    // On the command line, objects have no managedFields, and every record is trusted.
     forged["metadata"].as_object_mut().unwrap().remove("managedFields");
     let review = review_of("pods", "CREATE", &forged, &Json::Null);
     let facts = Facts { record_trust: RecordTrust::AsFound, ..Facts::default() };
     assert_eq!(decide(&review, VALIDATE, &snapshot, &facts).1["allowed"], true);
 
-    // Once it is stored, an update that changes the record makes nothing ours.
+    // An update of a stored pod cannot mark containers as injected by changing the record.
     let update = |object: &Json, old: &Json| {
         decide(&review_of("pods", "UPDATE", object, old), VALIDATE, &snapshot, &Facts::default()).1["allowed"] == true
     };
@@ -351,7 +351,7 @@ fn name_of_mutating_profile_is_known() {
         assert_eq!(names, [name]);
         assert_eq!(response["warnings"], Json::Null, "{response}");
     }
-    // A tenant's own check does not stand before what the platform adds.
+    // A tenant's profile with validations does not replace the platform's template with the same key.
     let [(_, check), add] = profiles.clone();
     let own = [("team-a/check", check), add];
     let review = review_of("pods", "CREATE", &object, &Json::Null);
@@ -362,7 +362,7 @@ fn name_of_mutating_profile_is_known() {
         let names: Vec<_> = decided.decision.profiles.iter().map(|decision| decision.profile.display_name()).collect();
         assert_eq!(names, [name]);
     }
-    // A truthy word is not ambiguous between a profile that adds and one that checks.
+    // A truthy value is not ambiguous between a profile with a template and one with validations.
     object["metadata"]["annotations"] = json!({"example.com/p": "true"});
     for endpoint in [MUTATE, VALIDATE] {
         let review = review_of("pods", "CREATE", &object, &Json::Null);
@@ -371,7 +371,7 @@ fn name_of_mutating_profile_is_known() {
     }
 }
 
-/// Defaults on a custom resource, and a check of what comes of them.
+/// Returns a profile that sets defaults on a custom resource and validates the result.
 fn game_server() -> Json {
     json!({
         "target": {"group": "agones.dev", "version": "v1", "resources": ["gameservers"], "operations": ["CREATE", "UPDATE"]},

@@ -37,7 +37,7 @@ fn profile(name: &ProfileName, more: &Json) -> Arc<CompiledProfile> {
     Arc::new(whole(name, more).compile(name).unwrap())
 }
 
-/// A profile of which half of the workloads get the text `new`, and two more are kept.
+/// Returns a profile with a rollout of revision `new` to a share of the workloads, and its three stored revisions.
 fn staged(name: &ProfileName, percent: u8, more: &Json) -> (Served, [Arc<CompiledProfile>; 3]) {
     let with = |label: &str| {
         let mut spec = labelled(label);
@@ -61,7 +61,7 @@ fn pod(name: &str, annotations: &Json) -> Json {
     })
 }
 
-/// The label that the pod gets, its record, and what its author is told; and what would have to be looked up.
+/// The injected label, the patched pod, the warnings, and the lookups that the decision needs.
 struct Got {
     label: Option<String>,
     object: Json,
@@ -127,7 +127,7 @@ fn larger_share_keeps_all_workloads() {
         before = now;
     }
     assert_eq!((among(0, "proxy").len(), among(100, "proxy").len()), (0, 10_000));
-    // Of those who get the newest of one profile, a tenth get the newest of another one, and not all.
+    // Each profile's rollout selects other workloads: the overlap of two shares of 10 % is about a tenth.
     let (one, other) = (among(10, "proxy"), among(10, "logger"));
     let both = one.iter().filter(|name| other.contains(name)).count();
     assert!((50..200).contains(&both), "{both}");
@@ -166,7 +166,7 @@ fn unpromoted_profile_is_known_outside_its_share() {
 
 #[test]
 fn each_revision_has_its_own_request_keys() {
-    // The newest is asked for by another key: those who keep the promoted one ask as ever.
+    // The newest revision has another request key. Workloads with the promoted revision still use the old key.
     let name = ProfileName::cluster("proxy");
     let text = |key: &str, label: &str| {
         let mut spec = labelled(label);
@@ -215,7 +215,7 @@ fn a_pin_is_a_part_of_a_revision() {
         (first.wanted, inject(&snapshot, &object, level, looked_up))
     };
     let digits = |profile: &CompiledProfile| profile.revision()[..6].to_owned();
-    // What is at work needs no lookup.
+    // Active revisions need no lookup.
     for (pinned, expected) in [(&new, "new"), (&promoted, "promoted")] {
         let (wanted, got) = asked(&format!("proxy@{}", digits(pinned)), InjectionLevel::Enabled);
         assert_eq!((wanted.len(), got.label.as_deref(), got.warnings.len()), (0, Some(expected), 0));
@@ -232,7 +232,7 @@ fn a_pin_is_a_part_of_a_revision() {
     assert_eq!(asked("proxy@xyz", InjectionLevel::Required).1.outcome, Outcome::Denied);
     assert_eq!(asked("proxy@", InjectionLevel::Required).1.outcome, Outcome::Denied);
     let (_, got) = asked(&format!("-proxy@{}", digits(&old)), InjectionLevel::Required);
-    assert_eq!((got.label, got.outcome), (None, Outcome::Skipped), "it is dropped, whatever it is pinned to");
+    assert_eq!((got.label, got.outcome), (None, Outcome::Skipped), "the profile is dropped despite the pin");
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn parameter_child_cannot_be_pinned() {
     assert_eq!((got.label.as_deref(), got.wanted.len()), (Some("parent"), 0));
     assert!(got.warnings[0].contains("cannot be pinned"), "{:?}", got.warnings);
 
-    // Nor once it is the namespace's own, to one from before.
+    // A profile that now has a text of its own cannot be pinned to a revision that only extended the parent.
     assert_eq!(compiled(&own).limits(), Limits::Tenant);
     let own = served(&own);
     let asking = inject(&own, &object, InjectionLevel::Enabled, LookedUp::default());
@@ -311,7 +311,7 @@ fn second_pass_keeps_recorded_revision() {
     let first = inject(&before, &pod("web", &json!({})), InjectionLevel::Enabled, LookedUp::default());
     assert_eq!(first.label.as_deref(), Some("old"));
 
-    // Another one was published between, and the old one is kept.
+    // A newer revision was published in between, and the old one is still stored.
     let after = snapshot([one("new", &[old.revision()])]);
     let asking = inject(&after, &first.object, InjectionLevel::Enabled, LookedUp::default());
     let [query] = asking.wanted.as_slice() else { panic!("{:?}", asking.wanted) };
@@ -322,7 +322,7 @@ fn second_pass_keeps_recorded_revision() {
     assert_eq!(second.object, first.object, "a second pass changes nothing");
     assert!(inject(&after, &first.object, InjectionLevel::Enabled, LookedUp::default()).wanted.is_empty());
 
-    // With a rollout the promoted one is at work: nothing has to be looked up.
+    // During a rollout the promoted revision is active, so no lookup is needed.
     let stage = Stage { promoted: Some(old), percent: 100, namespaces: None };
     let rolling = snapshot([Served { stage: Some(stage), ..one("new", &[]) }]);
     let second = inject(&rolling, &first.object, InjectionLevel::Enabled, LookedUp::default());

@@ -356,7 +356,7 @@ mod tests {
         let library = Library::read(&[]);
         let platform = platform();
         for Entry { id, name, about, .. } in library.list() {
-            assert!(!about.is_empty(), "{name} does not say what it is for");
+            assert!(!about.is_empty(), "{name} has no description");
             let texts = library.texts(&id, &platform, &CancellationToken::new()).unwrap();
             let answer = run::run(&texts, &platform, library.parents(), &CancellationToken::new());
             let pod = answer.result.unwrap_or_else(|| panic!("{name}: {:?}", answer.diagnostics)).pods.remove(0);
@@ -367,7 +367,7 @@ mod tests {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles");
         let checkout = Library::read(&[folder.into()]);
         let names = |library: &Library| library.list().into_iter().map(|entry| entry.name).collect::<Vec<_>>();
-        assert_eq!(names(&checkout), names(&library), "what is shipped is what is in the folder");
+        assert_eq!(names(&checkout), names(&library), "the shipped profiles are those of the folder");
         assert!(checkout.list().iter().all(|entry| entry.group == Group::Here));
     }
 

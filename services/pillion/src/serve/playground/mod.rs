@@ -1,5 +1,5 @@
-//! The playground: a page with editors for profiles and an object, which shows the result while the user types. It is only
-//! for users of this machine: see [`guard`].
+//! The playground: a page with editors for profiles and an object, which shows the result while the user types. It is
+//! only for users of this machine: see [`guard`].
 //!
 //! * [`mod@run`]: one run: from the texts to problems or results.
 //! * [`library`]: example profiles, each with an object that requests it.
@@ -185,8 +185,8 @@ struct Asset {
     text: &'static str,
 }
 
-/// All files of the page: one document, one style sheet, a script in two files and an icon, all embedded in this program.
-/// Nothing is fetched from elsewhere, and the content security policy enforces that.
+/// All files of the page: one document, one style sheet, a script in two files and an icon, all embedded in this
+/// program. Nothing is fetched from elsewhere, and the content security policy enforces that.
 const ASSETS: [Asset; 5] = [
     Asset { path: "/", media_type: "text/html; charset=utf-8", text: include_str!("assets/index.html") },
     Asset {
@@ -330,7 +330,7 @@ mod tests {
             }
         }
         assert_eq!(playground.runs.available_permits(), 0);
-        assert!(starts.try_recv().is_err(), "the last one waits");
+        assert!(starts.try_recv().is_err(), "the last run waits for a slot");
         // A run that was given up keeps its slot until it ends.
         holds[0].1.abort();
         assert!(starts.recv_timeout(Duration::from_millis(100)).is_err());

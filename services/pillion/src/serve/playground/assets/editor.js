@@ -1,12 +1,12 @@
-// An editor: a textarea with colours, numbers of lines and marks behind it. The textarea alone is what people and readers use,
-// so that all that a browser's own field can do is there.
+// An editor: a textarea with colours, line numbers and marks behind it. Users and screen readers use only the textarea, so all
+// functions of the browser's own field work.
 
 export const $ = (id) => document.getElementById(id);
-// The height of a line in the style, and the room above the first.
+// The height of a line in the style sheet, and the padding above the first one, in pixels.
 const ROW = 20;
 const ABOVE = 10;
 
-/** An element with properties, classes and children; a child that is text stays text. */
+/** Creates an element with properties, data attributes and children. Strings become text nodes, never HTML. */
 export function h(tag, properties, ...children) {
   const element = document.createElement(tag);
   const { dataset, ...rest } = properties ?? {};
@@ -18,16 +18,16 @@ export function h(tag, properties, ...children) {
 
 // --- Colours of YAML ---------------------------------------------------------------------------------------------------
 
-// A comment; text in quotes; an expression; a key; a constant; a sign. What is none of them has no colour. A key is looked for
-// where it may begin only: a long word that is none would be gone through from each of its letters.
+// Groups: a comment, a quoted string, an expression, a key, a constant, punctuation. Other text has no colour. A key must begin
+// a word: otherwise a long word that is not a key would be searched from each of its characters.
 const TOKENS = /((?<=^|\s)#.*$)|("(?:[^"\\]|\\.)*"?|(?<![\w])'(?:[^']|'')*'?)|(\$\{[^}]*\}?)|((?<![\w$./*-])[\w$./*-]+(?=\s*:(?:\s|$)))|((?<=^|[\s[,{])(?:true|false|null|-?\d+(?:\.\d+)?)(?=$|[\s,\]}]))|([[\]{},:|>&]|-(?=\s))/g;
 const CLASSES = [null, "c", "s", "e", "k", "n", "p"];
 const EXPRESSION = /\$\{[^}]*\}?/g;
 
-/** The pieces of a line, as nodes whose text together is the line. */
+/** Returns a line as coloured nodes, whose text together is the line. */
 export function coloured(line) {
   const nodes = [];
-  // A line that is longer than anybody reads is not taken apart: the page would wait for it.
+  // A very long line gets no colours, because matching it would block the page.
   if (line.length > 2000) return [line];
   let end = 0;
   for (const match of line.matchAll(TOKENS)) {
@@ -52,7 +52,7 @@ export function coloured(line) {
 }
 
 export class Editor {
-  /** `changed` is told of every change; `reveal` brings it into sight. */
+  /** `changed` is called after every change. `reveal` makes the editor visible. */
   constructor(name, changed, reveal) {
     this.name = name;
     this.reveal = reveal;
@@ -64,7 +64,7 @@ export class Editor {
     this.lines = [];
     this.marks = [];
     this.problems = [];
-    // Tab indents only where somebody has typed since they came: who passes by on the keyboard is not held.
+    // Tab indents only if the user has typed since the focus, so that keyboard users can tab through the page.
     this.isTyping = false;
     Object.assign(this.area, { spellcheck: false, autocomplete: "off", wrap: "off" });
     this.area.setAttribute("autocapitalize", "off");
@@ -105,16 +105,16 @@ export class Editor {
     }
   }
 
-  /** Puts text in place of the selection as typing would, so that it can be taken back. */
+  /** Replaces the selection by text as typing does, so that it can be undone. */
   insert(text) {
-    // There is no other way that keeps the browser's own undo.
+    // Deprecated, but nothing else keeps the browser's undo history.
     if (!document.execCommand("insertText", false, text)) {
       this.area.setRangeText(text, this.area.selectionStart, this.area.selectionEnd, "end");
       this.area.dispatchEvent(new Event("input"));
     }
   }
 
-  /** Moves the lines of the selection by two spaces. */
+  /** Indents the selected lines by two spaces, or removes that indentation. */
   indent(isBack) {
     const { selectionStart: from, selectionEnd: to } = this.area;
     if (from === to && !isBack) return this.insert("  ");
@@ -126,7 +126,7 @@ export class Editor {
     this.area.setSelectionRange(from === to ? start + moved.length : start, start + moved.length);
   }
 
-  /** Paints what is different: of a long text one line, mostly. */
+  /** Repaints only the changed lines, which is one line in most cases. */
   repaint() {
     const lines = this.text.split("\n");
     const shown = this.paint;
@@ -145,7 +145,7 @@ export class Editor {
     this.lines = lines;
   }
 
-  /** Shows what is wrong: in the list below, at the line's number and in the text. */
+  /** Shows problems in the list below, at the line numbers and in the text. */
   show(problems) {
     this.problems = problems;
     for (const row of this.gutter.children) row.className = "";
@@ -160,10 +160,10 @@ export class Editor {
       mark.style.width = `${columns}ch`;
       this.marks.push(mark);
     }
-    // Behind the rows, whose places are counted.
+    // Marks follow the rows, because rows are accessed by index.
     this.paint.append(...this.marks);
     const list = $(`${this.name}-problems`);
-    // Who is in the list when it changes is not sent to the top of the page.
+    // If the focus is in the list, it moves to the editor. Otherwise the browser would reset it to the top of the page.
     if (list.contains(document.activeElement)) this.area.focus({ preventScroll: true });
     list.hidden = problems.length === 0;
     list.replaceChildren(...problems.map((problem) => h("li", {}, this.entry(problem))));
@@ -190,7 +190,7 @@ export class Editor {
     this.reveal();
     const row = (problem.line ?? 1) - 1;
     const start = this.lines.slice(0, row).reduce((sum, line) => sum + line.length + 1, 0);
-    // Columns are counted in characters, of which some are two units of a string here.
+    // Columns count characters, and some characters are two units of a JavaScript string.
     const units = (column) => [...(this.lines[row] ?? "")].slice(0, column - 1).join("").length;
     const column = problem.column ?? 1;
     this.area.focus({ preventScroll: true });

@@ -1,12 +1,12 @@
-// The playground. Texts are sent to the server as one types, and what it says of them is shown. Nothing that comes from a
-// text or a server becomes HTML: all of it is put in as text.
+// The playground. Sends the texts to the server while the user types, and shows the response. Content of texts and responses
+// is inserted as text nodes, never as HTML.
 
 import { $, Editor, coloured, h } from "./editor.js";
 
 const EDITORS = ["profile", "object", "namespace", "parameters"];
-// How long to wait for the next key before asking.
+// The delay after the last key before a run, in milliseconds.
 const PAUSE_MS = 160;
-// How large a text from a link may be: what the server takes.
+// The maximum size of the texts in a link, in bytes: the server's limit.
 const MAX_LINK_BYTES = 2 * 1024 * 1024;
 
 const AWAY = "pillion dev does not answer: is it still running?";
@@ -26,7 +26,7 @@ function select(tab) {
   }
 }
 
-/** Brings an editor into sight, which may be behind another tab. */
+/** Makes an editor visible, which may be behind another tab. */
 function reveal(name) {
   const tab = $(`${name}-tab`);
   if (tab) select(tab);
@@ -46,12 +46,12 @@ for (const tab of document.querySelectorAll('[role="tab"]')) {
   });
 }
 
-// --- What comes of it --------------------------------------------------------------------------------------------------
+// --- Result ------------------------------------------------------------------------------------------------------------
 
 const code = (rows) => h("div", { className: "code" }, rows);
 const empty = (text) => h("p", { className: "empty" }, text);
 
-/** How a pod came out: the word, how good it is, and why. */
+/** Returns the outcome of a pod: its label, its grade and its reason. */
 function outcome(pod) {
   if (pod.refused) return ["Refused", "bad", pod.refused];
   const { outcome, message } = pod.decision;
@@ -71,7 +71,7 @@ function outcomes(result) {
   });
 }
 
-/** The manifest behind it; lines that are new are marked as such, for eyes and for readers. */
+/** Returns the injected manifest. Added lines are `ins` elements, which screen readers announce. */
 function injected(result) {
   const added = new Set();
   for (const hunk of result.diff) {
@@ -95,7 +95,7 @@ function difference(result) {
   ]));
 }
 
-/** The patch of each object that has one, an operation a line where it fits. */
+/** Returns the patches of all changed objects as indented JSON. */
 function patchText(result) {
   const patches = result.patches.filter((patch) => patch.length > 0);
   return patches.map((patch) => JSON.stringify(patch, null, 2)).join("\n");
@@ -168,7 +168,7 @@ function showResult(result) {
   $("result").classList.remove("stale");
 }
 
-/** Says that there is no answer to the texts as they are. What is shown stays, as it helps to see what is wrong. */
+/** Shows why there is no result for the current texts. The last result stays visible, because it helps to find the mistake. */
 function showNone(why) {
   const row = h("div", { className: "outcome now" }, h("span", { className: "badge bad" }, "Not run"),
     h("p", {}, why, last ? " Below is what came of the texts before." : ""));
@@ -177,7 +177,7 @@ function showNone(why) {
   $("result").classList.add("stale");
 }
 
-/** What is said to who does not see the page, and stands at its foot. */
+/** Sets the status line at the foot of the page, which screen readers announce. */
 function say(text) {
   if ($("status").textContent !== text) $("status").textContent = text;
 }
@@ -190,14 +190,14 @@ function summary(result, problems, ms) {
   return `${words}, ${counted(added, "line")} added${warned}.`;
 }
 
-// --- Asking ------------------------------------------------------------------------------------------------------------
+// --- Requests ----------------------------------------------------------------------------------------------------------
 
 let timer = 0;
 let asking = null;
 
 const texts = () => Object.fromEntries(EDITORS.map((name) => [name, editors[name].text]));
 
-/** What the server answers. It throws what to tell if that is not what was asked for, or an AbortError. */
+/** Returns the server's response. Throws an error with a message for the user, or an AbortError. */
 async function fetched(address, options) {
   let response;
   let body;
@@ -212,17 +212,17 @@ async function fetched(address, options) {
   return answer;
 }
 
-/** Asks once there was no key for a moment. */
+/** Starts a run after a short pause in typing. */
 function changed() {
   document.body.dataset.state = "asking";
   remember();
-  // The address stands for other texts than these now.
+  // The link in the address no longer matches the texts.
   if (location.hash !== "") history.replaceState(null, "", location.pathname);
   clearTimeout(timer);
   timer = setTimeout(ask, PAUSE_MS);
 }
 
-/** Gives up what was asked and is not answered, and what was about to be asked: other texts count now. */
+/** Cancels the current and the scheduled run, because the texts have changed. Returns the controller of the next run. */
 function giveUp() {
   clearTimeout(timer);
   asking?.abort();
@@ -276,20 +276,20 @@ function show({ diagnostics, result }, ms) {
   say(`${counted(errors.length, "problem")}. ${place}: ${first.message}`);
 }
 
-// --- Examples, links, memory -------------------------------------------------------------------------------------------
+// --- Examples, links, storage ------------------------------------------------------------------------------------------
 
 const editors = Object.fromEntries(EDITORS.map((name) => [name, new Editor(name, changed, () => reveal(name))]));
-// The texts as they were put in, and those of somebody's own that others were put in place of.
+// `loaded`: the texts as last loaded. `replaced`: the user's own texts that a later load replaced.
 let loaded = JSON.stringify(texts());
 let replaced = null;
 let isHeld = false;
 
-/** Puts texts in. `isOwn`: somebody has written them here. `isFromLink`: they are shown, and run once somebody says so. */
+/** Loads texts. `isOwn`: the user wrote them here. `isFromLink`: they are shown, and run only once the user confirms. */
 async function load(all, { isOwn = false, isFromLink = false } = {}) {
   const before = JSON.stringify(texts());
   for (const name of EDITORS) editors[name].text = typeof all[name] === "string" ? all[name] : "";
   const now = JSON.stringify(texts());
-  // What somebody has written is not lost by looking at something else.
+  // The user's own texts are kept, so that loading others does not lose them.
   if (before !== loaded && before !== now) replaced = JSON.parse(before);
   $("restore").hidden = replaced === null;
   loaded = isOwn ? null : now;
@@ -297,7 +297,7 @@ async function load(all, { isOwn = false, isFromLink = false } = {}) {
     await ask();
     return;
   }
-  // Any page can lead here by a link: what it brings costs nothing before somebody has seen it.
+  // Any page can link here, so texts from a link are not run before the user has seen them.
   giveUp();
   hold(true);
   if (last) $("result").classList.add("stale");
@@ -305,7 +305,7 @@ async function load(all, { isOwn = false, isFromLink = false } = {}) {
   say("A link brought these texts. They are not run yet.");
 }
 
-/** Has texts wait for somebody to say that they are to be run, or no more. */
+/** Sets whether the texts wait for the user's confirmation to run. */
 function hold(isIt) {
   isHeld = isIt;
   $("linked").hidden = !isIt;
@@ -317,7 +317,7 @@ function remember() {
     const isOwn = JSON.stringify(texts()) !== loaded;
     sessionStorage.setItem("texts", JSON.stringify({ ...texts(), example: $("examples").value, isOwn, isHeld, replaced }));
   } catch {
-    // The texts are too large to be kept, or the browser keeps nothing: then they are there until the page is left.
+    // The texts are too large, or the browser has no storage: they are lost when the user leaves the page.
   }
 }
 
@@ -340,7 +340,7 @@ function describe() {
 let choosing = null;
 
 async function loadExample(id) {
-  // What was chosen last is what is loaded, whatever is answered last.
+  // The last chosen example is loaded, even if the response to an earlier choice arrives later.
   choosing?.abort();
   const own = (choosing = new AbortController());
   let example;
@@ -358,7 +358,7 @@ async function loadExample(id) {
 
 const transformed = (bytes, stream) => new Response(new Blob([bytes]).stream().pipeThrough(stream));
 
-/** The texts as a part of a link that no server is ever sent. */
+/** Returns the texts as a URL fragment, which browsers never send to a server. */
 async function toLink() {
   const bytes = await transformed(JSON.stringify(texts()), new CompressionStream("deflate-raw")).arrayBuffer();
   const letters = btoa(Array.from(new Uint8Array(bytes), (byte) => String.fromCharCode(byte)).join(""));
@@ -370,7 +370,7 @@ async function fromLink(fragment) {
   try {
     const letters = atob(fragment.slice(4).replaceAll("-", "+").replaceAll("_", "/"));
     const stream = transformed(Uint8Array.from(letters, (letter) => letter.charCodeAt(0)), new DecompressionStream("deflate-raw"));
-    // A few letters can stand for any amount of text: no more is taken than could be sent.
+    // Compressed data can expand to any size, so it is limited to what the server accepts.
     const chunks = [];
     const reader = stream.body.getReader();
     for (let size = 0, next = await reader.read(); !next.done; next = await reader.read()) {
@@ -411,7 +411,7 @@ function theme(choice) {
   else document.documentElement.dataset.theme = choice;
 }
 
-/** Goes to the next problem, or the one before. */
+/** Goes to the next or the previous problem. */
 function step(isBack) {
   const all = Object.values(editors).flatMap((editor) => editor.problems.map((problem) => [editor, problem]));
   if (all.length === 0) return;
@@ -428,7 +428,7 @@ async function start() {
     document.querySelector(`[name="theme"][value="${CSS.escape(choice)}"]`)?.click();
     kept = JSON.parse(sessionStorage.getItem("texts"));
   } catch {
-    // Without memory it starts as it does the first time.
+    // Without storage, the page starts like on the first visit.
   }
   const examples = await readExamples();
   const linked = await fromLink(location.hash);
@@ -436,7 +436,7 @@ async function start() {
   const offered = own.length > 0 ? own : examples;
   const first = offered.find((one) => one.name === "nginx") ?? offered[0];
   replaced = kept?.replaced ?? null;
-  // What was run in this tab before is no news, also if the address has it.
+  // Texts that this tab already had keep their state, even if they are in the address.
   const isKept = kept && (!linked || EDITORS.every((name) => (linked[name] ?? "") === (kept[name] ?? "")));
   if (isKept) {
     $("examples").value = kept.example ?? "";
@@ -447,7 +447,7 @@ async function start() {
     await loadLink(linked);
   } else if (first) {
     await loadExample(first.id);
-    // Without an answer there is nothing to wait for.
+    // If the example could not be loaded, nothing is pending.
     if (document.body.dataset.state === undefined) document.body.dataset.state = "done";
   }
 }
@@ -481,7 +481,7 @@ for (const input of document.querySelectorAll('[name="theme"]')) {
     try {
       localStorage.setItem("theme", input.value);
     } catch {
-      // It holds until the page is left.
+      // Without storage, the choice lasts until the user leaves the page.
     }
   });
 }
