@@ -92,7 +92,7 @@ pub struct Admission {
     pub look_ups: Option<LookUps>,
     /// The platform's settings, replaced as a whole when their file changes.
     pub policy: Arc<ArcSwap<Policy>>,
-    /// Turns all decisions off.
+    /// The kill switch.
     pub switch: Switch,
     /// Counts requests and decisions.
     pub metrics: Arc<Metrics>,
@@ -157,7 +157,7 @@ pub(crate) enum Next {
 }
 
 /// The maximum age of a cached namespace that settles a contradiction. Without a cache, each pod of a namespace would
-/// cost a request while replicas see other opt-in labels than the controller.
+/// cost a request to the API server while replicas and the controller see different opt-in labels.
 const CONTRADICTION_FRESH_FOR: Duration = Duration::from_secs(1);
 
 impl Admission {

@@ -153,7 +153,8 @@ impl Sender {
 /// Reads the body. A body that arrives in a single piece is not copied.
 ///
 /// After a rejection, the rest is read and discarded, so that the client finishes writing and reads the response.
-/// Draining is limited to twice the limit's bytes and to the same time, or to a short time if memory is exhausted.
+/// Draining stops after twice the body limit, or when the time limit ends. If memory is exhausted, it stops after a
+/// short time.
 pub(crate) async fn read(
     mut body: Body,
     limits: Limits,
@@ -219,7 +220,8 @@ impl<'s> Reading<'s> {
         let mut piece = Some(second);
         while let Some(bytes) = piece {
             self.append(&mut whole, &bytes, upper_bound(body), limit).await?;
-            // A large body yields first: reading it takes as long as answering several small ones.
+            // Lets other tasks run while a large body arrives: reading it takes as long as answering several small
+            // ones.
             if whole.len() > SMALL {
                 yield_now().await;
             }
@@ -339,21 +341,21 @@ mod tests {
         Shared { budget: Budget::new(memory, gauge), unfinished }
     }
 
-    /// [`super::read`] with ample memory.
+    /// Calls [`super::read`] with ample memory.
     async fn read(body: Body, limits: Limits, waits: bool) -> Result<Bytes, BodyError> {
         let shared = shared(64 * SMALL, Gauge::default(), 8);
         let sender = Sender { needs_draining: !waits, ..SENDER };
         super::read(body, limits, &shared, sender).await.map(|whole| whole.bytes)
     }
 
-    /// A body that never ends: it has this many pieces, and none is available at once.
+    /// Returns a body that never ends. It has this many pieces, and none is available at once.
     fn stalled(pieces: usize, bytes: usize) -> Body {
         let piece = Bytes::from(vec![b'x'; bytes]);
         let pieces = stream::iter(0..pieces).map(move |_| Ok::<_, Infallible>(piece.clone()));
         Body::from_stream(pieces.chain(stream::pending()))
     }
 
-    /// A body of unknown length, piece by piece.
+    /// Returns a body of unknown length with these pieces.
     fn pieces(pieces: &[&'static str]) -> Body {
         let pieces: Vec<_> =
             pieces.iter().map(|piece| Ok::<_, Infallible>(Bytes::from_static(piece.as_bytes()))).collect();
@@ -471,7 +473,7 @@ mod tests {
             assert_eq!(super::read(body, LIMITS, &shared, SENDER).await.unwrap().bytes, "abc");
         }
         let error = super::read(stalled(1, 1), LIMITS, &shared, SENDER).await.unwrap_err();
-        assert!(matches!(error, BodyError::Shed(Shed::Unfinished)), "there is no room for one that stalls");
+        assert!(matches!(error, BodyError::Shed(Shed::Unfinished)), "a stalled body exceeds the bound");
     }
 
     #[tokio::test]
@@ -493,7 +495,7 @@ mod tests {
         let mut reading = futures::future::join_all(reading);
         let whole = super::read(Body::from(vec![b'x'; SMALL / 2]), limits, &shared, sender);
         let whole = tokio::select! {
-            _ = &mut reading => panic!("only two are given up"),
+            _ = &mut reading => panic!("only two bodies may be evicted"),
             whole = whole => whole,
         };
         assert_eq!(whole.unwrap().bytes.len(), SMALL / 2);
@@ -507,8 +509,12 @@ mod tests {
         let (mut one, mut other, mut small) = (budget.share(), budget.share(), budget.share());
         one.grow_to(2 * SMALL).unwrap();
         other.grow_to(SMALL).unwrap();
-        assert_eq!(other.grow_to(SMALL + 1), Err(Exhausted { missing: 1 }), "a large one leaves a quarter");
-        assert_eq!(gauge.get(), i64::try_from(3 * SMALL).unwrap(), "what was refused was not taken");
+        assert_eq!(
+            other.grow_to(SMALL + 1),
+            Err(Exhausted { missing: 1 }),
+            "a large body leaves a quarter of the budget"
+        );
+        assert_eq!(gauge.get(), i64::try_from(3 * SMALL).unwrap(), "a refused reservation takes no memory");
         small.grow_to(SMALL).unwrap();
         assert_eq!(budget.share().grow_to(1), Err(Exhausted { missing: 1 }));
         small.grow_to(1).unwrap();

@@ -1,4 +1,4 @@
-//! Authenticates clients: with a CA, only its certificates are accepted; by default every client is.
+//! Authenticates clients by certificate, if there is a CA for clients. By default every client is accepted.
 //!
 //! An invalid certificate (expired, of another CA, not for clients) fails the TLS handshake. A client without a
 //! certificate gets a 401 after its request's head, so that the API server's log says what is missing. The body of such
@@ -97,7 +97,7 @@ struct Authority {
     verifier: Arc<dyn ClientCertVerifier>,
 }
 
-/// The authenticated state of a connection's client.
+/// The result of authenticating a connection's client.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     refusal: Option<Arc<Refusal>>,
@@ -232,7 +232,8 @@ impl ClientCertVerifier for ClientCertificates {
         false
     }
 
-    /// No hints: a client with a certificate of another CA then shows it, and gets an error that says so.
+    /// Sends no CA names as hints. So a client with a certificate of another CA shows it, and gets an error that says
+    /// so.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

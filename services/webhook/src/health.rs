@@ -1,8 +1,8 @@
 //! Readiness of the process, and the operations port: liveness, readiness and metrics.
 //!
-//! [`Readiness`] is a value. A component that must finish something before requests arrive registers by name and sets
-//! itself ready. `/readyz` returns the names of the components that are not ready, and [`once_ready`] rejects requests
-//! until all have been ready once.
+//! A component that must finish something before requests arrive registers by name with [`Readiness`] and sets itself
+//! ready. `/readyz` returns the names of the components that are not ready, and [`once_ready`] rejects requests until
+//! all have been ready once.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -101,7 +101,7 @@ impl Readiness {
         if draining || !waiting_for.is_empty() { Err(NotReady { draining, waiting_for }) } else { Ok(()) }
     }
 
-    /// Registers the readiness and draining metrics.
+    /// Registers the readiness metric.
     pub fn register(&self, registry: &mut Registry) {
         registry.sub_registry_with_prefix("pillion").register_collector(Box::new(self.clone()));
     }
@@ -302,7 +302,7 @@ mod tests {
         snapshot.set_ready(false);
         let (status, _, text) = get(&router, "/readyz").await;
         assert_eq!((status, &*text), (StatusCode::SERVICE_UNAVAILABLE, "not ready: draining, waiting for snapshot\n"));
-        assert_eq!(get(&router, "/livez").await.0, StatusCode::OK, "draining is no reason to be killed");
+        assert_eq!(get(&router, "/livez").await.0, StatusCode::OK, "a draining process stays alive");
     }
 
     #[tokio::test]
@@ -410,9 +410,9 @@ mod tests {
         let later = (503, Some("1".to_owned()));
         assert_eq!(answer(&app).await, later);
         readiness.drain();
-        assert_eq!(answer(&app).await, later, "a process that is asked to end knows no more");
+        assert_eq!(answer(&app).await, later, "draining does not make the process ready");
         lists.set_ready(true);
-        assert_eq!(answer(&app).await, (200, None), "a process that drains answers what comes");
+        assert_eq!(answer(&app).await, (200, None), "a draining process answers requests");
         // Losing readiness later changes nothing.
         lists.set_ready(false);
         assert_eq!(answer(&app).await, (200, None));

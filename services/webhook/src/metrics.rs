@@ -1,8 +1,8 @@
 //! The metrics of the webhook; `docs/metrics.md` lists them.
 //!
 //! Every label has a closed or a bounded set of values. Every handle that a request needs is resolved before the first
-//! request, so counting looks up no name. Tenants and profiles are the exception: their names are
-//! found in a map that is replaced as a whole.
+//! request, so counting looks up no name. Tenants and profiles are the exception: their names are found in a map that
+//! is replaced as a whole.
 //!
 //! - `requests`: results and durations of requests, decisions.
 //! - `series`: requests by namespace, injections by profile, the snapshot.
@@ -40,10 +40,10 @@ use series::{ProfileCounters, SnapshotCollector};
 use crate::counters;
 use crate::overload::OverloadMetrics;
 
-/// Bytes. A pod's review is some 8 KB; 7 MiB are the limit.
+/// Bounds in bytes. The review of a pod has about 8 KB, and the limit is 7 MiB.
 const REQUEST_BUCKETS: [f64; 9] =
     [2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 262_144.0, 1_048_576.0, 7_340_032.0];
-/// Bytes.
+/// Bounds in bytes.
 const PATCH_BUCKETS: [f64; 8] = [256.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0, 262_144.0];
 
 /// Optional metrics.

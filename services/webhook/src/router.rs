@@ -139,8 +139,8 @@ impl Service {
         }
     }
 
-    /// Decides on a thread for large bodies. The body is parsed again after a lookup, so that no such thread waits for
-    /// one.
+    /// Decides on a thread for large bodies. The body is parsed again after a lookup, so that such a thread never waits
+    /// for a lookup.
     async fn decide_large(self: &Arc<Self>, context: &RequestContext, body: BufferedBody) -> Result<Answered, Refusal> {
         let snapshot = self.admission.snapshot.load_full();
         let body = Arc::new(body);
@@ -288,8 +288,8 @@ impl Service {
         done.map_err(|panic| Refusal::from_panic(&*panic))
     }
 
-    /// Answers a connectivity check: the controller has each API server call a replica before API servers are told to
-    /// reject pods without one, and this response proves that the call arrived.
+    /// Answers a connectivity check, which proves that an API server reaches a replica. The controller has each API
+    /// server call a replica before it has API servers reject pods when no replica answers.
     async fn answer_canary(self: Arc<Self>, request: Request) -> Response<Body> {
         let version = request.version();
         self.check_canary(request).await.unwrap_or_else(|refusal| refusal.answer(version))

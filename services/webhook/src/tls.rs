@@ -3,7 +3,7 @@
 //! [`crate::clients`] authenticates clients, and [`crate::serve::Tls`] combines both.
 //!
 //! The [`rustls::ServerConfig`] lives as long as the process and asks a [`ServingCertificate`] at each handshake. So a
-//! new certificate is one pointer store, and open connections are left alone.
+//! replacement is one pointer store, and does not affect open connections.
 
 use std::sync::Arc;
 
@@ -218,7 +218,7 @@ mod tests {
         serving.swap(cert(&second), key(&first_key)).unwrap_err();
         assert!(Arc::ptr_eq(&before, &serving.current.load_full().unwrap()));
 
-        assert!(!serving.swap(cert(&first), key(&first_key)).unwrap(), "the same certificate is no change");
+        assert!(!serving.swap(cert(&first), key(&first_key)).unwrap(), "the same certificate was reported as a change");
         assert!(serving.swap(cert(&second), key(&second_key)).unwrap());
         assert_ne!(before.cert.first().cloned(), serving.leaf());
     }

@@ -1,7 +1,7 @@
 //! Spans of admission requests: one for the request, as a child of the API server's trace, and one for each step.
 //!
 //! The spans have their own target, so that a subscriber can send them only to traces. Without a subscriber for the
-//! target, a span costs one look at a flag. Sampling is decided once, at the request's head; an unsampled request
+//! target, a span only reads a flag. Sampling is decided once, at the request's head; an unsampled request
 //! creates no further spans. If such a request fails or is denied, one span without steps is created for it afterwards.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -281,7 +281,7 @@ mod tests {
         let long_state = [b"a=".as_slice(), &b"x".repeat(TRACESTATE_BYTES)].concat();
         for state in [&b"a=b"[..], b"=,,=", b"\xff\xfe", &long_state] {
             let both = headers(&[("traceparent", GOOD.as_bytes()), ("tracestate", state)]);
-            assert_eq!(trace_id(&both).as_deref(), Some(trace), "a bad tracestate takes no trace away");
+            assert_eq!(trace_id(&both).as_deref(), Some(trace), "an invalid tracestate does not drop the trace");
             assert!(Headers(&both).get("tracestate").is_none_or(|state| state.len() <= TRACESTATE_BYTES));
         }
         let long = format!("01-{}-{}", &GOOD[3..], "x".repeat(TRACEPARENT_BYTES));
@@ -302,6 +302,6 @@ mod tests {
         assert_eq!(trace_id(&headers(&[("traceparent", b"\xff\xfe")])), None);
         assert_eq!(trace_id(&headers(&[("tracestate", b"a=b")])), None);
         let twice = headers(&[("traceparent", GOOD.as_bytes()), ("traceparent", GOOD.as_bytes())]);
-        assert_eq!(trace_id(&twice), None, "two are none");
+        assert_eq!(trace_id(&twice), None, "a repeated header is ignored");
     }
 }

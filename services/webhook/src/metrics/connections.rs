@@ -16,7 +16,7 @@ use x509_parser::parse_x509_certificate;
 use crate::counters;
 use crate::tls::ServingCertificate;
 
-/// Seconds. A handshake takes a millisecond of computing and one or two round trips.
+/// Bounds in seconds. A handshake takes a millisecond of computing and one or two round trips.
 const HANDSHAKE_BUCKETS: [f64; 6] = [0.001, 0.005, 0.025, 0.1, 1.0, 5.0];
 
 /// The event that a connection waits for.
@@ -256,7 +256,7 @@ impl ReloadMetrics {
         self.results[result as usize].inc();
     }
 
-    /// Returns how often checks had this result.
+    /// Returns the number of checks with this result.
     #[must_use]
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub fn times(&self, result: ReloadResult) -> u64 {

@@ -200,7 +200,7 @@ mod tests {
             let at = line.unwrap_or_else(|| panic!("{expected} is not in\n{open}")).strip_prefix(&expected).unwrap();
             assert!(at.parse::<f64>().unwrap() > 1.7e9, "{at}");
         }
-        assert_eq!(open.matches("trace_id").count(), 3, "none for what was not traced");
+        assert_eq!(open.matches("trace_id").count(), 3, "an untraced request has no exemplar");
         assert!(!exposition.text(Format::Classic).unwrap().contains("trace_id"));
     }
 

@@ -1,7 +1,7 @@
 //! Series for names that come and go: requests by namespace, injections by profile, and the sizes of the snapshot.
 //!
-//! Counting takes no lock: a name with a slot is found in a map that is replaced as a whole, and a name without room is
-//! counted as [`OTHER`]. Only a name that gets its slot, once, waits for others that do.
+//! Counting takes no lock: a name with a slot is found in a map that is replaced as a whole, and a name without a slot
+//! is counted as [`OTHER`]. Only the first count of a new name takes a lock, to give it a slot.
 //!
 //! A slot is released at a scrape that finds its name deleted for [`GRACE`]: by then every Prometheus has read its last
 //! value. The value is not added to [`OTHER`], where it would look like a burst; a sum over rates loses nothing.
@@ -336,7 +336,7 @@ mod tests {
         let first = Instant::now();
         slots.release(first, |name| name == "new");
         slots.release(first + GRACE / 2, |name| name == "new");
-        assert_eq!(shown(&slots), pairs(&[("old", 1), (OTHER, 1)]), "its last value is there to be scraped");
+        assert_eq!(shown(&slots), pairs(&[("old", 1), (OTHER, 1)]), "its last value can still be scraped");
         // It reappears for a moment, so the grace period starts again.
         slots.release(first + GRACE, |_| true);
         slots.release(first + GRACE, |name| name == "new");

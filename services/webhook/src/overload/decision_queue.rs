@@ -1,11 +1,13 @@
-//! Permits to decide: a limited number at one time, given in a fair order when more requests wait.
+//! Gives permits to decide: a limited number at one time, and in a fair order when more requests wait.
 //!
 //! Deciding computes and does not wait. If permits equalled worker threads, the queue would never fill and fairness
-//! would never apply: requests would wait in the runtime's own queue, which is fair to connections and not to
+//! would never apply. Requests would wait in the runtime's own queue, which is fair to connections and not to
 //! namespaces. So this module counts the requests decided on arrival since all ready tasks last ran, and allows only a
-//! few. Further requests wait here. A task yields, so that all ready tasks run, and only then gives permits: every
+//! few.
+//!
+//! Further requests wait here. A task yields, so that all ready tasks run, and only then gives permits. So every
 //! request that has arrived by that moment takes part in the order. Once the queue is empty, a few requests may again
-//! be decided on arrival. Without load, the cost is one look at a counter.
+//! be decided on arrival. Without load, a request reads one counter.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -75,7 +77,7 @@ impl DecisionQueue {
         })
     }
 
-    /// Returns a permit at once, if only a few were given so recently.
+    /// Returns a permit at once, or none if the limit of requests decided on arrival is reached.
     pub(super) fn unqueued(&self) -> Option<Permit> {
         let is_one_of_few = self.unqueued.load(Ordering::Relaxed) < self.unqueued_limit
             && self.unqueued.fetch_add(1, Ordering::Relaxed) < self.unqueued_limit;
@@ -96,7 +98,7 @@ impl DecisionQueue {
             (ticket, displaced)
         };
         if let Some(displaced) = displaced {
-            // Err: the request has left the queue by itself.
+            // Err: the request has already left the queue.
             let _ = displaced.send(Err(Shed::QueueFull));
         }
         let _waiting = Waiting { queue: self, class, ticket, since: Instant::now() };
@@ -231,7 +233,7 @@ mod tests {
         for _ in 0..10 {
             let note = noting("ready");
             tasks.spawn(async move {
-                // Four tasks, each ready once the one before has run.
+                // Runs four tasks in sequence: each becomes ready when the previous one has run.
                 note();
                 for _ in 0..3 {
                     let note = note.clone();
@@ -307,7 +309,7 @@ mod tests {
         assert_eq!(ended.iter().filter(|ended| **ended == Err(Shed::QueueFull)).count(), 1);
     }
 
-    /// Tasks leave the queue while waiting, when they get a permit, while deciding, and by a panic.
+    /// Cancels tasks while they wait, when they get a permit, and while they decide. Other tasks panic.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn cancelled_request_returns_permit() {
         let queue = queue(2, 4, 64);

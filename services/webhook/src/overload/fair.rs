@@ -6,7 +6,7 @@
 //! no debt, or when nothing waits at all.
 //!
 //! So the first item of a class waits for at most one visit of each other class: a quantum and one costly item. The
-//! queue knows nothing of time or tasks.
+//! queue does not depend on time or tasks.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -234,15 +234,15 @@ mod tests {
         queue.push(2, 1, 10).unwrap();
         queue.push(3, 1, 20).unwrap();
         let pushed = queue.push(4, 1, 30).unwrap();
-        assert_eq!((pushed.displaced, queue.len()), (Some(3), 6), "the last of the longest");
+        assert_eq!((pushed.displaced, queue.len()), (Some(3), 6), "the newest item of the longest class");
         assert_eq!(queue.push(2, 1, 11).unwrap().displaced, Some(2));
-        assert_eq!(queue.push(2, 1, 12).unwrap_err(), Shed::QueueFull, "nobody has two more than it");
+        assert_eq!(queue.push(2, 1, 12).unwrap_err(), Shed::QueueFull, "no class has two items more");
         assert_eq!(queue.push(1, 1, 13).unwrap_err(), Shed::QueueFull);
         assert_eq!(FairQueue::new(bounds(0, 4)).push(1, 1, ()).unwrap_err(), Shed::QueueFull);
         assert_eq!(FairQueue::new(bounds(4, 0)).push(1, 1, ()).unwrap_err(), Shed::TenantQueueFull);
     }
 
-    /// The class has exactly one costly item waiting at any time: its debt is not forgotten.
+    /// A class that always has exactly one costly item waiting keeps its debt.
     #[test]
     fn arriving_one_by_one_makes_nothing_cheaper() {
         let mut queue = FairQueue::new(bounds(1000, 500));
@@ -260,7 +260,7 @@ mod tests {
         assert!((15..=25).contains(&dear), "{dear}");
     }
 
-    /// Thousands of classes that send one costly item each leave no more state than the queue's size.
+    /// Thousands of classes that send one costly item each leave no more state than the size of the queue.
     #[test]
     fn debts_do_not_pile_up() {
         let mut queue = FairQueue::new(bounds(16, 16));
@@ -309,8 +309,8 @@ mod tests {
     }
 
     proptest! {
-        /// An item waits for a bounded amount of other classes' work, whatever the order of arrivals: for each visit that
-        /// its own class needs, a quantum and one costly item of each other class.
+        /// Other classes delay an item by a bounded amount of work, whatever the order of arrivals. For each visit that
+        /// its own class needs, this is a quantum and one costly item of each other class.
         #[test]
         fn nobody_waits_for_more_than_a_fair_part_of_others_work(steps in steps()) {
             const DEAR: u64 = 40;
@@ -354,7 +354,7 @@ mod tests {
                 classes.dedup();
                 prop_assert!(queue.classes.len() >= classes.len() && queue.classes.len() <= 6);
                 prop_assert_eq!(queue.ring.len(), queue.classes.len());
-                prop_assert!(!model.is_empty() || queue.classes.is_empty(), "when nothing waits, nothing is owed");
+                prop_assert!(!model.is_empty() || queue.classes.is_empty(), "an empty queue keeps no debt");
             }
             prop_assert!(model.is_empty());
         }

@@ -38,7 +38,7 @@ pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, Un
 pub(crate) const SMALL: usize = 128 * 1024;
 /// The base cost of a request, in bytes: even a small pod takes time to decide.
 const BASE_COST: u64 = 4096;
-/// Added to the niceness of these threads: on a busy machine they get about a tenth of a core.
+/// Added to the niceness of the threads for large bodies. On a busy machine they get about a tenth of a core.
 const NICER: i32 = 10;
 
 /// The payload of a panic.
@@ -125,7 +125,7 @@ impl Overload {
             queue: fair::Bounds {
                 length: settings.max_queued,
                 per_class: settings.max_queued_per_tenant,
-                // About one request of a small pod.
+                // About the cost of one small pod.
                 quantum: 2 * BASE_COST,
             },
         };

@@ -20,9 +20,9 @@ use super::shed::Shed;
 /// How many bodies may be unfinished.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// In all.
+    /// For all clients together.
     pub(crate) total: usize,
-    /// From one client address.
+    /// For one client address.
     pub(crate) per_address: usize,
 }
 
@@ -98,7 +98,7 @@ impl UnfinishedBodies {
     }
 
     /// Evicts the oldest bodies until they hold this many bytes together. Returns `None` if the bodies older than
-    /// `than` hold less. `None` as `than` stands for a body that is younger than all registered ones.
+    /// `than` hold less. If `than` is `None`, all registered bodies count as older.
     pub(crate) fn make_room(&self, than: Option<&Unfinished>, bytes: usize) -> Option<Released> {
         let than = than.map_or(u64::MAX, |unfinished| unfinished.number);
         let mut state = self.state();
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(why(&mut older), Some(Shed::NoMemory));
         assert_eq!((why(&mut empty), why(&mut younger)), (None, None));
         younger.holds(5);
-        assert!(bodies.make_room(None, 16).is_none(), "10 and 5 are left");
+        assert!(bodies.make_room(None, 16).is_none(), "bodies of 10 and 5 bytes are left");
         assert!(bodies.make_room(None, 15).is_some());
     }
 

@@ -1,4 +1,4 @@
-//! One connection, from its first byte to its last: hyper serves it, and a timer of its own watches it.
+//! Serves one connection with hyper, and watches it with a timer.
 //!
 //! hyper's `header_read_timeout` also runs between requests, so it would close idle connections after ten seconds. But
 //! the API server pools them for ninety seconds and does not repeat a POST that met a closing connection. So this timer
@@ -38,7 +38,7 @@ use crate::metrics::Waiting;
 
 /// The minimum read rate of a client with pending data, in bytes per second.
 const LEAST_RATE: u64 = 256 * 1024;
-/// In [`Activity::blocked_since`]: the socket accepts all data.
+/// The value of [`Activity::blocked_since`] while the socket accepts all data.
 const NOT_BLOCKED: u64 = u64::MAX;
 /// Streams on HTTP/2 that the client may open and reset before the server accepts them.
 const RESET_STREAMS: usize = 20;
@@ -63,7 +63,7 @@ pub(crate) enum Ended {
     TimedOut(Waiting),
 }
 
-/// The terms of one connection: everything that differs between connections of a server.
+/// The properties in which connections of a server differ.
 pub(crate) struct ConnectionContext {
     /// The client's address.
     pub(crate) address: IpAddr,
@@ -83,7 +83,7 @@ pub(crate) struct Builders {
 impl Builders {
     pub(crate) fn new(settings: &ServerSettings) -> Self {
         let mut http1 = auto::Builder::new(TokioExecutor::new());
-        // [`Activity`] has its own timer instead, as the head of this file explains.
+        // [`Activity`] has its own timer instead, as the module documentation explains.
         http1.http1().header_read_timeout(None).max_buf_size(settings.max_buffer_bytes);
         let mut http2 = auto::Builder::new(TokioExecutor::new());
         http2

@@ -53,7 +53,7 @@ pub(super) enum Standing {
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
-    /// It ended by itself.
+    /// The client or the server closed it.
     ByItself,
     /// All connections were cut.
     Cut,
@@ -80,7 +80,7 @@ struct Holder {
     end: CancellationToken,
 }
 
-/// The loss if a permit is given up, the least first.
+/// What is lost if a permit is revoked, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Loss {
     Handshake,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     fn take(permits: &ConnectionPermits, address: IpAddr, count: usize) -> Vec<ConnectionPermit> {
-        let taken = (0..count).map(|_| permits.take(address).expect("there is room"));
+        let taken = (0..count).map(|_| permits.take(address).expect("a permit is free"));
         taken.inspect(|permit| permit.stands(Standing::Open)).collect()
     }
 
@@ -252,7 +252,7 @@ mod tests {
         let greedy = take(&permits, GREEDY, 6);
         let others = take(&permits, OTHER, 3);
         assert_eq!(given_up(&greedy), [true, true, true, false, false, false]);
-        assert!(permits.take(OTHER).is_none(), "it would have more than the one that gives up");
+        assert!(permits.take(OTHER).is_none(), "it would have more connections than the other address");
         assert!(permits.take(GREEDY).is_none());
         assert_eq!(given_up(&others), [false; 3]);
     }
@@ -283,7 +283,7 @@ mod tests {
         assert!(idle.holder.end.is_cancelled());
         let _others = take(&permits, IpAddr::from([192, 0, 2, 4]), 1);
         assert!(beginning.holder.end.is_cancelled());
-        assert!(permits.take(IpAddr::from([192, 0, 2, 5])).is_none(), "nothing is left that can be lost");
+        assert!(permits.take(IpAddr::from([192, 0, 2, 5])).is_none(), "no connection may be closed");
         assert!(!answering.holder.end.is_cancelled() && !known.holder.end.is_cancelled());
     }
 
@@ -300,7 +300,7 @@ mod tests {
         known.stands(Standing::Known);
         let newcomer = take(&permits, OTHER, 1);
         assert_eq!(given_up(&all), [false, false, true, false, false]);
-        assert!(permits.take(OTHER).is_none(), "it has one already");
+        assert!(permits.take(OTHER).is_none(), "the address already has a connection");
         let third = take(&permits, THIRD, 1);
         assert!(younger.holder.end.is_cancelled() && !idle.holder.end.is_cancelled());
         assert_eq!((given_up(&newcomer), given_up(&third)), (vec![false], vec![false]));

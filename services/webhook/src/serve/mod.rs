@@ -42,8 +42,8 @@ const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 const ACCEPT_QUIET: Duration = Duration::from_secs(5);
 /// Connections accepted in a row during the drain. The kernel's queue has about this length.
 const BACKLOG: usize = 1024;
-/// How long before the end of a drain idle connections are closed. Requests in flight have this time to be answered. At
-/// most a tenth of the drain.
+/// How long before the end of a drain idle connections are closed. Requests in flight have this time to be answered. It
+/// is at most a tenth of the drain.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// The random variation of a connection's maximum age, so that clients do not all reconnect at once.
 const AGE_JITTER: f64 = 0.2;
@@ -540,7 +540,7 @@ impl Retire {
     }
 }
 
-/// Counts an open connection for as long as it lives.
+/// Counts a connection while it is open.
 struct Open<'m>(&'m ConnectionMetrics);
 
 impl<'m> Open<'m> {
