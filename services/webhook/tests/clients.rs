@@ -6,7 +6,7 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stdout,
-    reason = "a test says what is wrong by panicking, also in its helpers"
+    reason = "a test reports failures by panicking, also in its helpers"
 )]
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn authority_text(text: &str) -> PemText<'_> {
     PemText { source: "clients.crt", text: text.as_bytes() }
 }
 
-/// A server that answers clients of an authority alone, and the authority.
+/// A server that accepts only clients of one CA, and that CA.
 struct Guarded {
     app: App,
     server: Running,
@@ -64,7 +64,7 @@ impl Guarded {
         tls.connect(self.server.tcp().await).await
     }
 
-    /// What a review is answered.
+    /// Returns the response to a review from this client.
     async fn asks(&self, identity: Option<&(String, String)>) -> Answer {
         let mut stream = self.connect(identity, &rustls::version::TLS13).await.unwrap();
         stream.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
@@ -94,14 +94,14 @@ async fn missing_certificate_is_401_before_body_is_read() {
     let guarded = Guarded::start(&[]).await;
     for version in VERSIONS {
         let mut stream = guarded.connect(None, version).await.unwrap();
-        // Nothing of the body is sent, and the answer comes.
+        // The response arrives although the client sends nothing of the body.
         let head =
             "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n";
         stream.write_all(head.as_bytes()).await.unwrap();
-        let answer = timeout(SOON, Answer::read(&mut stream)).await.expect("it waits for the body");
+        let answer = timeout(SOON, Answer::read(&mut stream)).await.expect("the server waits for the body");
         assert_eq!(answer.status, 401);
         assert!(answer.body.contains("--admission-control-config-file") && answer.closes(), "{answer:?}");
-        // A client that writes on all the same is listened to for a moment, and then cut.
+        // The server reads for a moment from a client that keeps writing, then cuts the connection.
         let _ = stream.write_all(&[b' '; 1000]).await;
         assert_eq!(read_to_end(&mut stream).await, "");
     }
@@ -116,7 +116,7 @@ async fn missing_certificate_is_401_before_body_is_read() {
         assert!(answer.status == 401 && !answer.closes(), "{answer:?}");
     }
     assert!((guarded.server.metric(NO_CERTIFICATE) - 5.0).abs() < 0.5);
-    // Nothing of it came as far as a review.
+    // No request reached the review.
     assert_eq!(guarded.app.metric("pillion_request_bytes_count"), Some(0.0));
     assert_eq!(guarded.app.metric("pillion_inflight"), Some(0.0));
 }
@@ -127,8 +127,8 @@ async fn large_body_does_not_hide_401() {
     let body = " ".repeat(6 * 1024 * 1024);
     let text = post("/mutate", &body);
     let mut answered = None;
-    // It writes all of it before it looks for an answer, as simple clients do. Once is enough: it is listened to for a second,
-    // which may be over before it is done on a machine that is busy.
+    // The client writes the whole body before it reads the response, as simple clients do. The server drains for a
+    // second. A busy machine may not finish writing by then, so one success in five tries suffices.
     for _ in 0..5 {
         let mut stream = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
         if stream.write_all(text.as_bytes()).await.is_ok() {
@@ -153,7 +153,7 @@ async fn large_body_does_not_hide_401() {
     }
 }
 
-/// Whether a client with this identity gets as far as a handshake. In TLS 1.3 it learns of the end when it reads.
+/// Whether a handshake with this identity succeeds. In TLS 1.3 a client learns of a rejection only when it reads.
 async fn is_let_in(
     guarded: &Guarded,
     identity: &(String, String),
@@ -170,9 +170,9 @@ async fn invalid_certificate_ends_handshake_and_is_counted() {
     let stranger = Authority::new("another authority");
     let bad = [
         ("expired", guarded.authority.leaf(Purpose::ExpiredClient, "kube-apiserver", Vec::new())),
-        ("of another authority", stranger.client("kube-apiserver")),
+        ("of another CA", stranger.client("kube-apiserver")),
         ("for servers", guarded.authority.leaf(Purpose::Server, "kube-apiserver", Vec::new())),
-        ("its own authority", crate::support::certificate()),
+        ("self-signed", crate::support::certificate()),
     ];
     let mut failed = 0.0;
     for version in VERSIONS {
@@ -232,9 +232,9 @@ async fn new_ca_is_used_from_next_handshake() {
         let error = guarded.clients.swap(authority_text(text)).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
-    assert!(is_let_in(&guarded, &old, &rustls::version::TLS13).await, "the last good one stays");
+    assert!(is_let_in(&guarded, &old, &rustls::version::TLS13).await, "the last valid CA stays");
 
-    // Both for a while, as authorities are renewed; the same text is no change.
+    // Both CAs for a while, as in a rotation. The same text again is not a change.
     let both = format!("{}{}", guarded.authority.pem(), next.pem());
     assert!(guarded.clients.swap(authority_text(&both)).unwrap());
     assert!(!guarded.clients.swap(authority_text(&both)).unwrap());
@@ -258,7 +258,7 @@ async fn rejected_client_keeps_no_connection() {
     let mut known = guarded.connect(Some(&identity), &rustls::version::TLS13).await.unwrap();
     let mut nobody = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
     assert_eq!(read_to_end(&mut nobody).await, "");
-    until("it is counted", || (guarded.server.timed_out("idle") - 1.0).abs() < 0.5).await;
+    until("the timeout is counted", || (guarded.server.timed_out("idle") - 1.0).abs() < 0.5).await;
     known.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
     assert_eq!(Answer::read(&mut known).await.status, 200);
 }

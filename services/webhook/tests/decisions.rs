@@ -32,7 +32,7 @@ use tracing::Level;
 
 use crate::support::{App, KNOWN, Lines, review};
 
-/// The routes, with a profile that checks images.
+/// Returns the routes, with a profile that validates images.
 fn with_validation(registry: &mut Registry) -> Router {
     let spec = json!({"activation": "Always", "validations": [{
         "expression": "containers.all(c, c.image.startsWith('registry.example/'))", "message": "whose image?", "code": 403,
@@ -83,7 +83,7 @@ async fn validating_paths_deny_and_are_counted() {
             assert!(text.contains(&line), "{line} is not in\n{text}");
         }
     }
-    // What is refused there is not looked at on the mutating path.
+    // The mutating path ignores the validation.
     assert_eq!(response(&app, "/mutate", &bad).await["allowed"], true);
 }
 
@@ -108,7 +108,7 @@ async fn invalid_profile_and_canary_reviews_are_refused() {
     }
 }
 
-/// A review of a profile that is stored.
+/// Returns a review of a profile.
 fn profile_review() -> Value {
     json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
         "uid": "u1", "operation": "CREATE", "namespace": "shop",
@@ -133,7 +133,7 @@ async fn profile_reviews_wait_in_own_queue() {
     let answers: Vec<_> = futures::future::join_all((0..40).map(ask)).await.into_iter().map(Result::unwrap).collect();
     let (good, shed): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status() == 200);
     assert!(shed.iter().all(|answer| answer.status() == 503 && answer.headers()["retry-after"] == "1"));
-    // A quarter of the queue is one client's.
+    // One client may use a quarter of the queue.
     assert!(good.len() >= 2 && shed.len() >= 30, "{} answered, {} shed", good.len(), shed.len());
     let counted = app.metric("pillion_shed_total{reason=\"queue_full\"}").unwrap();
     assert!((counted - f64::from(u32::try_from(shed.len()).unwrap())).abs() < 0.5);
@@ -217,7 +217,7 @@ async fn connectivity_check_is_answered() {
         metrics: Arc::new(Metrics::register(&mut registry)),
         settings: RequestSettings::default(),
     });
-    // Whether it decides anything is another question than whether it was reached.
+    // The kill switch does not affect the connectivity check.
     for off in [false, true] {
         switch.set_off(off);
         let (status, answer) = post(&app, "/canary/7", unchecked_image(KNOWN)).await;
@@ -227,10 +227,10 @@ async fn connectivity_check_is_answered() {
     assert_eq!(post(&app, "/canary/7", "{}".to_owned()).await.0, StatusCode::BAD_REQUEST);
 }
 
-/// One at a time: what listeners want is known to the whole process.
+/// Only one test at a time: the process has one global maximum log level.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// What is logged from this level on while a body is answered.
+/// Returns the log lines of this level and above while a body is answered.
 async fn logged(level: Level, body: String) -> String {
     let _alone = ALONE.lock().await;
     let lines = Lines::default();
@@ -263,7 +263,7 @@ async fn decision_is_logged_without_object() {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     assert!(!text.contains("s3cret") && !text.contains("TOKEN") && text.len() < 1000, "{text}");
-    assert_eq!(logged(Level::INFO, review.to_string()).await, "", "a decision is no news");
+    assert_eq!(logged(Level::INFO, review.to_string()).await, "", "a decision is not logged at INFO");
 }
 
 #[tokio::test]
@@ -272,5 +272,5 @@ async fn bad_request_is_logged_as_short_line() {
     let text = logged(Level::DEBUG, body.clone()).await;
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(text.contains("status=400") && text.contains("apiVersion") && text.len() < 600, "{text}");
-    assert_eq!(logged(Level::INFO, body).await, "", "others' faults do not fill our log");
+    assert_eq!(logged(Level::INFO, body).await, "", "client errors are not logged at INFO");
 }

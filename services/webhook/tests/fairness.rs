@@ -1,16 +1,18 @@
-//! One tenant asks for far more than its share, over real sockets: the others notice next to nothing.
+//! One tenant sends far more than its share over real sockets, and the other tenants are hardly slower.
 //!
-//! Twenty quiet tenants send at a steady rate, whether they are answered or not; then one more sends as much as it can
-//! over many connections. Phases with and without it take turns, and what counts is the median of the ratios of their
-//! 99th percentiles. The server has one worker, so that its clients have a core where there are two. On a machine that
-//! is busy with other things times say nothing (the kernel tells how long the worker waits each time it has to run); what
-//! always counts is how many requests of the noisy tenant were decided before those that others had sent earlier.
+//! Twenty quiet tenants send at a steady rate, whether they are answered or not. Then one more tenant sends as much as
+//! it can over many connections. Phases with and without it alternate, and each test checks the median of the ratios of
+//! their 99th percentiles. The server has one worker, so that the clients have a core of their own on a machine with
+//! two.
+//!
+//! On a busy machine times are meaningless; the kernel reports how long the worker waits for a core. Every test also
+//! checks how many requests of the noisy tenant were decided before earlier requests of others.
 
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::print_stdout,
-    reason = "a test says what is wrong by panicking, also in its helpers; and what it measured"
+    reason = "a test reports failures by panicking, also in its helpers, and prints its measurements"
 )]
 
 use std::path::PathBuf;
@@ -37,23 +39,24 @@ use tokio_rustls::client::TlsStream;
 
 const QUIET: usize = 20;
 const NOISY: &str = "noisy";
-/// How many times a quiet tenant's requests the noisy one sends at least.
+/// The minimum ratio between the requests of the noisy tenant and those of one quiet tenant.
 const TIMES: usize = 50;
-/// How much of a worker's time the quiet ones need together.
+/// The share of a worker's time that the quiet tenants need together.
 const QUIET_LOAD: f64 = 0.12;
 const ROUNDS: usize = 5;
 const PHASE: Duration = Duration::from_millis(1500);
-/// How many requests of the noisy tenant may be decided before one of a quiet tenant that was sent earlier, for 99 of
-/// 100: what is being decided at that moment, and a visit in each round of turns. It is five; on a machine that is busy ten,
-/// for some are decided while the client has its request ready and is not let at the socket.
+/// How many requests of the noisy tenant may be decided before an earlier request of a quiet tenant, at the 99th
+/// percentile. The minimum is the decision in progress plus one visit of the noisy tenant in each round of the queue. A
+/// typical result is five; on a busy machine ten, because some are decided while the client waits for a core to write
+/// its request.
 const OVERTAKEN: f64 = 16.0;
-/// How long the server's thread waits for a core each time it has something to do, although it has little: beyond it, times
-/// mean nothing. It takes the kernel some microseconds to wake a thread; who waits for another one waits for milliseconds.
+/// How long the server's thread may wait for a core each time it wakes under a low load. Above that, measured times are
+/// meaningless. The kernel wakes a thread within microseconds, but waiting for another thread takes milliseconds.
 const BUSY_MACHINE: Duration = Duration::from_micros(100);
-/// How often is looked: what other programs do to a server may look like its own doing, and does not every time.
+/// How often a measurement is repeated: other programs can delay a server, but rarely each time.
 const TRIES: usize = 3;
 
-/// A profile that takes a while.
+/// Returns a profile that is slow to evaluate.
 fn profile() -> Value {
     json!({
         "activation": "Always",
@@ -66,15 +69,15 @@ fn profile() -> Value {
     })
 }
 
-/// A server on a runtime of its own.
+/// A server with its own runtime.
 struct Server {
     app: App,
     running: Running,
-    /// Requests of the noisy tenant that were decided; each answer says how many.
+    /// The number of decided requests of the noisy tenant. Each response has it as a header.
     answered: Arc<AtomicU64>,
-    /// Its worker thread, as a path below /proc.
+    /// The worker thread, as a path below /proc.
     worker: Arc<OnceLock<PathBuf>>,
-    /// Ended without waiting: its remaining work is not needed.
+    /// Shut down without waiting, since its remaining work is not needed.
     runtime: Option<Runtime>,
 }
 
@@ -82,7 +85,7 @@ impl Server {
     fn start(overload: OverloadSettings) -> Self {
         let worker = Arc::new(OnceLock::new());
         let thread = Arc::clone(&worker);
-        // The first thread of the runtime is its worker; others are for large bodies.
+        // The first thread of the runtime is its worker. Later ones are for large bodies.
         let told = move || {
             thread.get_or_init(|| std::fs::read_link("/proc/thread-self").unwrap());
         };
@@ -117,11 +120,11 @@ impl Server {
         Self { app, running, answered, worker, runtime: Some(runtime) }
     }
 
-    /// How long its worker has been ready to run and did not, in nanoseconds, and how often it has run.
+    /// Returns how long the worker was runnable but not running, in nanoseconds, and how often it has run.
     fn waits(&self) -> [u64; 2] {
         let path = std::path::Path::new("/proc").join(self.worker.get().unwrap()).join("schedstat");
         let text = std::fs::read_to_string(path).unwrap();
-        // The first one is how long it has run.
+        // Skips the time for which the thread has run.
         let mut numbers = text.trim().split(' ').skip(1).map(|number| number.parse().unwrap());
         [(); 2].map(|()| numbers.next().unwrap())
     }
@@ -139,7 +142,7 @@ fn request(namespace: &str) -> String {
     post(&format!("/mutate?timeout=10s&{namespace}"), &review(namespace).to_string())
 }
 
-/// A review of more than 3 MiB.
+/// Returns a review of more than 3 MiB.
 fn large_request(namespace: &str) -> String {
     let mut review = review(namespace);
     let env: Vec<_> =
@@ -154,7 +157,7 @@ async fn ask(stream: &mut TlsStream<TcpStream>, text: &str) -> Answer {
     Answer::read(stream).await
 }
 
-/// How long it takes to answer one request when there is no other.
+/// Returns the median time of a request when there is no other.
 async fn unloaded(server: &Running) -> Duration {
     let mut stream = server.http1().await;
     let text = request("quiet-0");
@@ -168,26 +171,26 @@ async fn unloaded(server: &Running) -> Duration {
     took[50]
 }
 
-/// What one request of a quiet tenant met with.
+/// The measurements of one request of a quiet tenant.
 #[derive(Clone, Copy, Debug)]
 struct One {
-    /// From the moment at which it was due to its answer.
+    /// Time from the planned start to the response.
     took: Duration,
-    /// How many requests of the noisy tenant were decided meanwhile.
+    /// Requests of the noisy tenant that were decided meanwhile.
     overtaken: u64,
 }
 
-/// The quiet tenants, and the connections that they have.
+/// The quiet tenants and their connections.
 struct Quiet {
     server: Arc<Server>,
     pools: Vec<Mutex<Vec<TlsStream<TcpStream>>>>,
     texts: Vec<String>,
-    /// From one request of a tenant to its next.
+    /// The average time between two requests of a tenant.
     interval: Duration,
 }
 
 impl Quiet {
-    /// Sends for the time of a phase.
+    /// Sends requests for the duration of a phase.
     async fn run(self: &Arc<Self>) -> Vec<One> {
         let began = Instant::now();
         let mut tenants = JoinSet::new();
@@ -201,7 +204,7 @@ impl Quiet {
                     sleep_until(due).await;
                     let sender = Arc::clone(&quiet);
                     requests.spawn(async move { sender.one(tenant, due).await });
-                    // Never in step with the others.
+                    // Randomised, so that tenants do not send in step.
                     due += quiet.interval.mul_f64(0.5 + chance.next());
                 }
                 requests.join_all().await
@@ -219,7 +222,7 @@ impl Quiet {
         let before = self.server.answered.load(Ordering::Relaxed);
         let answer = ask(&mut stream, &self.texts[tenant]).await;
         let one = One { took: due.elapsed(), overtaken: answer.number() - before };
-        assert_eq!(answer.status, 200, "a quiet tenant was turned away: {answer:?}");
+        assert_eq!(answer.status, 200, "a request of a quiet tenant was shed: {answer:?}");
         if !answer.closes() {
             self.pools[tenant].lock().unwrap().push(stream);
         }
@@ -227,7 +230,7 @@ impl Quiet {
     }
 }
 
-/// Numbers from 0 to 1 that look as if by chance, and are the same each time.
+/// Pseudorandom numbers from 0 to 1, the same in each run.
 struct Chance(u64);
 
 impl Chance {
@@ -238,18 +241,18 @@ impl Chance {
     }
 }
 
-/// What the noisy tenant does.
+/// The behaviour of the noisy tenant.
 struct Noise {
     connections: usize,
-    /// The request that it sends over and over.
+    /// The request that it repeats.
     text: String,
-    /// By how much nicer its thread is than the others. Elsewhere it would have a machine of its own; here what it makes
-    /// of megabytes would take the time of the quiet ones' client, and be measured as if it were the server's.
+    /// Added to the niceness of its thread. A real noisy tenant has its own machine. Here, creating its megabytes would
+    /// take time from the quiet tenants' client, which would be measured as the server's.
     nicer: i32,
 }
 
 impl Noise {
-    /// The thread that it has.
+    /// Creates the runtime of the noisy tenant, with one thread.
     fn runtime(&self) -> Runtime {
         let nicer = self.nicer;
         let give_way = move || {
@@ -259,8 +262,8 @@ impl Noise {
     }
 }
 
-/// One connection of the noisy tenant: sends the next as soon as there is an answer, and does as the API server does when
-/// it is turned away.
+/// Runs one connection of the noisy tenant. Sends the next request after each response, and retries shed requests as
+/// the API server does.
 async fn noise(server: Arc<Server>, text: Arc<str>, sent: Arc<AtomicUsize>, shed: Arc<AtomicUsize>) {
     loop {
         let mut stream = server.running.http1().await;
@@ -281,7 +284,7 @@ async fn noise(server: Arc<Server>, text: Arc<str>, sent: Arc<AtomicUsize>, shed
     }
 }
 
-/// What the 99th percent of some requests met with.
+/// The 99th percentiles of some requests.
 #[derive(Clone, Copy, Debug)]
 struct P99 {
     took: Duration,
@@ -299,41 +302,43 @@ impl P99 {
     }
 }
 
-/// A round: the quiet tenants alone, and with the noisy one.
+/// One round: the quiet tenants alone, then together with the noisy one.
 #[derive(Debug)]
 struct Round {
     alone: P99,
     together: P99,
-    /// How long the server waited on average for a core when there were the quiet ones alone: for other programs.
+    /// How long the server waited for a core on average, because of other programs, in the phase without the noisy
+    /// tenant.
     held_up: Duration,
 }
 
-/// What was seen of a tenant that sends this over so many connections.
+/// The measurements with one noisy tenant.
 #[derive(Debug)]
 struct Seen {
     rounds: Vec<Round>,
-    /// What it sent, and what was turned away of it.
+    /// Requests of the noisy tenant, and how many of them were shed.
     sent: usize,
     shed: usize,
-    /// What a quiet tenant sent in the same phases.
+    /// Requests of one quiet tenant in the same phases.
     quiet_sent: usize,
 }
 
 impl Seen {
-    /// How much longer the quiet ones' requests took with it than without, in those rounds in which the machine had time
-    /// for the server; `None` if there was none. What other programs do to a server at its limit is not its doing.
+    /// Returns how many times longer the quiet tenants' requests took with the noisy tenant than without. Only rounds
+    /// in which the machine had time for the server count: other programs can slow a server at its limit. `None` if
+    /// there is no such round.
     fn slower(&self) -> Option<f64> {
         let free = self.rounds.iter().filter(|round| round.held_up < BUSY_MACHINE);
         median(free.map(|round| round.together.took.as_secs_f64() / round.alone.took.as_secs_f64()))
     }
 
-    /// How many of its requests overtook one of theirs.
+    /// Returns how many requests of the noisy tenant overtook a request of a quiet one.
     fn overtaken(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "small")]
         median(self.rounds.iter().map(|round| round.together.overtaken as f64)).unwrap()
     }
 
-    /// Whether what takes the quiet ones' 99th percentile is at most so many times what it takes without the noisy tenant.
+    /// Whether the noisy tenant multiplies the quiet tenants' 99th percentile by at most this factor.
     fn is_felt_at_most(&self, times: f64) -> bool {
         self.slower().is_none_or(|slower| slower <= times)
     }
@@ -346,7 +351,7 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Seen {
-    // One at a time, whatever the number of threads that run tests.
+    // Only one measurement at a time, whatever the number of test threads.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let server = Arc::new(Server::start(overload));
@@ -362,7 +367,7 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Seen {
         let text: Arc<str> = noisy.text.into();
         let (sent, shed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let mut seen = Seen { rounds: Vec::new(), sent: 0, shed: 0, quiet_sent: 0 };
-        // Connects them.
+        // Opens the connections of the quiet tenants.
         quiet.run().await;
         for _ in 0..rounds {
             let before = server.waits();
@@ -374,19 +379,19 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Seen {
                 let one = noise(Arc::clone(&server), Arc::clone(&text), Arc::clone(&sent), Arc::clone(&shed));
                 tenant.spawn_on(one, &noisy_clients);
             }
-            // Until all of it is connected.
+            // Waits until the noisy tenant is connected.
             sleep(PHASE / 3).await;
             let before = sent.load(Ordering::Relaxed);
             let ones = quiet.run().await;
             seen.sent += sent.load(Ordering::Relaxed) - before;
             seen.quiet_sent += ones.len() / QUIET;
             seen.rounds.push(Round { alone, together: P99::of(&ones), held_up });
-            // Reports the panic of a task.
+            // Fails the test if a task panicked.
             tenant.abort_all();
             while let Some(ended) = tenant.join_next().await {
                 assert!(ended.unwrap_err().is_cancelled());
             }
-            // What the server still does for it.
+            // Waits for the rest of the noisy tenant's requests.
             crate::support::until("nothing is in flight", || server.app.metric("pillion_inflight") == Some(0.0)).await;
         }
         seen.shed = shed.load(Ordering::Relaxed);
@@ -397,7 +402,7 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Seen {
     seen
 }
 
-/// Asserts that the measurement meets the condition at least once.
+/// Asserts that one of several measurements meets the condition.
 #[track_caller]
 fn assert_seen(measured: impl Fn() -> Seen, is_right: impl Fn(&Seen) -> bool) {
     let mut all = Vec::new();
@@ -411,7 +416,7 @@ fn assert_seen(measured: impl Fn() -> Seen, is_right: impl Fn(&Seen) -> bool) {
     }
 }
 
-/// As many requests as it can.
+/// Returns a noisy tenant that sends as many small requests as it can.
 fn many() -> Noise {
     Noise { connections: 64, text: request(NOISY), nicer: 0 }
 }
@@ -420,7 +425,8 @@ fn many() -> Noise {
 fn flooding_tenant_at_most_doubles_p99_of_others() {
     let measured = || measure(OverloadSettings::default(), ROUNDS, many());
     assert_seen(measured, |seen| {
-        // A machine that gives the server but a part of a core is at its limit before that.
+        // A machine that gives the server only a part of a core reaches its limit earlier, so the ratio is not checked
+        // there.
         let is_noisy = seen.slower().is_none() || seen.sent >= TIMES * seen.quiet_sent;
         is_noisy && seen.overtaken() <= OVERTAKEN && seen.is_felt_at_most(2.0)
     });
@@ -434,8 +440,8 @@ fn only_flooding_tenant_is_shed() {
     assert_seen(measured, |seen| seen.shed > 0 && seen.overtaken() <= OVERTAKEN && seen.is_felt_at_most(2.0));
 }
 
-/// Twice is the aim here too. But on two cores what makes these megabytes, the thread that reads them and the one that
-/// decides share what the quiet ones' client and worker need.
+/// The aim is a factor of two here too. But on two cores, three threads compete with the quiet tenants: the one that
+/// creates these megabytes, the one that reads them and the one that decides.
 #[test]
 fn large_pods_at_most_quadruple_p99_of_others() {
     let measured = || {
@@ -445,7 +451,7 @@ fn large_pods_at_most_quadruple_p99_of_others() {
     assert_seen(measured, |seen| seen.sent > 0 && seen.overtaken() <= OVERTAKEN && seen.is_felt_at_most(4.0));
 }
 
-/// The same load shows what turns are for: decided as it comes, it is felt by all.
+/// Shows the effect of the fair queue: without it, the same load delays all tenants.
 #[test]
 fn without_fair_queue_others_wait_behind_flood() {
     let mut overload = OverloadSettings::default();

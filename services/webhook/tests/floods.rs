@@ -30,11 +30,11 @@ use crate::support::{Answer, App, KNOWN, Lines, Running, anonymous_memory, post,
 
 const MIB: usize = 1024 * 1024;
 
-/// One at a time: they share a process, whose memory they look at.
+/// Only one test at a time: tests of one process share the memory that they measure.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// B65: 10,000 namespaces that nobody has heard of. What they cost the API server is bounded where it is asked, which is
-/// shown there (`services/control/src/informer/live/tests.rs`); here, that they leave nothing behind: no series, no memory.
+/// B65: 10,000 unknown namespaces leave no series and no memory behind. The tests of
+/// `services/control/src/informer/live/tests.rs` show that their lookups are bounded at the API server.
 #[tokio::test]
 async fn unknown_namespaces_leave_nothing_behind() {
     let _alone = ALONE.lock().await;
@@ -59,14 +59,14 @@ async fn unknown_namespaces_leave_nothing_behind() {
     for number in 1000..10_000 {
         send(number).await;
     }
-    assert_eq!(app.series(), series, "namespaces that a client makes up have series");
+    assert_eq!(app.series(), series, "an unknown namespace got a series");
     let grown = anonymous_memory().saturating_sub(memory);
     println!("{series} series; {grown} bytes more after 9,000 more namespaces");
     assert!(grown < 8 * MIB, "{grown} bytes more");
     assert_eq!(asked.load(Ordering::Relaxed), 10_000);
 }
 
-/// B67: the same review again and again is the same answer: nothing is remembered of it.
+/// B67: the same review always gets the same response, and memory does not grow.
 #[tokio::test]
 async fn same_review_gets_same_response() {
     const TIMES: usize = 20_000;
@@ -103,7 +103,7 @@ async fn groups_of_user_are_not_logged() {
         .finish();
     let _guard = tracing::subscriber::set_default(subscriber);
     let mut review = review(KNOWN);
-    // Short, so that it is decided on this thread, whose log is looked at: a body above 128 KiB is not.
+    // The body is below 128 KiB, so that it is decided on this thread, whose log is captured.
     let groups: Vec<_> = (0..10_000).map(|number| format!("grp{number}")).collect();
     review["request"]["userInfo"] = json!({"username": "jemand", "groups": groups});
     let request = Request::post("/mutate").header("content-type", "application/json");
@@ -114,7 +114,7 @@ async fn groups_of_user_are_not_logged() {
     assert!(!logged.contains("grp") && !logged.contains("jemand"), "{logged}");
 }
 
-/// Far more than it takes, and far less than what grows with the square of the keys takes.
+/// Far more than the time needed, and far less than a quadratic algorithm would take.
 const LIMIT: Duration = Duration::from_secs(1);
 
 fn keys(count: usize) -> Map<String, Value> {
@@ -143,14 +143,14 @@ async fn many_keys_are_answered_within_a_second() {
     let mut fields = review(KNOWN);
     fields["request"]["object"].as_object_mut().unwrap().extend(keys(60_000));
     for (name, body) in [
-        ("30,000 keys at the top", top),
+        ("30,000 keys at the top level", top),
         ("30,000 keys in the request", request),
         ("60,000 annotations", annotated),
         ("60,000 labels", labelled),
         ("60,000 fields of the object", fields),
     ] {
         let mut best = Duration::MAX;
-        // Once is enough: what else the machine does at that moment is not its doing.
+        // One success suffices: other programs may slow the machine.
         for _ in 0..3 {
             let (status, took) = answered(&body).await;
             assert!(matches!(status, StatusCode::OK | StatusCode::BAD_REQUEST), "{name}: {status}");
@@ -171,7 +171,7 @@ const SHED: &str = "pillion_admission_requests_total{endpoint=\"any\",outcome=\"
 fn app() -> App {
     let mut settings = RequestSettings::default();
     settings.body_budget = BUDGET;
-    // No request may time out on a slow machine.
+    // No body may time out on a slow machine.
     settings.body_timeout = Duration::from_mins(1);
     App::with(settings, None)
 }
@@ -185,7 +185,7 @@ const fn number(count: usize) -> f64 {
     count as f64
 }
 
-/// Says that it sends so many bytes, and sends a part of them.
+/// Declares a body of this length, and sends a part of it.
 async fn begin(server: &Running, declared: usize, sent: usize) -> TlsStream<TcpStream> {
     let mut client = server.http1().await;
     let head = format!(
@@ -193,7 +193,7 @@ async fn begin(server: &Running, declared: usize, sent: usize) -> TlsStream<TcpS
          Content-Length: {declared}\r\n\r\n"
     );
     client.write_all(head.as_bytes()).await.unwrap();
-    // A rejected client may see the connection end.
+    // A rejected client may find the connection closed.
     let _ = client.write_all(&vec![b' '; sent]).await;
     let _ = client.flush().await;
     client
@@ -204,27 +204,27 @@ async fn declared_length_takes_no_memory() {
     let app = app();
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
     let mut clients = join_all((0..CLIENTS).map(|_| begin(&server, LARGE, 1000))).await;
-    until("the first piece of each was read", || held(&app) >= number(CLIENTS * 1000)).await;
+    until("the first piece of each body was read", || held(&app) >= number(CLIENTS * 1000)).await;
     for client in &mut clients {
         client.write_all(&[b' '; 1000]).await.unwrap();
     }
-    until("the second piece of each was read", || held(&app) >= number(CLIENTS * 2000)).await;
+    until("the second piece of each body was read", || held(&app) >= number(CLIENTS * 2000)).await;
     assert!(held(&app) <= number(CLIENTS * 16 * 1024), "{}", held(&app));
     drop(clients);
-    until("all is given back", || held(&app) < 1.0).await;
+    until("all memory is returned", || held(&app) < 1.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_clients_leave_memory_to_small_reviews() {
     let app = app();
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
-    // Looked at all the time: no moment may be beyond the budget.
+    // Checked continuously, since the budget must never be exceeded.
     let mut paused = Vec::new();
     for _ in 0..CLIENTS {
         paused.push(begin(&server, LARGE, LARGE - 1).await);
         assert!(held(&app) <= number(BUDGET), "{}", held(&app));
     }
-    until("some are refused", || app.metric(SHED) >= Some(number(CLIENTS - BUDGET / LARGE))).await;
+    until("some bodies are rejected", || app.metric(SHED) >= Some(number(CLIENTS - BUDGET / LARGE))).await;
     assert!(held(&app) <= number(BUDGET) && held(&app) >= number(BUDGET / 2), "{}", held(&app));
 
     for _ in 0..10 {
@@ -249,11 +249,11 @@ async fn paused_clients_leave_memory_to_small_reviews() {
     assert_eq!(app.metric(SHED), Some(number(refused)));
     assert!(waiting.len() >= 2 && waiting.len() <= BUDGET / LARGE, "{}", waiting.len());
 
-    // The others are answered after their last byte, and then all memory is returned.
+    // The other bodies are answered after their last byte, and then all memory is returned.
     for client in &mut waiting {
         client.write_all(b" ").await.unwrap();
-        assert_eq!(Answer::read(client).await.status, 400, "it is no review");
+        assert_eq!(Answer::read(client).await.status, 400, "the body is not a review");
     }
-    until("all is given back", || held(&app) < 1.0).await;
+    until("all memory is returned", || held(&app) < 1.0).await;
     assert_eq!(app.metric(SHED), Some(number(refused)));
 }

@@ -1,4 +1,4 @@
-//! The webhook server through its sockets.
+//! Tests the webhook server, mostly over real sockets.
 
 mod bad_inputs;
 mod clients;

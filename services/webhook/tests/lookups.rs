@@ -61,7 +61,7 @@ async fn only_unknown_namespaces_are_looked_up() {
         async move { found }.boxed()
     });
     let app = App::with(RequestSettings::default(), Some(live));
-    // Opted in, by the snapshot or by the lookup; no profile matches.
+    // Opted in, by the snapshot or by the lookup, but no profile matches.
     for (namespace, looked_up, no_profile, not_opted_in) in
         [(KNOWN, 0, Some(1.0), None), ("new", 1, Some(2.0), None), ("gone", 2, Some(2.0), Some(1.0))]
     {
@@ -104,14 +104,17 @@ async fn required_modes_are_shed_without_namespace() {
     assert_eq!(app.metric("pillion_shed_total{reason=\"namespace\"}"), Some(3.0));
 }
 
-/// The watch has not delivered a change of labels that the API server has seen, or the other way round.
+/// The snapshot lags behind a label change that the API server has seen, or the other way round.
 #[tokio::test]
 async fn namespace_that_contradicts_path_is_looked_up() {
     let calls = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&calls);
     let live: LiveNamespace = Arc::new(move |NamespaceLookup { name, after, .. }| {
         counter.fetch_add(1, Ordering::Relaxed);
-        assert!(after.is_some_and(|after| after.elapsed() < Duration::from_secs(30)), "what is remembered will not do");
+        assert!(
+            after.is_some_and(|after| after.elapsed() < Duration::from_secs(30)),
+            "a stale cache entry was accepted"
+        );
         let answer = match name {
             "changed" => Answer::Found(Arc::new(Namespace::opted_in(InjectionLevel::Required))),
             "unlabelled" => Answer::Found(Arc::new(Namespace::default())),
@@ -127,7 +130,8 @@ async fn namespace_that_contradicts_path_is_looked_up() {
     for (path, namespace, status, looked_up, no_profile) in [
         ("/mutate/required", "agreed", 200, 0, Some(1.0)),
         ("/mutate/required", "changed", 200, 1, Some(2.0)),
-        // The path says the level, also where the API server is late: the namespace is only what profiles select by.
+        // The path gives the failure mode, even if the API server lags behind. The namespace only serves to select
+        // profiles.
         ("/mutate/required", "unlabelled", 200, 2, Some(3.0)),
         ("/mutate/required", "away", 503, 3, Some(3.0)),
         ("/validate/held", "away", 503, 4, Some(3.0)),
@@ -166,7 +170,7 @@ fn profile(expression: &str) -> Value {
         "matchConditions": [{"name": "c", "expression": expression}]})
 }
 
-/// SECURITY.md says what any client learns, and docs/mtls.md how to keep it from that.
+/// SECURITY.md says what any client learns, and docs/mtls.md how to prevent that.
 #[tokio::test]
 async fn client_without_certificate_gets_no_lookups() {
     let expression = "serviceAccount.annotations.role.orValue('none')";
@@ -193,7 +197,7 @@ async fn client_without_certificate_gets_no_lookups() {
     }
 }
 
-/// The answer to the review of a pod.
+/// Returns the response to the review of a pod.
 async fn review_pod(router: &Router) -> Value {
     let request =
         Request::post("/mutate").header("content-type", "application/json").body(Body::from(review_text())).unwrap();
@@ -202,7 +206,7 @@ async fn review_pod(router: &Router) -> Value {
     serde_json::from_slice(&response.into_body().collect().await.unwrap().to_bytes()).unwrap()
 }
 
-/// Lookups that find a service account with an annotation, and the number of calls.
+/// Returns lookups that find a service account with an annotation, and a counter of their calls.
 fn accounts() -> (LookUps, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
@@ -229,7 +233,7 @@ async fn only_objects_that_profiles_read_are_looked_up() {
 
     let app = App::with_profile(&profile("!serviceAccount.hasValue()"), None);
     review_pod(&app.router).await;
-    assert_eq!(app.metric(INJECTED), Some(1.0), "where nobody can look, nothing is there");
+    assert_eq!(app.metric(INJECTED), Some(1.0), "without a lookup function the object is missing");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,10 +1,10 @@
-//! Overload, passed deadlines and cancelled requests: each is answered in time, and nothing is left behind.
+//! Overload, passed deadlines and cancelled requests: each is answered in time and releases all resources.
 
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::panic,
-    reason = "a test says what is wrong by panicking, also in its helpers"
+    reason = "a test reports failures by panicking, also in its helpers"
 )]
 
 use std::sync::Arc;
@@ -35,7 +35,7 @@ async fn ask(router: &Router, path: &str, body: impl Into<Body>) -> Response {
     router.clone().oneshot(request(path, body)).await.unwrap()
 }
 
-/// A review of so many bytes and a few more.
+/// Returns a review of a little more than this many bytes.
 fn large(namespace: &str, bytes: usize) -> String {
     let mut review = review(namespace);
     review["request"]["object"]["spec"]["containers"][0]["env"] =
@@ -43,7 +43,7 @@ fn large(namespace: &str, bytes: usize) -> String {
     review.to_string()
 }
 
-/// A body that begins and never ends.
+/// Returns a body that begins with this text and never ends.
 fn endless_wait(text: &'static str) -> Body {
     let first = stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from_static(text.as_bytes()))]);
     Body::from_stream(first.chain(stream::pending()))
@@ -53,14 +53,14 @@ fn shed(app: &App, reason: &str) -> Option<f64> {
     app.metric(&format!("pillion_shed_total{{reason=\"{reason}\"}}"))
 }
 
-/// What requests hold while they are being answered, of anything.
+/// Returns the sum of all resources that requests hold while they are answered.
 fn held(app: &App) -> Option<f64> {
     let series = ["pillion_inflight", "pillion_unfinished_bodies", "pillion_body_bytes"];
     let queued = ["pillion_queued{size=\"small\"}", "pillion_queued{size=\"large\"}"];
     series.into_iter().chain(queued).map(|series| app.metric(series).map(f64::abs)).sum()
 }
 
-/// The look-up of a namespace never ends, and is not ended by its own limit.
+/// Returns an app whose namespace lookups hang, and are not ended by their own limit.
 fn hanging() -> App {
     let mut settings = RequestSettings::default();
     settings.live_timeout = Duration::from_mins(10);
@@ -87,7 +87,7 @@ async fn timeout_of_caller_is_deadline() {
         let answer = ask(&app.router, &format!("/mutate{query}"), review("unknown").to_string()).await;
         assert_eq!(began.elapsed(), Duration::from_millis(milliseconds), "{query}");
         assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{query}");
-        assert!(answer.headers().get("retry-after").is_none(), "its caller has given up by then");
+        assert!(answer.headers().get("retry-after").is_none(), "the caller has given up by then");
         assert_eq!(answer.headers()["connection"], "close");
         let text = answer.into_body().collect().await.unwrap().to_bytes();
         assert!(text.starts_with(b"the caller's deadline"), "{text:?}");
@@ -113,7 +113,7 @@ async fn passed_deadline_costs_no_work() {
     let answer = ask(&app.router, "/mutate?timeout=1ns", review_text()).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(shed(&app, "deadline"), Some(1.0));
-    assert_eq!(app.metric("pillion_request_bytes_count"), Some(0.0), "not even read");
+    assert_eq!(app.metric("pillion_request_bytes_count"), Some(0.0), "the body was read");
     assert_eq!(app.metric("pillion_decisions_total{outcome=\"skipped\",reason=\"no_profile\"}"), None);
 }
 
@@ -122,7 +122,7 @@ async fn request_above_limit_is_shed_with_retry_after() {
     let mut settings = RequestSettings::default();
     settings.overload.max_in_flight = 2;
     settings.live_timeout = Duration::from_mins(10);
-    // The look-up of a namespace ends when the test says so.
+    // The lookup of the namespace ends when the test adds a permit.
     let release = Arc::new(tokio::sync::Semaphore::new(0));
     let waiting = Arc::clone(&release);
     let look_up: LiveNamespace = Arc::new(move |_| {
@@ -141,7 +141,7 @@ async fn request_above_limit_is_shed_with_retry_after() {
         stream.write_all(slow_text.as_bytes()).await.unwrap();
         stream.flush().await.unwrap();
     }
-    until("both are in flight", || app.metric("pillion_inflight") == Some(2.0)).await;
+    until("both requests are in flight", || app.metric("pillion_inflight") == Some(2.0)).await;
     let text = post("/mutate?timeout=30s", &review_text());
     for times in 1..=3 {
         let mut stream = server.http1().await;
@@ -154,16 +154,16 @@ async fn request_above_limit_is_shed_with_retry_after() {
     }
     let [mut first, second] = slow;
     drop(second);
-    until("one is gone", || app.metric("pillion_inflight") == Some(1.0)).await;
+    until("one request has ended", || app.metric("pillion_inflight") == Some(1.0)).await;
     let mut stream = server.http1().await;
     stream.write_all(text.as_bytes()).await.unwrap();
     assert_eq!(Answer::read(&mut stream).await.status, 200);
     release.add_permits(1);
     assert_eq!(Answer::read(&mut first).await.status, 200);
-    until("all is given back", || held(&app) == Some(0.0)).await;
+    until("all resources are returned", || held(&app) == Some(0.0)).await;
 }
 
-/// HTTP/2 has no such header as `Connection`.
+/// HTTP/2 has no `Connection` header.
 #[tokio::test]
 async fn shedding_keeps_http2_connection() {
     let mut settings = RequestSettings::default();
@@ -179,12 +179,12 @@ async fn shedding_keeps_http2_connection() {
     assert!(answer.headers().get("connection").is_none());
 }
 
-/// There is but one thread that reads, and while it is the turn of a large one it answers small ones.
+/// The test has one thread, which answers small reviews while a large one is decided.
 #[tokio::test]
 async fn large_body_is_decided_on_own_thread() {
     const HAD_ITS_TURN: &str = "pillion_queue_wait_seconds_count{size=\"large\"}";
     let body = large(KNOWN, 6 * 1024 * 1024);
-    // Once is enough; a machine that is busy may have no time for both at once.
+    // One success suffices: a busy machine may not run both threads at once.
     for _ in 0..20 {
         let app = App::new();
         let mut answer = std::pin::pin!(ask(&app.router, "/mutate", body.clone()));
@@ -232,7 +232,7 @@ async fn large_bodies_wait_in_own_queue() {
     assert_eq!(ask(&app.router, "/mutate", review_text()).await.status(), StatusCode::OK);
 }
 
-/// Namespaces that are never found, found at once, found a little later, or whose look-up panics.
+/// Returns lookups of namespaces that never end, find nothing at once or a little later, or panic.
 fn moody() -> LiveNamespace {
     Arc::new(|lookup| match lookup.name.len() % 4 {
         0 => std::future::pending().boxed(),
@@ -246,7 +246,7 @@ fn moody() -> LiveNamespace {
     })
 }
 
-/// In whatever state it is when its client goes away.
+/// Requests are cancelled in every state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_requests_leave_nothing_behind() {
     const TIMES: usize = 5000;
@@ -278,15 +278,15 @@ async fn cancelled_requests_leave_nothing_behind() {
         }
     }
     tasks.shutdown().await;
-    assert!(seen.load(Ordering::Relaxed) < 4000, "hardly one was gone early");
-    until("all is given back", || held(&app) == Some(0.0)).await;
+    assert!(seen.load(Ordering::Relaxed) < 4000, "hardly any request was cancelled");
+    until("all resources are returned", || held(&app) == Some(0.0)).await;
     for body in [review_text(), large(KNOWN, 300 * 1024)] {
         assert_eq!(ask(&app.router, "/mutate", body).await.status(), StatusCode::OK);
     }
     assert_eq!(held(&app), Some(0.0));
 }
 
-/// The same over sockets, which are closed at any moment.
+/// The same over sockets, which are closed at any time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_connections_leave_nothing_behind() {
     let mut settings = RequestSettings::default();
@@ -304,7 +304,7 @@ async fn broken_connections_leave_nothing_behind() {
             yield_now().await;
         }
     }
-    until("all is given back", || held(&app) == Some(0.0)).await;
+    until("all resources are returned", || held(&app) == Some(0.0)).await;
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The server over real sockets: its limits, its certificate, and its end.
+//! The server over real sockets: its limits, its certificate, and its drain.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use tokio_util::sync::CancellationToken;
 
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Settings without a wait at the end.
+/// Returns settings without a minimum drain time.
 fn settings() -> ServerSettings {
     let mut settings = ServerSettings::default();
     settings.drain_minimum = Duration::ZERO;
     settings
 }
 
-/// A route that signals each request, and answers when it is notified.
+/// Returns a route that signals each request, and responds when it is notified.
 fn slow(asked: &Arc<Notify>, answer: &Arc<Notify>) -> Router {
     let (asked, answer) = (Arc::clone(asked), Arc::clone(answer));
     let handler = move || {
@@ -97,9 +97,9 @@ async fn slow_head_is_cut_and_idle_connection_kept() {
     assert_eq!(Answer::read(&mut idle).await.body, "fast");
     let fresh = server.http1().await;
 
-    // A head that never ends, on a new connection and on one that has had a request.
+    // A head that never ends, on a new connection and after a request.
     for requests_before in [0, 1] {
-        // The server counts a new connection's time from its first moment, which is before the client knows of it.
+        // The server starts its timer when it accepts, before the client knows that it is connected.
         let began = Instant::now();
         let mut slow = server.http1().await;
         for _ in 0..requests_before {
@@ -109,7 +109,7 @@ async fn slow_head_is_cut_and_idle_connection_kept() {
         let (mut reading, mut writing) = tokio::io::split(slow);
         let drip = tokio::spawn(async move {
             writing.write_all(b"GET /fast HTTP/1.1\r\nHost: x\r\n").await?;
-            // Twice as long as it should be let.
+            // For twice the timeout.
             for _ in 0..(2 * SHORT.as_millis() / 20) {
                 sleep(Duration::from_millis(20)).await;
                 writing.write_all(b"X-Drip: y\r\n").await?;
@@ -121,7 +121,7 @@ async fn slow_head_is_cut_and_idle_connection_kept() {
         drip.abort();
     }
 
-    // Those which wait between requests have waited longer than that by now.
+    // The idle connections have now waited longer than the header timeout.
     for mut stream in [idle, fresh] {
         stream.write_all(GET_FAST).await.unwrap();
         assert_eq!(Answer::read(&mut stream).await.body, "fast");
@@ -131,7 +131,7 @@ async fn slow_head_is_cut_and_idle_connection_kept() {
 #[tokio::test]
 async fn idle_connection_is_closed_at_timeout() {
     let mut settings = settings();
-    // Longer than a busy machine takes from one line of this test to the next.
+    // Longer than a busy machine takes between two steps of this test.
     settings.idle_timeout = 5 * SHORT;
     let server = Running::start(fast(), settings).await;
     let mut stream = server.http1().await;
@@ -145,7 +145,7 @@ async fn idle_connection_is_closed_at_timeout() {
 #[tokio::test]
 async fn slow_handshake_is_cut() {
     let mut settings = settings();
-    // Those that go right have no longer either.
+    // Long enough for the good handshakes on a busy machine.
     settings.handshake_timeout = 5 * SHORT;
     settings.max_handshakes = 1;
     let server = Running::start(fast(), settings).await;
@@ -180,12 +180,12 @@ async fn concurrent_handshakes_are_bounded() {
     let server = Running::start(fast(), settings).await;
     let mut stalled = server.tcp().await;
     stalled.write_all(&crate::support::client_hello(&server.root)).await.unwrap();
-    // It is answered, so it holds the only place; and says no more.
+    // The server has responded, so this handshake holds the only permit. The client sends nothing more.
     stalled.read_u8().await.unwrap();
-    // Half of its time: as much is left for the next one to see that it is not let in, and to shake hands when it is.
+    // Half of its timeout. In the other half, the next client first waits and then completes its handshake.
     sleep(5 * SHORT).await;
     let mut next = pin!(server.http1());
-    assert!(timeout(SHORT / 2, &mut next).await.is_err(), "a second handshake beside the first");
+    assert!(timeout(SHORT / 2, &mut next).await.is_err(), "two handshakes ran at once");
     let mut next = next.await;
     next.write_all(GET_FAST).await.unwrap();
     assert_eq!(Answer::read(&mut next).await.status, 200);
@@ -280,7 +280,7 @@ async fn connection_above_limit_is_refused() {
     }
     let [first, _second] = open;
     drop(first);
-    until("a place is free", || server.connections() < 1.5).await;
+    until("a connection permit is free", || server.connections() < 1.5).await;
     let mut next = server.http1().await;
     next.write_all(GET_FAST).await.unwrap();
     assert_eq!(Answer::read(&mut next).await.status, 200);
@@ -303,27 +303,27 @@ async fn new_certificate_is_served_without_breaking_connections() {
 #[tokio::test]
 async fn old_connection_is_closed_with_a_response() {
     let mut settings = settings();
-    // A fifth less or more.
+    // The age varies by up to a fifth.
     settings.max_age = Some(5 * SHORT);
     let server = Running::start(fast(), settings).await;
 
     let mut stream = server.http1().await;
     stream.write_all(GET_FAST).await.unwrap();
-    assert!(!Answer::read(&mut stream).await.closes(), "too young");
-    // It is left alone while it has no answer to say it with.
+    assert!(!Answer::read(&mut stream).await.closes(), "the connection closed before its maximum age");
+    // An idle connection stays open: only a response can announce the end.
     assert!(timeout(8 * SHORT, stream.read_u8()).await.is_err());
     stream.write_all(GET_FAST).await.unwrap();
     let answer = Answer::read(&mut stream).await;
     assert!(answer.closes() && answer.body == "fast", "{answer:?}");
     assert_eq!(read_to_end(&mut stream).await, "");
 
-    // HTTP/2: GOAWAY, after which the client's connection ends by itself.
+    // On HTTP/2 the server sends GOAWAY, and then the client ends the connection.
     let stream = server.tls(&["h2"]).await;
     let (sender, connection) =
         hyper::client::conn::http2::handshake::<_, _, Full<bytes::Bytes>>(TokioExecutor::new(), TokioIo::new(stream))
             .await
             .unwrap();
-    timeout(PATIENCE, connection).await.expect("no GOAWAY").unwrap();
+    timeout(PATIENCE, connection).await.expect("the server sends no GOAWAY").unwrap();
     assert!(sender.is_closed());
 }
 
@@ -339,14 +339,14 @@ async fn drain_loses_no_request() {
     asked.notified().await;
 
     server.drain.cancel();
-    // The connection is left alone until it has an answer to say it with.
+    // The connection stays open until a response can announce the end.
     assert!(timeout(SHORT, idle.read_u8()).await.is_err(), "an idle connection was closed");
     idle.write_all(GET_FAST).await.unwrap();
     let last = Answer::read(&mut idle).await;
     assert!(last.closes() && last.body == "fast", "{last:?}");
     assert_eq!(read_to_end(&mut idle).await, "");
 
-    // A client that connects now is served and asked to reconnect.
+    // A client that connects now is served, and asked to reconnect.
     let mut late = server.http1().await;
     late.write_all(GET_FAST).await.unwrap();
     assert!(Answer::read(&mut late).await.closes());
@@ -356,10 +356,10 @@ async fn drain_loses_no_request() {
     let done = Answer::read(&mut busy).await;
     assert!(done.closes() && done.body == "done", "{done:?}");
     assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 0 });
-    // The port is closed, or another test with another CA listens there.
+    // The port is closed, or another test with another CA listens on it.
     let (address, root) = (server.address, server.root);
     let again = async { crate::support::connect(TcpStream::connect(address).await?, &root, &[]).await };
-    assert!(!matches!(timeout(PATIENCE, again).await, Ok(Ok(_))), "it listens still");
+    assert!(!matches!(timeout(PATIENCE, again).await, Ok(Ok(_))), "the server still listens");
 }
 
 #[tokio::test]
@@ -374,7 +374,7 @@ async fn drain_ends_http2_with_goaway() {
     let response = tokio::spawn(sender.send_request(request));
     asked.notified().await;
     server.drain.cancel();
-    // Time for GOAWAY to arrive before the answer does: the client must not take it for the end of its request.
+    // Lets GOAWAY arrive before the response does. The client must not take it for the end of its request.
     sleep(SHORT).await;
     answer.notify_one();
     let response = response.await.unwrap().unwrap();
@@ -393,7 +393,7 @@ async fn drain_keeps_port_and_cuts_rest_at_deadline() {
     let server = Running::start(slow(&asked, &answer), settings).await;
     let began = Instant::now();
     server.drain.cancel();
-    // There is no connection, and still the next one is accepted.
+    // Without any connection, the server still accepts the next one.
     sleep(SHORT / 4).await;
     let mut stuck = server.http1().await;
     stuck.write_all(GET_SLOW).await.unwrap();
@@ -433,7 +433,7 @@ async fn request_without_response_is_cut() {
 
 #[tokio::test]
 async fn body_in_pieces_keeps_connection() {
-    // Bytes of a body are not taken for the head of a request.
+    // Bytes of a body must not count as the head of a request.
     let mut settings = settings();
     settings.header_timeout = Duration::from_millis(50);
     let server = Running::start(App::new().router, settings).await;

@@ -1,5 +1,5 @@
-//! What a server does for its clients while its certificate changes, while it is full and while it ends, and what it does
-//! about those who do not read.
+//! The server under certificate changes, at its connection limit and during the drain, and with clients that do not
+//! read.
 
 #![allow(
     clippy::unwrap_used,
@@ -7,7 +7,7 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stdout,
-    reason = "a test says what is wrong by panicking, also in its helpers"
+    reason = "a test reports failures by panicking, also in its helpers"
 )]
 
 use std::collections::BTreeSet;
@@ -39,19 +39,19 @@ fn settings() -> ServerSettings {
     settings
 }
 
-/// Small and large answers.
+/// Returns routes with small and large responses.
 fn app() -> Router {
     Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
 }
 
-/// A connection from another address than this machine's usual one.
+/// Connects from another loopback address.
 async fn from_elsewhere(server: &Running) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(([127, 0, 0, 2], 0).into()).unwrap();
     socket.connect(server.address).await.unwrap()
 }
 
-/// A route that answers once `answer` is notified, and a signal for each request.
+/// Returns a route that responds once `answer` is notified, and a signal for each request.
 fn answered_when(answer: &Arc<Notify>) -> (MethodRouter, Arc<Notify>) {
     let asked = Arc::new(Notify::new());
     let (answer, tell) = (Arc::clone(answer), Arc::clone(&asked));
@@ -83,7 +83,11 @@ async fn greedy_address_gives_up_connections_without_requests() {
     for _ in 0..3 {
         others.push(ClientTls::new(&server.root).connect(from_elsewhere(&server).await).await.unwrap());
     }
-    assert_eq!(read_to_end(&mut from_elsewhere(&server).await).await, "", "both have three now");
+    assert_eq!(
+        read_to_end(&mut from_elsewhere(&server).await).await,
+        "",
+        "an address with as many connections as the other got one more"
+    );
     let (given_up, kept) = idle.split_at_mut(3);
     for stream in given_up {
         assert_eq!(read_to_end(stream).await, "");
@@ -146,7 +150,7 @@ async fn certificate_changes_fail_no_handshake() {
     };
     let swapping = async {
         let (began, mut swaps) = (Instant::now(), 0);
-        // On a machine that is slow, for as long as it takes until there were handshakes enough.
+        // Continues on a slow machine until there were enough handshakes.
         while swaps < SWAPS || (handshakes.load(Ordering::Relaxed) < SWAPS / 2 && began.elapsed() < PATIENCE) {
             let (leaf, key) = &leaves[swaps % 2];
             server.certificate.swap(cert_text(leaf), key_text(key)).unwrap();
@@ -160,11 +164,11 @@ async fn certificate_changes_fail_no_handshake() {
     println!("{handshakes} handshakes during {SWAPS} swaps or more");
     assert!(handshakes >= SWAPS / 2, "{handshakes}");
     assert!(seen.lock().unwrap().len() >= 2, "the certificate was never seen to change");
-    until("they are counted", || server.handshakes("ok") >= f64::from(u32::try_from(handshakes).unwrap()) - 0.5).await;
+    until("all are counted", || server.handshakes("ok") >= f64::from(u32::try_from(handshakes).unwrap()) - 0.5).await;
     assert!(server.handshakes("failed") < 0.5 && server.handshakes("timed_out") < 0.5);
 }
 
-/// Asks for large answers, one behind the other, until no more of it is taken.
+/// Pipelines requests for large responses without reading them, until the server accepts no more.
 async fn asks_and_does_not_read(server: &Running) -> (TlsStream<TcpStream>, usize) {
     let mut stream = server.http1().await;
     let mut asked = 0;
@@ -173,7 +177,7 @@ async fn asks_and_does_not_read(server: &Running) -> (TlsStream<TcpStream>, usiz
             Ok(_) if timeout(SHORT / 3, stream.flush()).await.is_ok() => asked += 1,
             _ => break,
         }
-        assert!(asked < 100_000, "it takes whatever it is asked");
+        assert!(asked < 100_000, "the server accepts any number of requests");
     }
     (stream, asked)
 }
@@ -183,16 +187,16 @@ async fn client_that_does_not_read_is_cut() {
     let mut settings = settings();
     settings.answer_timeout = 2 * SHORT;
     let server = Running::start(app(), settings).await;
-    // One small unread response is in the kernel's buffer and costs nothing: the connection can be used again.
+    // One small unread response fits into the kernel's buffer, so the connection can be used again.
     let mut patient = server.http1().await;
     patient.write_all(GET_FAST).await.unwrap();
 
     let began = Instant::now();
     let (silent, asked) = asks_and_does_not_read(&server).await;
-    until("it is given up", || server.timed_out("reader") > 0.5).await;
+    until("the connection is timed out", || server.timed_out("reader") > 0.5).await;
     println!("given up after {:?} and {asked} requests", began.elapsed());
     assert!(began.elapsed() >= 2 * SHORT, "{:?}", began.elapsed());
-    until("its place is free", || server.connections() < 1.5).await;
+    until("the connection's permit is free", || server.connections() < 1.5).await;
     drop(silent);
 
     sleep(3 * SHORT).await;
@@ -209,7 +213,7 @@ async fn slow_reader_gets_whole_response() {
     settings.answer_timeout = 8 * SHORT;
     let huge = Router::new().route("/huge", get(async || "x".repeat(HUGE)));
     let server = Running::start(huge, settings).await;
-    // With a small buffer, so that unread bytes soon block the server.
+    // A small receive buffer, so that unread bytes soon block the server.
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(64 * 1024).unwrap();
     let tcp = socket.connect(server.address).await.unwrap();
@@ -223,7 +227,7 @@ async fn slow_reader_gets_whole_response() {
         let bytes = timeout(PATIENCE, reading.read(&mut buffer)).await.unwrap().unwrap_or(0);
         assert!(bytes > 0, "cut after {read} bytes and {:?}", began.elapsed());
         read += bytes;
-        // For a while some 500 KiB a second, at which it takes much longer than it may stand still.
+        // At first about 500 KiB a second, for much longer than the time allowed without progress.
         if began.elapsed() < 20 * SHORT {
             sleep(Duration::from_millis(30)).await;
         }
@@ -237,7 +241,7 @@ async fn timed_out_connections_are_counted_by_event() {
     let mut settings = settings();
     settings.header_timeout = SHORT / 3;
     settings.request_timeout = SHORT / 3;
-    // Not to come before the others on a machine that is slow.
+    // Long enough that the other timeouts come first on a slow machine.
     settings.idle_timeout = 10 * SHORT;
     let never = Router::new().route("/never", get(async || std::future::pending::<()>().await));
     let server = Running::start(never, settings).await;
@@ -252,7 +256,7 @@ async fn timed_out_connections_are_counted_by_event() {
     }
 }
 
-/// A client of HTTP/1.1 as Go's: it keeps its connection until an answer says that it is the last one.
+/// An HTTP/1.1 client like Go's: it keeps its connection until a response says that it is the last one.
 async fn keeps_alive(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
     let (mut answers, mut connections) = (0_usize, 0_usize);
     while !ended.load(Ordering::Relaxed) {
@@ -275,8 +279,8 @@ async fn keeps_alive(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
     (answers, connections)
 }
 
-/// A client of HTTP/2: it goes elsewhere when its connection takes no more requests, and sends those again of which the
-/// server has said that it did not look at them.
+/// An HTTP/2 client. It reconnects when its connection accepts no more requests, and retries requests that the server
+/// did not process.
 async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
     let (mut answers, mut connections) = (0, 0);
     while !ended.load(Ordering::Relaxed) {
@@ -294,8 +298,8 @@ async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
                     answers += 1;
                 }
                 Err(mut error) => {
-                    // It is given back if it was never sent. By GOAWAY the server says which streams it has looked at: only
-                    // one that it has not ends with this error.
+                    // The request is returned if it was never sent. GOAWAY says which streams the server has processed.
+                    // Only an unprocessed stream ends with one of these errors.
                     let given_back = error.take_message().is_some();
                     let error = format!("{:?}", error.into_error());
                     let not_looked_at = ["REFUSED_STREAM", "GoAway(b\"\", NO_ERROR, Remote)"];
@@ -306,7 +310,7 @@ async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
             }
         }
         drop(sender);
-        let _ = timeout(PATIENCE, connection).await.expect("the connection does not end");
+        let _ = timeout(PATIENCE, connection).await.expect("the connection stays open");
     }
     (answers, connections)
 }
@@ -315,7 +319,7 @@ async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
 async fn keep_alive_clients_lose_nothing_over_drains() {
     const DRAINS: usize = 25;
     let mut settings = settings();
-    // A connection made before the drain is accepted before it, also on a busy machine.
+    // So that a connection made before the drain is accepted in time, also on a busy machine.
     settings.drain_minimum = SHORT / 3;
     let start = async || Arc::new(Running::start(app(), settings.clone()).await);
     let servers = Mutex::new(start().await);
@@ -327,7 +331,7 @@ async fn keep_alive_clients_lose_nothing_over_drains() {
             let next = start().await;
             let last = std::mem::replace(&mut *servers.lock().unwrap(), next);
             last.drain.cancel();
-            until("it has drained", || last.task.is_finished()).await;
+            until("the server has drained", || last.task.is_finished()).await;
             let last = Arc::into_inner(last).map(|last| last.task);
             if let Some(task) = last {
                 assert_eq!(task.await.unwrap(), Drained { cut: 0 });
@@ -357,13 +361,13 @@ async fn connection_at_end_of_drain_is_answered() {
         last.flush().await.unwrap();
         asked.notified().await;
         server.drain.cancel();
-        until("it drains", || server.metric("pillion_draining") > 0.5).await;
-        // Nothing of the server runs between these two.
+        until("the server is draining", || server.metric("pillion_draining") > 0.5).await;
+        // No task of the server runs between these two steps.
         answer.notify_one();
         let late = std::net::TcpStream::connect(server.address).unwrap();
         late.set_nonblocking(true).unwrap();
         let late = TcpStream::from_std(late).unwrap();
-        let mut late = ClientTls::new(&server.root).connect(late).await.expect("it was let in");
+        let mut late = ClientTls::new(&server.root).connect(late).await.expect("the late connection was not accepted");
         assert!(Answer::read(&mut last).await.closes());
         // That client sends nothing yet. The next one does not wait for it.
         let mut latest = server.http1().await;
@@ -379,7 +383,7 @@ async fn connection_at_end_of_drain_is_answered() {
 #[tokio::test]
 async fn end_of_drain_closes_idle_and_answers_last() {
     let mut settings = settings();
-    // Idle connections are closed a second before that: as long as there is at most for what comes after.
+    // Idle connections are closed a second before the deadline, the maximum for the last requests.
     settings.drain_deadline = Duration::from_secs(10);
     let answer = Arc::new(Notify::new());
     let (slow, asked) = answered_when(&answer);
@@ -391,7 +395,7 @@ async fn end_of_drain_closes_idle_and_answers_last() {
     asked.notified().await;
     let began = Instant::now();
     server.drain.cancel();
-    // Left alone for nearly all of the time: its client may be about to send a request.
+    // The connection stays open for nearly the whole drain, since its client may be sending a request.
     assert_eq!(read_to_end(&mut idle).await, "");
     let closed = began.elapsed();
     assert!(closed >= Duration::from_secs(8) && closed < Duration::from_secs(10), "{closed:?}");

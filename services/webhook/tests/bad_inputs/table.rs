@@ -1,4 +1,4 @@
-//! A row of the table, and the runner that tries it by both ways.
+//! A row of the table of bad inputs, and the runner that sends each row in process and over TLS.
 
 use axum::body::Body;
 use base64::Engine;
@@ -12,48 +12,48 @@ use tower::ServiceExt;
 
 use crate::support::{Answer, App, KNOWN, Running, anonymous_memory, post, review, sidecar};
 
-/// An input and what must come of it.
+/// An input and its expected result.
 pub(crate) struct Row {
-    /// B1 to B70.
+    /// The number of the case, from 1 to 70 (B1 to B70).
     pub(crate) number: u8,
     pub(crate) name: &'static str,
     pub(crate) method: &'static str,
     pub(crate) path: String,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
-    /// The profile that is served: always applied, unless it says otherwise.
+    /// The profile that is served. Its activation is `Always` unless the row changes it.
     pub(crate) profile: Json,
     pub(crate) expected: Expected,
 }
 
-/// What must come of an input.
+/// The expected result of an input.
 pub(crate) enum Expected {
-    /// No review: this status, and these words in one line of text.
+    /// No review: a response with this status, and a line of text that contains this.
     Status(u16, &'static str),
-    /// Allowed without a patch; with a warning, or without any.
+    /// Allowed without a patch, with or without a warning.
     Skip { warned: bool },
-    /// Refused with this code, and these words.
+    /// Rejected with this code, and a message that contains this.
     Deny(u16, &'static str),
-    /// Injected, and this holds.
+    /// Injected, and this check passes.
     Injected(fn(&Injected)),
 }
 
-/// An object before and after.
+/// An injected object.
 pub(crate) struct Injected {
     pub(crate) answer: Json,
     pub(crate) patch: String,
-    /// As the patch makes it; null if JSON of the test's own cannot hold what came.
+    /// The patched object. Null if `serde_json` cannot represent the input.
     pub(crate) object: Json,
 }
 
-/// What came back.
+/// The response to a row's request.
 struct Came {
     status: u16,
     content_type: String,
     body: String,
 }
 
-/// The good review, which every row changes in one way.
+/// Returns a row with a valid review, which each case changes in one way.
 pub(crate) fn good(number: u8, name: &'static str) -> Row {
     Row {
         number,
@@ -91,7 +91,7 @@ impl Row {
         self.request(|request| change(&mut request["object"]))
     }
 
-    /// Changes the text of the review, in one place that must be there.
+    /// Replaces one occurrence of `from`, which must exist, in the text of the review.
     pub(crate) fn text(mut self, from: &str, to: &str) -> Self {
         let text = String::from_utf8(self.body).unwrap();
         assert!(text.contains(from), "{}: {from} is not in {text}", self.name);
@@ -104,7 +104,7 @@ impl Row {
         self
     }
 
-    /// With these headers alone.
+    /// Replaces all headers.
     pub(crate) fn headers(mut self, headers: &[(&'static str, &str)]) -> Self {
         self.headers = headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
         self
@@ -120,7 +120,7 @@ impl Row {
         self
     }
 
-    /// Not a review that can be answered.
+    /// Expects a rejection that contains this text.
     pub(crate) fn refused(self, status: u16, says: &'static str) -> Self {
         self.is(Expected::Status(status, says))
     }
@@ -129,7 +129,8 @@ impl Row {
         App::with_profile(&self.profile, None)
     }
 
-    /// Whether the row's request reaches an endpoint. Other requests are not counted.
+    /// Returns the acceptable outcomes of the row's request. None if it reaches no endpoint, since such requests are
+    /// not counted.
     fn outcomes(&self) -> &'static [&'static str] {
         match self.expected {
             Expected::Status(404 | 405, _) => &[],
@@ -184,7 +185,8 @@ impl Row {
         }
     }
 
-    /// Nothing panicked, nothing is left, and the row was counted as it should be, beside so many good reviews.
+    /// Asserts that nothing panicked, nothing is left in use, and that the row and this many good reviews were counted
+    /// correctly.
     fn check_metrics(&self, way: &str, app: &App, good: f64) {
         let at = format!("B{} {} ({way})", self.number, self.name);
         for series in ["pillion_panics_total", "pillion_inflight", "pillion_body_bytes"] {
@@ -228,10 +230,10 @@ impl Row {
         text.extend_from_slice(format!("Content-Length: {}\r\n\r\n", self.body.len()).as_bytes());
         text.extend_from_slice(&self.body);
         let mut stream = server.http1().await;
-        // The server may have answered and closed before it has read all of it.
+        // The server may respond and close before it has read the whole request.
         let _ = stream.write_all(&text).await;
         let _ = stream.flush().await;
-        // An answer to HEAD says how long its body would be.
+        // The response to HEAD declares the length of a body that is not sent.
         let mut answer =
             if self.method == "HEAD" { Answer::read_head(&mut stream).await } else { Answer::read(&mut stream).await };
         let content_type = answer.head.split("content-type: ").nth(1).and_then(|rest| rest.split("\r\n").next());
@@ -244,8 +246,8 @@ impl Row {
         }
         let next = String::from_utf8(good(0, "the next one").body).unwrap();
         stream.write_all(post("/mutate", &next).as_bytes()).await.unwrap();
-        assert_eq!(Answer::read(&mut stream).await.status, 200, "B{} {}: the next one", self.number, self.name);
-        // What the next one is decided to be is the row's profile's business.
+        assert_eq!(Answer::read(&mut stream).await.status, 200, "B{} {}: the next request", self.number, self.name);
+        // The row's profile decides about the next review, so only the number of requests is checked.
         self.check_metrics_after_next(&app);
     }
 
@@ -260,12 +262,12 @@ impl Row {
     }
 }
 
-/// One at a time of those that take much memory: they share a process, whose memory is looked at.
+/// Held by each test that uses much memory: tests of one process share the memory that they measure.
 pub(crate) static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Tries all rows by both ways.
+/// Runs all rows, in process and over TLS.
 pub(crate) async fn run(rows: Vec<Row>) {
-    // More than all bodies of one row at a time, and what the allocator keeps of them.
+    // More than all bodies of one row together, plus what the allocator retains of them.
     const SLACK: usize = 96 * 1024 * 1024;
     let _alone = ALONE.lock().await;
     let before = anonymous_memory();

@@ -1,11 +1,6 @@
-//! What the tests of this crate share: a review, a server on a loopback port, and clients that can misbehave.
+//! Shared by the tests of this crate: a review, a server on a loopback port, and clients that can misbehave.
 
-#![allow(
-    dead_code,
-    unreachable_pub,
-    unused_imports,
-    reason = "each test binary compiles this module, and uses a part of it"
-)]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "not every test uses all of it")]
 
 mod tls;
 
@@ -41,15 +36,15 @@ pub use self::tls::{Authority, ClientTls, Purpose, cert_text, certificate, clien
 pub const PATIENCE: Duration = Duration::from_mins(1);
 /// The name in the test certificates.
 pub const NAME: &str = "pillion.test";
-/// Opted in, and known to the snapshot of the tests.
+/// A namespace that is opted in, and in the snapshot of the tests.
 pub const KNOWN: &str = "team-a";
 
-/// What is logged; clones write to the same text.
+/// Captured log lines. Clones write to the same text.
 #[derive(Clone, Default)]
 pub struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
-    /// All of it so far.
+    /// Returns everything that was logged so far.
     pub fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
@@ -66,7 +61,7 @@ impl io::Write for Lines {
     }
 }
 
-/// A review of the creation of a small pod.
+/// Returns a review of the creation of a small pod.
 pub fn review(namespace: &str) -> serde_json::Value {
     serde_json::json!({
         "apiVersion": "admission.k8s.io/v1",
@@ -94,12 +89,12 @@ pub fn review(namespace: &str) -> serde_json::Value {
     })
 }
 
-/// [`review`] of a pod in the namespace that is known, as text.
+/// Returns [`review`] for the known namespace, as text.
 pub fn review_text() -> String {
     review(KNOWN).to_string()
 }
 
-/// The profile of most rows: a container, a volume and an annotation.
+/// Returns the profile of most tests: a container, a volume and an annotation.
 pub fn sidecar() -> serde_json::Value {
     serde_json::json!({
         "activation": "Always",
@@ -113,14 +108,14 @@ pub fn sidecar() -> serde_json::Value {
     })
 }
 
-/// Bytes of memory that belong to this process alone.
+/// Returns the anonymous memory of this process, in bytes.
 pub fn anonymous_memory() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * 1024
 }
 
-/// The router with its metrics; without profiles.
+/// The router with its metrics.
 pub struct App {
     pub router: Router,
     registry: Registry,
@@ -148,7 +143,7 @@ impl App {
         Self { router, registry }
     }
 
-    /// With one cluster profile, and what looks up what it reads.
+    /// Creates an app with one cluster profile, and the function that looks up the objects it reads.
     pub fn with_profile(spec: &serde_json::Value, look_ups: Option<LookUps>) -> Self {
         let mut registry = Registry::default();
         let metrics = Arc::new(Metrics::register(&mut registry));
@@ -172,7 +167,7 @@ impl App {
         Self { router, registry }
     }
 
-    /// With this snapshot, and these look-ups.
+    /// Creates an app with this snapshot and these lookup functions.
     pub fn of(
         snapshot: Snapshot,
         settings: RequestSettings,
@@ -194,24 +189,24 @@ impl App {
         Self { router, registry }
     }
 
-    /// The value of a series, as its text stands in a scrape; `None` if there is no such series.
+    /// Returns the value of a series, named as in a scrape. `None` if there is no such series.
     pub fn metric(&self, series: &str) -> Option<f64> {
         value(&self.registry, series)
     }
 
-    /// How many series there are.
+    /// Returns the number of series.
     pub fn series(&self) -> usize {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
         text.lines().filter(|line| !line.starts_with('#')).count()
     }
 
-    /// The sum of all series that begin so.
+    /// Returns the sum of all series with this prefix.
     pub fn sum(&self, prefix: &str) -> f64 {
         self.sum_with(prefix, "")
     }
 
-    /// The sum of all series that begin so and have this label.
+    /// Returns the sum of all series with this prefix and this label.
     pub fn sum_with(&self, prefix: &str, label: &str) -> f64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
@@ -226,7 +221,7 @@ fn value(registry: &Registry, series: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// A server of `app` over TLS on a loopback port.
+/// A server of `app` with TLS on a loopback port.
 pub struct Running {
     pub address: SocketAddr,
     pub certificate: Arc<ServingCertificate>,
@@ -242,7 +237,7 @@ impl Running {
         Self::start_for(app, settings, None).await
     }
 
-    /// For these clients alone.
+    /// Starts a server that authenticates its clients.
     pub async fn start_for(app: Router, settings: ServerSettings, clients: Option<Arc<ClientCertificates>>) -> Self {
         let authority = Authority::new("authority of a test");
         let (leaf, key) = authority.server();
@@ -258,12 +253,12 @@ impl Running {
         Self { address, certificate, root: authority.pem(), authority, drain, task, registry }
     }
 
-    /// The value of one of the server's series.
+    /// Returns the value of one of the server's series.
     pub fn metric(&self, series: &str) -> f64 {
         value(&self.registry, series).unwrap_or_else(|| panic!("no series {series}"))
     }
 
-    /// Connections that were closed while this was waited for.
+    /// Returns the number of connections that timed out while waiting for this event.
     pub fn timed_out(&self, waiting: &str) -> f64 {
         self.metric(&format!("pillion_connections_timed_out_total{{waiting=\"{waiting}\"}}"))
     }
@@ -280,18 +275,18 @@ impl Running {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// A TLS connection that offers these protocols.
+    /// Opens a TLS connection that offers these protocols.
     pub async fn tls(&self, protocols: &[&str]) -> TlsStream<TcpStream> {
         connect(self.tcp().await, &self.root, protocols).await.unwrap()
     }
 
-    /// One connection of HTTP/1.1.
+    /// Opens an HTTP/1.1 connection.
     pub async fn http1(&self) -> TlsStream<TcpStream> {
         self.tls(&["http/1.1"]).await
     }
 }
 
-/// The text of a POST over HTTP/1.1.
+/// Returns the text of an HTTP/1.1 POST request.
 pub fn post(path: &str, body: &str) -> String {
     let length = body.len();
     format!(
@@ -299,23 +294,23 @@ pub fn post(path: &str, body: &str) -> String {
     )
 }
 
-/// All that comes until the server closes the connection, cleanly or not.
+/// Reads until the server closes the connection, cleanly or not.
 pub async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut bytes = Vec::new();
-    // A close without close_notify, or a reset, is an end as well.
+    // A close without close_notify and a reset also end the connection.
     let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("the server does not close");
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Writes, and reads to the end.
+/// Writes a request, and reads until the server closes the connection.
 pub async fn exchange(stream: &mut TlsStream<TcpStream>, text: impl AsRef<[u8]>) -> String {
-    // The server may have answered and closed before it has read all of it.
+    // The server may respond and close before it has read the whole request.
     let _ = stream.write_all(text.as_ref()).await;
     let _ = stream.flush().await;
     read_to_end(stream).await
 }
 
-/// One answer of HTTP/1.1 with a `Content-Length`.
+/// An HTTP/1.1 response with a `Content-Length`.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -324,15 +319,15 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Sends what was written, reads one answer, and leaves the connection as it is.
+    /// Flushes the stream, and reads one response. The connection stays open.
     pub async fn read(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Self {
         let read = async {
-            // What was written may be in the TLS session still, if the socket did not take it at once. A server that has
-            // answered may be gone.
+            // The TLS session may still hold written data that the socket did not accept at once. A server that has
+            // responded may have closed the connection.
             let _ = stream.flush().await;
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
-                head.push(stream.read_u8().await.expect("the connection ends before the answer"));
+                head.push(stream.read_u8().await.expect("the connection ended before the response"));
             }
             let head = String::from_utf8(head).unwrap().to_lowercase();
             let length =
@@ -341,32 +336,32 @@ impl Answer {
             stream.read_exact(&mut body).await.unwrap();
             Self { status: head[9..12].parse().unwrap(), head, body: String::from_utf8(body).unwrap() }
         };
-        tokio::time::timeout(PATIENCE, read).await.expect("no answer")
+        tokio::time::timeout(PATIENCE, read).await.expect("the server sent no response")
     }
 
-    /// The number in its header `x-number`.
+    /// Returns the number in the `x-number` header.
     pub fn number(&self) -> u64 {
         let number = self.head.split("x-number: ").nth(1).and_then(|rest| rest.split("\r\n").next());
-        number.and_then(|number| number.parse().ok()).expect("an answer without a number")
+        number.and_then(|number| number.parse().ok()).expect("the response has no number")
     }
 
-    /// Reads the head of an answer that has no body, whatever it says of its length.
+    /// Reads the head of a response without a body, whatever `Content-Length` it declares.
     pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Self {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
-            head.push(stream.read_u8().await.expect("the connection ends before the answer"));
+            head.push(stream.read_u8().await.expect("the connection ended before the response"));
         }
         let head = String::from_utf8(head).unwrap().to_lowercase();
         Self { status: head[9..12].parse().unwrap(), head, body: String::new() }
     }
 
-    /// Whether it says that the connection is used no more.
+    /// Whether the server closes the connection after this response.
     pub fn closes(&self) -> bool {
         self.head.contains("connection: close\r\n")
     }
 }
 
-/// Waits until something is so.
+/// Waits until the condition holds. `what` describes it for the failure message.
 pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !condition() {
