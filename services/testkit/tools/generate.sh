@@ -48,8 +48,8 @@ done
 # Without hooks and without the labels and comments that only helm's own objects have.
 {
   cat <<'HEADER'
-# Pillion with the default values of the chart charts/pillion, for the namespace pillion-system. Written by `just generate`;
-# docs/deploying.md says how it is used.
+# Pillion with the default values of the chart charts/pillion, for the namespace pillion-system.
+# Written by `just generate`; docs/deploying.md describes its use.
 apiVersion: v1
 kind: Namespace
 metadata:
