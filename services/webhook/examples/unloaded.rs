@@ -27,7 +27,7 @@ type Failure = Box<dyn std::error::Error>;
 
 const REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"1","kind":{"group":"","version":"v1","kind":"Pod"},"resource":{"group":"","version":"v1","resource":"pods"},"namespace":"team-a","operation":"CREATE","object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[]}}}}"#;
 
-#[expect(clippy::print_stderr, reason = "what is wrong is told to who called it")]
+#[expect(clippy::print_stderr, reason = "errors go to the terminal of the caller")]
 fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -28,16 +28,17 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-pub use connections::{ConnectionMetrics, HandshakeResult, ReloadMetrics, ReloadResult, register_certificate};
-pub(crate) use connections::{Unauthorized, Waiting};
+pub use connections::{ConnectionMetrics, ReloadMetrics, ReloadResult, register_certificate};
+pub(crate) use connections::{HandshakeResult, Unauthorized, Waiting};
 pub use exposition::Exposition;
 use exposition::ProcessCollector;
-pub use requests::RequestOutcome;
+pub(crate) use requests::RequestOutcome;
 use requests::{DecisionCounters, Durations, RequestCounters};
-pub use series::{MAX_PROFILES, Tenant, TenantSettings, Tenants};
+pub use series::TenantSettings;
 use series::{ProfileCounters, SnapshotCollector};
+pub(crate) use series::{Tenant, Tenants};
 
-use crate::counters;
+use crate::counters::Counters;
 use crate::overload::OverloadMetrics;
 
 /// Bounds in bytes. The review of a pod has about 8 KB, and the limit is 7 MiB.
@@ -61,24 +62,24 @@ pub struct Metrics {
     durations: Durations,
     decisions: DecisionCounters,
     profiles: ProfileCounters,
-    self_checks: [Counter; CheckStage::ALL.len()],
+    self_checks: Counters<{ CheckStage::ALL.len() }>,
     dry_runs: Counter,
     request_bytes: Histogram,
     patch_bytes: Histogram,
     /// Bytes in use by the bodies of requests in flight.
-    pub body_bytes: Gauge,
+    pub(crate) body_bytes: Gauge,
     /// Requests in flight.
-    pub inflight: Gauge,
+    pub(crate) inflight: Gauge,
     /// Requests whose bodies are still arriving.
-    pub unfinished_bodies: Gauge,
+    pub(crate) unfinished_bodies: Gauge,
     /// Panics that were caught.
-    pub panics: Counter,
+    pub(crate) panics: Counter,
     /// Rejected requests and queue waits.
-    pub overload: OverloadMetrics,
+    pub(crate) overload: OverloadMetrics,
     /// The connections.
     pub connections: ConnectionMetrics,
     /// Requests by namespace.
-    pub tenants: Tenants,
+    pub(crate) tenants: Tenants,
 }
 
 impl Metrics {
@@ -101,7 +102,7 @@ impl Metrics {
         let tenants = Tenants::new(&settings.tenants);
         registry.register_collector(Box::new(tenants.clone()));
 
-        let self_checks = counters::register(
+        let self_checks = Counters::register(
             registry,
             "selfcheck_failures",
             "Patches that did not pass the check before they would have been sent, by where they failed; each was \
@@ -166,7 +167,7 @@ impl Metrics {
     }
 
     /// Counts an answered request, with its trace as an exemplar if the trace is sampled.
-    pub fn answered(
+    pub(crate) fn answered(
         &self,
         endpoint: Endpoint,
         outcome: RequestOutcome,
@@ -190,7 +191,7 @@ impl Metrics {
     }
 
     /// Counts a decision.
-    pub fn decided(&self, decision: &Decision, dry_run: bool) {
+    pub(crate) fn decided(&self, decision: &Decision, dry_run: bool) {
         self.decisions.decided(decision);
         self.profiles.decided(decision);
         if dry_run {
@@ -199,9 +200,8 @@ impl Metrics {
     }
 
     /// Counts an internal error of the engine by its stage.
-    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
-    pub fn failed(&self, error: &InternalError) {
-        self.self_checks[error.stage() as usize].inc();
+    pub(crate) fn self_check_failed(&self, error: &InternalError) {
+        self.self_checks.count(error.stage() as usize);
     }
 }
 

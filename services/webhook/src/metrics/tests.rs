@@ -3,14 +3,9 @@ use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet};
 
 use super::exposition::Format;
-use super::series::{GRACE, OTHER};
+use super::series::{GRACE, MAX_PROFILES, OTHER};
 use super::*;
-
-fn text(registry: &Registry) -> String {
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-    text
-}
+use crate::counters::text;
 
 /// Returns a decision that applied a profile of this name.
 fn applied(name: &str) -> ProfileDecision {
@@ -31,8 +26,8 @@ fn tenants(max_namespaces: usize) -> MetricsSettings {
 /// Counts a request about this namespace.
 fn answer(metrics: &Metrics, namespace: &str, known: bool, outcome: RequestOutcome) {
     let tenant = metrics.tenants.request();
-    tenant.found(namespace, known);
-    tenant.clone().found("somebody-else", true);
+    tenant.set_namespace(namespace, known);
+    tenant.clone().set_namespace("another-namespace", true);
     metrics.answered(Endpoint::Any, outcome, Duration::from_micros(30), None, &tenant);
 }
 

@@ -29,11 +29,11 @@ impl Deadline {
     }
 
     pub(crate) fn has_passed(self) -> bool {
-        self.left().is_zero()
+        self.remaining().is_zero()
     }
 
     /// Returns the remaining time.
-    pub(crate) fn left(self) -> Duration {
+    pub(crate) fn remaining(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
 }
@@ -41,8 +41,8 @@ impl Deadline {
 /// Returns how long the caller waits.
 fn timeout(query: Option<&str>, settings: &OverloadSettings) -> Duration {
     let text = query.and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("timeout=")));
-    let said = text.and_then(go_duration).filter(|said| !said.is_zero());
-    said.unwrap_or(settings.default_timeout).min(settings.longest_timeout)
+    let requested = text.and_then(go_duration).filter(|timeout| !timeout.is_zero());
+    requested.unwrap_or(settings.default_timeout).min(settings.longest_timeout)
 }
 
 /// Parses a duration in Go's format: `10s`, `1m30s`, `1.5h`. `None` if it is invalid or negative. A duration that is
@@ -267,7 +267,7 @@ mod tests {
             (Some("timeouts=2s&xtimeout=2s"), 9_800),
         ] {
             let deadline = Deadline::of(query, &OverloadSettings::default());
-            assert_eq!(deadline.left(), Duration::from_millis(milliseconds), "{query:?}");
+            assert_eq!(deadline.remaining(), Duration::from_millis(milliseconds), "{query:?}");
         }
         let deadline = Deadline::of(Some("timeout=1s"), &OverloadSettings::default());
         tokio::time::advance(Duration::from_millis(799)).await;
