@@ -1,22 +1,12 @@
 //! Many or large requests: time, series and memory stay bounded. Cases B65, B67 and B69 of the bad inputs are here.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test reports failures by panicking, also in its helpers"
-)]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
 use futures::FutureExt;
 use futures::future::join_all;
-use http::{Request, StatusCode};
+use http::StatusCode;
 use pillion_engine::lookup::Answer::Missing;
 use pillion_webhook::admission::{LiveNamespace, RequestSettings};
 use pillion_webhook::serve::ServerSettings;
@@ -24,9 +14,10 @@ use serde_json::{Map, Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
-use tower::ServiceExt;
 
-use crate::support::{Answer, App, KNOWN, Lines, Running, anonymous_memory, post, review, review_text, sidecar, until};
+use crate::support::{
+    Answer, App, KNOWN, Lines, Running, anonymous_memory, ask, post, review, review_text, send, sidecar, until,
+};
 
 const MIB: usize = 1024 * 1024;
 
@@ -40,17 +31,16 @@ async fn unknown_namespaces_leave_nothing_behind() {
     let _alone = ALONE.lock().await;
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
-    let nobody: LiveNamespace = Arc::new(move |_| {
+    let find_none: LiveNamespace = Arc::new(move |_| {
         counter.fetch_add(1, Ordering::Relaxed);
         std::future::ready(Missing).boxed()
     });
-    let app = App::with(RequestSettings::default(), Some(nobody));
+    let app = App::with(RequestSettings::default(), Some(find_none));
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
     let mut stream = server.http1().await;
     let mut send = async |number: usize| {
         let text = post("/mutate", &review(&format!("nowhere-{number}")).to_string());
-        stream.write_all(text.as_bytes()).await.unwrap();
-        assert_eq!(Answer::read(&mut stream).await.status, 200);
+        assert_eq!(ask(&mut stream, text).await.status, 200);
     };
     for number in 0..1000 {
         send(number).await;
@@ -77,8 +67,7 @@ async fn same_review_gets_same_response() {
     let text = post("/mutate", &review(KNOWN).to_string());
     let (mut first, mut memory) = (None, 0);
     for time in 0..TIMES {
-        stream.write_all(text.as_bytes()).await.unwrap();
-        let answer = Answer::read(&mut stream).await.body;
+        let answer = ask(&mut stream, &text).await.body;
         assert_eq!(&answer, first.get_or_insert_with(|| answer.clone()));
         if time == TIMES / 10 {
             memory = anonymous_memory();
@@ -106,9 +95,7 @@ async fn groups_of_user_are_not_logged() {
     // The body is below 128 KiB, so that it is decided on this thread, whose log is captured.
     let groups: Vec<_> = (0..10_000).map(|number| format!("grp{number}")).collect();
     review["request"]["userInfo"] = json!({"username": "jemand", "groups": groups});
-    let request = Request::post("/mutate").header("content-type", "application/json");
-    let app = App::with_profile(&sidecar(), None);
-    app.router.oneshot(request.body(Body::from(review.to_string())).unwrap()).await.unwrap();
+    send(&App::with_profile(&sidecar(), None).router, "/mutate", review.to_string()).await;
     let logged = lines.text();
     assert!(logged.contains("decided") && logged.len() < 4096, "{logged}");
     assert!(!logged.contains("grp") && !logged.contains("jemand"), "{logged}");
@@ -124,9 +111,8 @@ fn keys(count: usize) -> Map<String, Value> {
 async fn answered(body: &Value) -> (StatusCode, Duration) {
     let app = App::new();
     let text = body.to_string();
-    let request = Request::post("/mutate").header("content-type", "application/json").body(Body::from(text)).unwrap();
     let began = Instant::now();
-    let status = app.router.oneshot(request).await.unwrap().status();
+    let status = send(&app.router, "/mutate", text).await.status();
     (status, began.elapsed())
 }
 
@@ -176,7 +162,7 @@ fn app() -> App {
     App::with(settings, None)
 }
 
-fn held(app: &App) -> f64 {
+fn in_use(app: &App) -> f64 {
     app.metric("pillion_body_bytes").unwrap()
 }
 
@@ -204,14 +190,14 @@ async fn declared_length_takes_no_memory() {
     let app = app();
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
     let mut clients = join_all((0..CLIENTS).map(|_| begin(&server, LARGE, 1000))).await;
-    until("the first piece of each body was read", || held(&app) >= number(CLIENTS * 1000)).await;
+    until("the first piece of each body was read", || in_use(&app) >= number(CLIENTS * 1000)).await;
     for client in &mut clients {
         client.write_all(&[b' '; 1000]).await.unwrap();
     }
-    until("the second piece of each body was read", || held(&app) >= number(CLIENTS * 2000)).await;
-    assert!(held(&app) <= number(CLIENTS * 16 * 1024), "{}", held(&app));
+    until("the second piece of each body was read", || in_use(&app) >= number(CLIENTS * 2000)).await;
+    assert!(in_use(&app) <= number(CLIENTS * 16 * 1024), "{}", in_use(&app));
     drop(clients);
-    until("all memory is returned", || held(&app) < 1.0).await;
+    until("all memory is returned", || in_use(&app) < 1.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -222,15 +208,14 @@ async fn paused_clients_leave_memory_to_small_reviews() {
     let mut paused = Vec::new();
     for _ in 0..CLIENTS {
         paused.push(begin(&server, LARGE, LARGE - 1).await);
-        assert!(held(&app) <= number(BUDGET), "{}", held(&app));
+        assert!(in_use(&app) <= number(BUDGET), "{}", in_use(&app));
     }
     until("some bodies are rejected", || app.metric(SHED) >= Some(number(CLIENTS - BUDGET / LARGE))).await;
-    assert!(held(&app) <= number(BUDGET) && held(&app) >= number(BUDGET / 2), "{}", held(&app));
+    assert!(in_use(&app) <= number(BUDGET) && in_use(&app) >= number(BUDGET / 2), "{}", in_use(&app));
 
     for _ in 0..10 {
         let mut client = server.http1().await;
-        client.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
-        assert_eq!(Answer::read(&mut client).await.status, 200);
+        assert_eq!(ask(&mut client, post("/mutate", &review_text())).await.status, 200);
     }
 
     // Rejected clients got a response with Retry-After.
@@ -251,9 +236,8 @@ async fn paused_clients_leave_memory_to_small_reviews() {
 
     // The other bodies are answered after their last byte, and then all memory is returned.
     for client in &mut waiting {
-        client.write_all(b" ").await.unwrap();
-        assert_eq!(Answer::read(client).await.status, 400, "the body is not a review");
+        assert_eq!(ask(client, b" ").await.status, 400, "the body is not a review");
     }
-    until("all memory is returned", || held(&app) < 1.0).await;
+    until("all memory is returned", || in_use(&app) < 1.0).await;
     assert_eq!(app.metric(SHED), Some(number(refused)));
 }

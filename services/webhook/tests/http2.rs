@@ -1,28 +1,15 @@
 //! Attacks over HTTP/2 that have broken other servers. The frames are written by hand, since no client library sends
 //! them.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test reports failures by panicking, also in its helpers"
-)]
-
 use std::time::Duration;
 
-use crate::support::{Answer, PATIENCE, Running, until};
-use axum::Router;
-use axum::routing::get;
-use pillion_webhook::serve::ServerSettings;
+use crate::support::{GET_FAST, PATIENCE, Running, ask, fast_and_large, fast_drain, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::client::TlsStream;
 
 const SHORT: Duration = Duration::from_millis(300);
-const LARGE: usize = 256 * 1024;
 
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
@@ -34,16 +21,6 @@ const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 const ENHANCE_YOUR_CALM: u32 = 0xb;
-
-fn app() -> Router {
-    Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
-}
-
-fn settings() -> ServerSettings {
-    let mut settings = ServerSettings::default();
-    settings.drain_minimum = Duration::ZERO;
-    settings
-}
 
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
@@ -147,13 +124,12 @@ impl Raw {
 /// Asserts that the server still answers another client.
 async fn others_are_served(server: &Running) {
     let mut stream = server.http1().await;
-    stream.write_all(b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-    assert_eq!(Answer::read(&mut stream).await.body, "fast");
+    assert_eq!(ask(&mut stream, GET_FAST).await.body, "fast");
 }
 
 #[tokio::test]
 async fn handwritten_frames_are_answered() {
-    let server = Running::start(app(), settings()).await;
+    let server = Running::start(fast_and_large(), fast_drain()).await;
     let mut raw = Raw::connect(&server, &[]).await;
     assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &get_block("/fast"))).await);
     assert!(raw.answered(1).await);
@@ -161,7 +137,7 @@ async fn handwritten_frames_are_answered() {
 
 #[tokio::test]
 async fn rapid_reset_ends_connection() {
-    let server = Running::start(app(), settings()).await;
+    let server = Running::start(fast_and_large(), fast_drain()).await;
     let mut raw = Raw::connect(&server, &[]).await;
     let mut burst = Vec::new();
     for number in 0..10_000_u32 {
@@ -177,7 +153,7 @@ async fn rapid_reset_ends_connection() {
 
 #[tokio::test]
 async fn endless_head_ends_connection() {
-    let server = Running::start(app(), settings()).await;
+    let server = Running::start(fast_and_large(), fast_drain()).await;
     let mut raw = Raw::connect(&server, &[]).await;
     assert!(raw.send(&frame(HEADERS, END_STREAM, 1, &get_block("/fast"))).await);
     let piece = frame(CONTINUATION, 0, 1, &header("x-filler", &"y".repeat(100)).repeat(100));
@@ -193,9 +169,9 @@ async fn endless_head_ends_connection() {
 
 #[tokio::test]
 async fn stalled_head_ends_connection() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.idle_timeout = 4 * SHORT;
-    let server = Running::start(app(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
     let began = Instant::now();
     let mut raw = Raw::connect(&server, &[]).await;
     assert!(raw.send(&frame(HEADERS, END_STREAM, 1, &get_block("/fast"))).await);
@@ -215,9 +191,9 @@ async fn stalled_head_ends_connection() {
 #[tokio::test]
 async fn unread_settings_and_pings_end_connection() {
     for (name, text) in [("settings", frame(SETTINGS, 0, 0, &[])), ("pings", frame(PING, 0, 0, &[7; 8]))] {
-        let mut settings = settings();
+        let mut settings = fast_drain();
         settings.answer_timeout = SHORT;
-        let server = Running::start(app(), settings).await;
+        let server = Running::start(fast_and_large(), settings).await;
         let mut raw = Raw::connect(&server, &[]).await;
         let burst = text.repeat(4096);
         let (mut sent, most) = (0, 512 * 1024 * 1024);
@@ -237,9 +213,9 @@ async fn unread_settings_and_pings_end_connection() {
 async fn responses_behind_closed_window_end_connection() {
     // No window at all, and a window of one byte. In the second case hyper has already taken the response.
     for window in [0, 1] {
-        let mut settings = settings();
+        let mut settings = fast_drain();
         settings.answer_timeout = 3 * SHORT;
-        let server = Running::start(app(), settings).await;
+        let server = Running::start(fast_and_large(), settings).await;
         let mut raw = Raw::connect(&server, &[(4, window)]).await;
         let began = Instant::now();
         assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &get_block("/large"))).await);
@@ -259,9 +235,9 @@ async fn responses_behind_closed_window_end_connection() {
 
 #[tokio::test]
 async fn unread_responses_do_not_pile_up() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.answer_timeout = Duration::from_mins(5);
-    let server = Running::start(app(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
     let mut raw = Raw::connect(&server, &[(4, 0)]).await;
     let began = Instant::now();
     for number in 0..100 {
@@ -278,9 +254,9 @@ async fn unread_responses_do_not_pile_up() {
 
 #[tokio::test]
 async fn concurrent_streams_are_bounded() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.max_streams = 4;
-    let server = Running::start(app(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
     let mut raw = Raw::connect(&server, &[(4, 0)]).await;
     for number in 0..5 {
         assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 2 * number + 1, &get_block("/fast"))).await);

@@ -1,28 +1,22 @@
 //! The server under certificate changes, at its connection limit and during the drain, and with clients that do not
 //! read.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test reports failures by panicking, also in its helpers"
-)]
-
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::{Answer, App, ClientTls, PATIENCE, Running, cert_text, key_text, read_to_end, until};
+use crate::support::{
+    Answer, App, ClientTls, GET_FAST, GET_SLOW, PATIENCE, Running, ask, cert_text, fast_and_large, fast_and_slow,
+    fast_drain, key_text, post, read_to_end, review_text, until,
+};
 use axum::Router;
-use axum::routing::{MethodRouter, get};
+use axum::routing::get;
 use futures::future::join_all;
 use http::Request;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use pillion_webhook::serve::{Drained, ServerSettings};
+use pillion_webhook::serve::Drained;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
@@ -30,19 +24,6 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::client::TlsStream;
 
 const SHORT: Duration = Duration::from_millis(300);
-const GET_FAST: &[u8] = b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n";
-const LARGE: usize = 256 * 1024;
-
-fn settings() -> ServerSettings {
-    let mut settings = ServerSettings::default();
-    settings.drain_minimum = Duration::ZERO;
-    settings
-}
-
-/// Returns routes with small and large responses.
-fn app() -> Router {
-    Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
-}
 
 /// Connects from another loopback address.
 async fn from_elsewhere(server: &Running) -> TcpStream {
@@ -51,27 +32,14 @@ async fn from_elsewhere(server: &Running) -> TcpStream {
     socket.connect(server.address).await.unwrap()
 }
 
-/// Returns a route that responds once `answer` is notified, and a signal for each request.
-fn answered_when(answer: &Arc<Notify>) -> (MethodRouter, Arc<Notify>) {
-    let asked = Arc::new(Notify::new());
-    let (answer, tell) = (Arc::clone(answer), Arc::clone(&asked));
-    let route = get(async move || {
-        tell.notify_one();
-        answer.notified().await;
-        "done"
-    });
-    (route, asked)
-}
-
 #[tokio::test]
 async fn greedy_address_gives_up_connections_without_requests() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.max_connections = 6;
-    let answer = Arc::new(Notify::new());
-    let (route, asked) = answered_when(&answer);
-    let server = Running::start(app().route("/slow", route), settings).await;
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let server = Running::start(fast_and_slow(&asked, &answer), settings).await;
     let mut busy = server.http1().await;
-    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    busy.write_all(GET_SLOW).await.unwrap();
     busy.flush().await.unwrap();
     asked.notified().await;
     let mut idle = Vec::new();
@@ -93,8 +61,7 @@ async fn greedy_address_gives_up_connections_without_requests() {
         assert_eq!(read_to_end(stream).await, "");
     }
     for stream in others.iter_mut().chain(kept) {
-        stream.write_all(GET_FAST).await.unwrap();
-        assert_eq!(Answer::read(stream).await.body, "fast");
+        assert_eq!(ask(stream, GET_FAST).await.body, "fast");
     }
     answer.notify_one();
     let done = Answer::read(&mut busy).await;
@@ -105,7 +72,7 @@ async fn greedy_address_gives_up_connections_without_requests() {
 
 #[tokio::test]
 async fn serves_tls_1_2_and_1_3_only() {
-    let server = Running::start(app(), settings()).await;
+    let server = Running::start(fast_and_large(), fast_drain()).await;
     for (version, expected) in [
         (&rustls::version::TLS12, rustls::ProtocolVersion::TLSv1_2),
         (&rustls::version::TLS13, rustls::ProtocolVersion::TLSv1_3),
@@ -113,8 +80,7 @@ async fn serves_tls_1_2_and_1_3_only() {
         let client = ClientTls { versions: &[version], ..ClientTls::new(&server.root) };
         let mut stream = client.connect(server.tcp().await).await.unwrap();
         assert_eq!(stream.get_ref().1.protocol_version(), Some(expected));
-        stream.write_all(GET_FAST).await.unwrap();
-        assert_eq!(Answer::read(&mut stream).await.body, "fast");
+        assert_eq!(ask(&mut stream, GET_FAST).await.body, "fast");
     }
     // There is no session resumption: a client that reconnects makes a full handshake.
     let tls = ClientTls::new(&server.root);
@@ -127,8 +93,8 @@ async fn serves_tls_1_2_and_1_3_only() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificate_changes_fail_no_handshake() {
     const SWAPS: usize = 60;
-    let server = Running::start(app(), settings()).await;
-    let leaves = [server.authority.server(), server.authority.server()];
+    let server = Running::start(fast_and_large(), fast_drain()).await;
+    let certificates = [server.ca.server(), server.ca.server()];
     let ended = AtomicBool::new(false);
     let seen = Mutex::new(BTreeSet::new());
     let handshakes = AtomicUsize::new(0);
@@ -139,12 +105,11 @@ async fn certificate_changes_fail_no_handshake() {
         };
         while !ended.load(Ordering::Relaxed) {
             let mut stream = tls.connect(server.tcp().await).await.unwrap();
-            let leaf = stream.get_ref().1.peer_certificates().unwrap()[0].to_vec();
-            seen.lock().unwrap().insert(leaf);
+            let certificate = stream.get_ref().1.peer_certificates().unwrap()[0].to_vec();
+            seen.lock().unwrap().insert(certificate);
             handshakes.fetch_add(1, Ordering::Relaxed);
             if number % 2 == 1 {
-                stream.write_all(GET_FAST).await.unwrap();
-                assert_eq!(Answer::read(&mut stream).await.body, "fast");
+                assert_eq!(ask(&mut stream, GET_FAST).await.body, "fast");
             }
         }
     };
@@ -152,8 +117,8 @@ async fn certificate_changes_fail_no_handshake() {
         let (began, mut swaps) = (Instant::now(), 0);
         // Continues on a slow machine until there were enough handshakes.
         while swaps < SWAPS || (handshakes.load(Ordering::Relaxed) < SWAPS / 2 && began.elapsed() < PATIENCE) {
-            let (leaf, key) = &leaves[swaps % 2];
-            server.certificate.swap(cert_text(leaf), key_text(key)).unwrap();
+            let (certificate, key) = &certificates[swaps % 2];
+            server.certificate.swap(cert_text(certificate), key_text(key)).unwrap();
             swaps += 1;
             sleep(Duration::from_millis(10)).await;
         }
@@ -184,9 +149,9 @@ async fn asks_and_does_not_read(server: &Running) -> (TlsStream<TcpStream>, usiz
 
 #[tokio::test]
 async fn client_that_does_not_read_is_cut() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.answer_timeout = 2 * SHORT;
-    let server = Running::start(app(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
     // One small unread response fits into the kernel's buffer, so the connection can be used again.
     let mut patient = server.http1().await;
     patient.write_all(GET_FAST).await.unwrap();
@@ -201,15 +166,14 @@ async fn client_that_does_not_read_is_cut() {
 
     sleep(3 * SHORT).await;
     assert_eq!(Answer::read(&mut patient).await.body, "fast");
-    patient.write_all(GET_FAST).await.unwrap();
-    assert_eq!(Answer::read(&mut patient).await.body, "fast");
+    assert_eq!(ask(&mut patient, GET_FAST).await.body, "fast");
     assert!((server.timed_out("reader") - 1.0).abs() < 0.5);
 }
 
 #[tokio::test]
 async fn slow_reader_gets_whole_response() {
     const HUGE: usize = 6 * 1024 * 1024;
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.answer_timeout = 8 * SHORT;
     let huge = Router::new().route("/huge", get(async || "x".repeat(HUGE)));
     let server = Running::start(huge, settings).await;
@@ -238,7 +202,7 @@ async fn slow_reader_gets_whole_response() {
 
 #[tokio::test]
 async fn timed_out_connections_are_counted_by_event() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.header_timeout = SHORT / 3;
     settings.request_timeout = SHORT / 3;
     // Long enough that the other timeouts come first on a slow machine.
@@ -264,8 +228,7 @@ async fn keeps_alive(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
         let mut stream = server.http1().await;
         connections += 1;
         loop {
-            stream.write_all(GET_FAST).await.unwrap();
-            let answer = Answer::read(&mut stream).await;
+            let answer = ask(&mut stream, GET_FAST).await;
             assert_eq!((answer.status, &*answer.body), (200, "fast"));
             answers += 1;
             if answer.closes() || ended.load(Ordering::Relaxed) {
@@ -318,10 +281,10 @@ async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keep_alive_clients_lose_nothing_over_drains() {
     const DRAINS: usize = 25;
-    let mut settings = settings();
+    let mut settings = fast_drain();
     // So that a connection made before the drain is accepted in time, also on a busy machine.
     settings.drain_minimum = SHORT / 3;
-    let start = async || Arc::new(Running::start(app(), settings.clone()).await);
+    let start = async || Arc::new(Running::start(fast_and_large(), settings.clone()).await);
     let servers = Mutex::new(start().await);
     let ended = AtomicBool::new(false);
     let drains = async {
@@ -353,11 +316,10 @@ async fn keep_alive_clients_lose_nothing_over_drains() {
 #[tokio::test]
 async fn connection_at_end_of_drain_is_answered() {
     for _ in 0..30 {
-        let answer = Arc::new(Notify::new());
-        let (slow, asked) = answered_when(&answer);
-        let server = Running::start(app().route("/slow", slow), settings()).await;
+        let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let server = Running::start(fast_and_slow(&asked, &answer), fast_drain()).await;
         let mut last = server.http1().await;
-        last.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        last.write_all(GET_SLOW).await.unwrap();
         last.flush().await.unwrap();
         asked.notified().await;
         server.drain.cancel();
@@ -371,10 +333,8 @@ async fn connection_at_end_of_drain_is_answered() {
         assert!(Answer::read(&mut last).await.closes());
         // That client sends nothing yet. The next one does not wait for it.
         let mut latest = server.http1().await;
-        latest.write_all(GET_FAST).await.unwrap();
-        assert!(Answer::read(&mut latest).await.closes());
-        late.write_all(GET_FAST).await.unwrap();
-        let answer = Answer::read(&mut late).await;
+        assert!(ask(&mut latest, GET_FAST).await.closes());
+        let answer = ask(&mut late, GET_FAST).await;
         assert!(answer.closes() && answer.body == "fast", "{answer:?}");
         assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 0 });
     }
@@ -382,16 +342,14 @@ async fn connection_at_end_of_drain_is_answered() {
 
 #[tokio::test]
 async fn end_of_drain_closes_idle_and_answers_last() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     // Idle connections are closed a second before the deadline, the maximum for the last requests.
     settings.drain_deadline = Duration::from_secs(10);
-    let answer = Arc::new(Notify::new());
-    let (slow, asked) = answered_when(&answer);
-    let server = Running::start(app().route("/slow", slow), settings).await;
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let server = Running::start(fast_and_slow(&asked, &answer), settings).await;
     let (mut idle, mut busy) = (server.http1().await, server.http1().await);
-    idle.write_all(GET_FAST).await.unwrap();
-    assert!(!Answer::read(&mut idle).await.closes());
-    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    assert!(!ask(&mut idle, GET_FAST).await.closes());
+    busy.write_all(GET_SLOW).await.unwrap();
     asked.notified().await;
     let began = Instant::now();
     server.drain.cancel();
@@ -408,8 +366,8 @@ async fn end_of_drain_closes_idle_and_answers_last() {
 #[tokio::test]
 async fn disconnected_client_leaves_nothing_behind() {
     let app = App::new();
-    let server = Running::start(app.router.clone(), settings()).await;
-    let review = crate::support::post("/mutate", &crate::support::review_text());
+    let server = Running::start(app.router.clone(), fast_drain()).await;
+    let review = post("/mutate", &review_text());
     for cut in (0..review.len()).step_by(31) {
         let mut stream = server.http1().await;
         stream.write_all(&review.as_bytes()[..cut]).await.unwrap();

@@ -1,12 +1,6 @@
 //! Clients that begin requests and never finish them: over HTTP/1.1 and HTTP/2, stalled or slow, from one address or
 //! many. Other clients are always answered at the first try.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test reports failures by panicking, also in its helpers"
-)]
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -18,7 +12,7 @@ use tokio::time::Instant;
 use tokio_rustls::client::TlsStream;
 
 use crate::http2::{DATA, END_HEADERS, HEADERS, Raw, frame, header};
-use crate::support::{Answer, App, PATIENCE, Running, connect, post, read_to_end, review_text, until};
+use crate::support::{Answer, App, PATIENCE, Running, ask, connect, post, read_to_end, review_text, until};
 
 const UNFINISHED: &str = "pillion_unfinished_bodies";
 const SHED: &str = "pillion_shed_total{reason=\"unfinished\"}";
@@ -67,8 +61,7 @@ async fn send_all_but_the_last_byte(stream: &mut Stream, body: &str) {
 async fn others_are_answered(server: &Running, host: [u8; 4], times: usize) {
     for _ in 0..times {
         let mut stream = tls_from(server, host, "http/1.1").await;
-        stream.write_all(post("/mutate?timeout=3s", &review_text()).as_bytes()).await.unwrap();
-        let answer = Answer::read(&mut stream).await;
+        let answer = ask(&mut stream, post("/mutate?timeout=3s", &review_text())).await;
         assert_eq!(answer.status, 200, "{answer:?}");
     }
 }
@@ -100,8 +93,7 @@ async fn address_over_its_bound_loses_its_oldest_body() {
     assert!(answer.body.starts_with("too many requests are still sending their bodies"), "{answer:?}");
     assert_eq!((app.metric(SHED), app.metric(UNFINISHED)), (Some(1.0), Some(4.0)));
     // The second-oldest body is still accepted.
-    streams[1].write_all(b"}").await.unwrap();
-    assert_eq!(Answer::read(&mut streams[1]).await.status, 200);
+    assert_eq!(ask(&mut streams[1], b"}").await.status, 200);
     others_are_answered(&server, [127, 0, 0, 1], 3).await;
 }
 
@@ -168,7 +160,7 @@ async fn stalled_bodies_from_many_addresses_cost_others_nothing() {
 
 /// Each connection has its own address, so no address exceeds its bound.
 #[tokio::test]
-async fn unfinished_requests_keep_nobody_out() {
+async fn unfinished_requests_block_no_client() {
     let app = App::with(patient(100, 4), None);
     let mut settings = ServerSettings::default();
     settings.max_connections = 16;
@@ -235,6 +227,5 @@ async fn memory_of_stalled_bodies_goes_to_complete_ones() {
     // A larger body evicts several of them.
     let mut stream = tls_from(&server, [127, 0, 0, 1], "http/1.1").await;
     let large = format!("{}{}", review_text(), " ".repeat(120 * 1024));
-    stream.write_all(post("/mutate?timeout=3s", &large).as_bytes()).await.unwrap();
-    assert_eq!(Answer::read(&mut stream).await.status, 200);
+    assert_eq!(ask(&mut stream, post("/mutate?timeout=3s", &large)).await.status, 200);
 }

@@ -4,16 +4,12 @@
 use pillion_webhook::serve::ServerSettings;
 use tokio::io::AsyncWriteExt;
 
-use crate::support::{Answer, App, ClientTls, KNOWN, Running, exchange, post, read_to_end, review, sidecar, until};
+use crate::support::{App, ClientTls, Running, ask, exchange, post, read_to_end, review_text, sidecar, until};
 
 async fn start() -> (App, Running) {
     let app = App::with_profile(&sidecar(), None);
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
     (app, server)
-}
-
-fn text() -> String {
-    review(KNOWN).to_string()
 }
 
 /// B10: the path is larger than the buffer for a request's head.
@@ -32,7 +28,7 @@ async fn chunked_bodies_are_read_or_refused() {
     let (_app, server) = start().await;
     let head =
         "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
-    let text = text();
+    let text = review_text();
     let good = format!("{head}{:X};name=value\r\n{text}\r\n0\r\n\r\n", text.len());
     let answer = exchange(&mut server.http1().await, good).await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
@@ -50,7 +46,7 @@ async fn chunked_bodies_are_read_or_refused() {
 #[tokio::test]
 async fn nothing_is_smuggled_behind_body() {
     let (app, server) = start().await;
-    let text = text();
+    let text = review_text();
     let smuggled = post("/mutate/required", &text);
     let head = "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
     let chunks = format!("{:x}\r\n{text}\r\n0\r\n\r\n", text.len());
@@ -109,7 +105,7 @@ fn connection_limit_matches_table() {
     assert_eq!(ServerSettings::default().max_connections, 4096);
 }
 
-/// Returns the ClientHello of a client that supports TLS 1.1 at most.
+/// Returns the `ClientHello` of a client that supports TLS 1.1 at most.
 fn hello_of_tls_1_1() -> Vec<u8> {
     let mut body = vec![3, 2];
     body.extend_from_slice(&[7; 32]);
@@ -136,8 +132,7 @@ async fn tls_names_and_versions_are_checked() {
 
     let nameless = ClientTls { name: None, ..ClientTls::new(&server.root) };
     let mut stream = nameless.connect(server.tcp().await).await.unwrap();
-    stream.write_all(post("/mutate", &text()).as_bytes()).await.unwrap();
-    assert_eq!(Answer::read(&mut stream).await.status, 200);
+    assert_eq!(ask(&mut stream, post("/mutate", &review_text())).await.status, 200);
 
     let misled = ClientTls { name: Some("other.test"), ..ClientTls::new(&server.root) };
     let error = misled.connect(server.tcp().await).await.unwrap_err().to_string();
@@ -149,7 +144,9 @@ async fn tls_names_and_versions_are_checked() {
 #[tokio::test]
 async fn plain_text_on_tls_port_is_closed() {
     let (app, server) = start().await;
-    for garbage in [post("/mutate", &text()).into_bytes(), vec![0xff; 600], vec![0; 600], b"SSH-2.0-x\r\n".to_vec()] {
+    for garbage in
+        [post("/mutate", &review_text()).into_bytes(), vec![0xff; 600], vec![0; 600], b"SSH-2.0-x\r\n".to_vec()]
+    {
         let mut stream = server.tcp().await;
         stream.write_all(&garbage).await.unwrap();
         stream.shutdown().await.unwrap();

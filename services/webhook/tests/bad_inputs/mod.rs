@@ -3,15 +3,6 @@
 //! No input causes a panic, or leaves a request in flight or memory in use. Each outcome is counted under a name of a
 //! closed set. The next good review is answered, on the same connection unless the response closed it.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test reports failures by panicking, also in its helpers"
-)]
-
 mod connections;
 mod pods;
 mod requests;

@@ -3,25 +3,22 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
-use http::Request;
 use pillion_api::names::InjectionLevel;
 use pillion_engine::decision::Outcome;
 use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
-use tower::ServiceExt;
 
 use crate::bad_inputs::table::{ALONE, Expected, Injected, Row, good, run};
-use crate::support::{App, KNOWN, anonymous_memory, review, sidecar};
+use crate::support::{App, KNOWN, anonymous_memory, review, review_response, send, sidecar};
 
 const SKIP: Expected = Expected::Skip { warned: false };
 const WARNED: Expected = Expected::Skip { warned: true };
 const MIB: usize = 1024 * 1024;
 
 /// Asserts that the container, the volume, the annotation and the record are present.
-fn whole(injected: &Injected) {
+fn check_sidecar(injected: &Injected) {
     let object = &injected.object;
     let names = |list: &str| {
         let list = object["spec"][list].as_array().unwrap();
@@ -34,7 +31,7 @@ fn whole(injected: &Injected) {
 }
 
 fn row(number: u8, name: &'static str) -> Row {
-    good(number, name).is(Expected::Injected(whole))
+    good(number, name).is(Expected::Injected(check_sidecar))
 }
 
 /// Asserts that the patch leaves the numbers unchanged, which are outside the changed fields.
@@ -44,7 +41,7 @@ fn numbers_stay(injected: &Injected) {
 
 /// Asserts that unknown fields are preserved, and that removing the additions restores the object.
 fn fields_stay(injected: &Injected) {
-    whole(injected);
+    check_sidecar(injected);
     assert_eq!(injected.object["spec"]["fooBar"], json!({"deep": [1, {"x": null}]}));
     assert_eq!(injected.object["spec"]["containers"][0]["fooBar"], json!(["é", "\u{0}"]));
     assert!(!injected.patch.contains("fooBar"), "{}", injected.patch);
@@ -58,7 +55,7 @@ fn keys_are_escaped(injected: &Injected) {
 }
 
 fn status_stays(injected: &Injected) {
-    whole(injected);
+    check_sidecar(injected);
     assert_eq!(injected.object["status"]["phase"], "Running");
     assert_eq!(injected.object["metadata"]["uid"], "11111111-2222-3333-4444-555555555555");
     assert_eq!(injected.object["metadata"]["resourceVersion"], "7");
@@ -117,11 +114,11 @@ fn managed_fields(bytes: usize) -> Json {
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn rows() -> Vec<Row> {
     let numbers = "\"spec\":{\"numbers\":[1e999,-0,18446744073709551616,0.1000000000000000055511151231257827,-1E+2],";
-    let taken = |pod: &mut Json, name: &str| {
+    let add_container = |pod: &mut Json, name: &str| {
         let container = json!({"name": name, "image": "registry.example/mine:1"});
         pod["spec"]["containers"].as_array_mut().unwrap().push(container);
     };
-    let same = |pod: &mut Json| {
+    let with_sidecar = |pod: &mut Json| {
         let profile = sidecar();
         pod["metadata"]["annotations"] = profile["template"]["metadata"]["annotations"].clone();
         let container = profile["template"]["spec"]["containers"][0].clone();
@@ -142,11 +139,11 @@ fn rows() -> Vec<Row> {
             pod["spec"]["volumes"] = json!(null);
             pod["spec"]["initContainers"] = json!([]);
         }),
-        good(33, "everything is already present").pod(same).is(SKIP),
-        good(34, "a container of the same name with another image").pod(|pod| taken(pod, "sidecar")).is(WARNED),
+        good(33, "everything is already present").pod(with_sidecar).is(SKIP),
+        good(34, "a container of the same name with another image").pod(|pod| add_container(pod, "sidecar")).is(WARNED),
         // 403 and not 409: a controller that gets a conflict retries at once, and would retry forever.
         good(34, "a container name conflict with onError: Deny")
-            .pod(|pod| taken(pod, "sidecar"))
+            .pod(|pod| add_container(pod, "sidecar"))
             .profile(denies)
             .is(Expected::Deny(403, "sidecar")),
         good(35, "a volume of the same name")
@@ -161,7 +158,7 @@ fn rows() -> Vec<Row> {
         // Without a warning: the API server rejects the pod itself, and names the field.
         good(38, "no containers").pod(|pod| pod["spec"]["containers"] = json!([])).is(SKIP),
         good(38, "containers null").pod(|pod| pod["spec"]["containers"] = json!(null)).is(SKIP),
-        row(39, "1,000 containers").pod(|pod| (0..1000).for_each(|number| taken(pod, &format!("c-{number}")))),
+        row(39, "1,000 containers").pod(|pod| (0..1000).for_each(|number| add_container(pod, &format!("c-{number}")))),
         row(39, "10,000 variables").pod(|pod| {
             let env = (0..10_000).map(|number| json!({"name": format!("V{number}"), "value": "x"}));
             pod["spec"]["containers"][0]["env"] = env.collect();
@@ -243,12 +240,6 @@ async fn pods() {
     run(rows()).await;
 }
 
-async fn answer(app: &App, review: &Json) -> Vec<u8> {
-    let request = Request::post("/mutate").header("content-type", "application/json");
-    let response = app.router.clone().oneshot(request.body(Body::from(review.to_string())).unwrap()).await.unwrap();
-    axum::body::to_bytes(response.into_body(), 16 * MIB).await.unwrap().to_vec()
-}
-
 /// B68: a dry run gets the same response as the real request.
 #[tokio::test]
 async fn dry_run_gets_same_response() {
@@ -256,9 +247,9 @@ async fn dry_run_gets_same_response() {
     let real = review(KNOWN);
     let mut dry = real.clone();
     dry["request"]["dryRun"] = json!(true);
-    let real = answer(&app, &real).await;
-    assert_eq!(answer(&app, &dry).await, real);
-    assert!(String::from_utf8(real).unwrap().contains("\"patch\""));
+    let real = review_response(send(&app.router, "/mutate", real.to_string()).await).await;
+    assert_eq!(review_response(send(&app.router, "/mutate", dry.to_string()).await).await, real);
+    assert!(real["patch"].is_string());
 }
 
 /// B70: 2 MiB of managed fields are skipped. They cost at most a few times as much as the fastest scan.
@@ -274,10 +265,9 @@ async fn managed_fields_cost_little() {
         let began = Instant::now();
         serde_json::from_str::<serde::de::IgnoredAny>(&text).unwrap();
         scans.push(began.elapsed());
-        let request = Request::post("/mutate").header("content-type", "application/json");
-        let request = request.body(Body::from(text.clone())).unwrap();
+        let body = text.clone();
         let began = Instant::now();
-        assert_eq!(app.router.clone().oneshot(request).await.unwrap().status(), 200);
+        assert_eq!(send(&app.router, "/mutate", body).await.status(), 200);
         answers.push(began.elapsed());
     }
     let (scan, answer) = (best(&scans), best(&answers));
@@ -340,19 +330,19 @@ fn namespaced_profile_ignores_other_namespaces() {
     let snapshot = Snapshot::new(ProfileSet::new([compiled(&name, &sidecar())]))
         .with_namespace(KNOWN, Some(opted_in()))
         .with_namespace("team-b", Some(opted_in()));
-    let asks = |name: &'static str| {
+    let request = |name: &'static str| {
         move |review: &mut Json| {
             review["request"]["object"]["metadata"]["annotations"] = json!({"pillion.dev/profiles": name});
         }
     };
     assert_eq!(outcome(&snapshot, "team-b", |_| {}).0, Outcome::Injected);
     for name in ["profile", "team-b/profile", "../team-b/profile"] {
-        let (outcome, patch) = outcome(&snapshot, KNOWN, asks(name));
+        let (outcome, patch) = outcome(&snapshot, KNOWN, request(name));
         assert_eq!((outcome, patch), (Outcome::Skipped, None), "{name}");
     }
     // The namespace of the request counts, not the one in the object.
-    let lying = |review: &mut Json| review["request"]["object"]["metadata"]["namespace"] = json!("team-b");
-    assert_eq!(outcome(&snapshot, KNOWN, lying).0, Outcome::Skipped);
+    let foreign = |review: &mut Json| review["request"]["object"]["metadata"]["namespace"] = json!("team-b");
+    assert_eq!(outcome(&snapshot, KNOWN, foreign).0, Outcome::Skipped);
 }
 
 /// B58: 10,000 profiles in one namespace. A `ResourceQuota` (`count/…`) limits their number. Without a quota they are
@@ -369,14 +359,14 @@ fn ten_thousand_profiles_in_namespace_are_served() {
         compiled(&ProfileName::namespaced(KNOWN, format!("profile-{number}")), &spec)
     });
     let snapshot = Snapshot::new(ProfileSet::new(profiles)).with_namespace(KNOWN, Some(opted_in()));
-    let asks = |review: &mut Json| {
+    let request = |review: &mut Json| {
         review["request"]["object"]["metadata"]["annotations"] = json!({"profile-7777.example/inject": "true"});
     };
-    assert_eq!(outcome(&snapshot, KNOWN, asks).0, Outcome::Injected);
+    assert_eq!(outcome(&snapshot, KNOWN, request).0, Outcome::Injected);
     let memory = anonymous_memory().saturating_sub(before);
     let best = (0..20).map(|_| {
         let began = Instant::now();
-        outcome(&snapshot, KNOWN, asks);
+        outcome(&snapshot, KNOWN, request);
         began.elapsed()
     });
     let best = best.min().unwrap();

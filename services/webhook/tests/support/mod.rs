@@ -11,6 +11,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use axum::routing::get;
+use http::Request;
+use http_body_util::BodyExt;
 use pillion_api::names::InjectionLevel;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
@@ -26,11 +31,13 @@ use pillion_webhook::tls::ServingCertificate;
 use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
 
-pub use self::tls::{Authority, ClientTls, Purpose, cert_text, certificate, client_hello, connect, key_text};
+pub use self::tls::{ClientTls, Purpose, TestCa, cert_text, certificate, client_hello, connect, key_text};
 
 /// Longer than anything takes that does not hang.
 pub const PATIENCE: Duration = Duration::from_mins(1);
@@ -38,6 +45,35 @@ pub const PATIENCE: Duration = Duration::from_mins(1);
 pub const NAME: &str = "pillion.test";
 /// A namespace that is opted in, and in the snapshot of the tests.
 pub const KNOWN: &str = "team-a";
+
+/// A request to [`fast_and_large`].
+pub const GET_FAST: &[u8] = b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n";
+pub const GET_SLOW: &[u8] = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n";
+/// Bytes of the large response.
+pub const LARGE: usize = 256 * 1024;
+
+/// Returns routes with a small and a large response.
+pub fn fast_and_large() -> Router {
+    Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
+}
+
+/// Returns a fast route, and a slow one that notifies `asked` of each request and responds once `answer` is notified.
+pub fn fast_and_slow(asked: &Arc<Notify>, answer: &Arc<Notify>) -> Router {
+    let (asked, answer) = (Arc::clone(asked), Arc::clone(answer));
+    let slow = get(async move || {
+        asked.notify_one();
+        answer.notified().await;
+        "done"
+    });
+    fast_and_large().route("/slow", slow)
+}
+
+/// Returns settings without a minimum drain time.
+pub fn fast_drain() -> ServerSettings {
+    let mut settings = ServerSettings::default();
+    settings.drain_minimum = Duration::ZERO;
+    settings
+}
 
 /// Captured log lines. Clones write to the same text.
 #[derive(Clone, Default)]
@@ -126,67 +162,37 @@ impl App {
         Self::with(RequestSettings::default(), None)
     }
 
+    /// Creates an app without profiles.
     pub fn with(settings: RequestSettings, live_namespace: Option<LiveNamespace>) -> Self {
-        let mut registry = Registry::default();
-        let metrics = Arc::new(Metrics::register(&mut registry));
-        let snapshot = Snapshot::default().with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
-        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let router = router(Admission {
-            snapshot,
-            live_namespace,
-            look_ups: None,
-            policy: Arc::default(),
-            switch: Switch::default(),
-            metrics,
-            settings,
-        });
-        Self { router, registry }
+        Self::of(opted_in_snapshot(None), |admission| {
+            admission.settings = settings;
+            admission.live_namespace = live_namespace;
+        })
     }
 
     /// Creates an app with one cluster profile, and the function that looks up the objects it reads.
     pub fn with_profile(spec: &serde_json::Value, look_ups: Option<LookUps>) -> Self {
-        let mut registry = Registry::default();
-        let metrics = Arc::new(Metrics::register(&mut registry));
-        let spec = serde_json::from_value(spec.clone()).unwrap();
-        let profile = compile(&ProfileName::cluster("profile"), &spec).unwrap();
-        let snapshot = Snapshot::new(ProfileSet::new([Arc::new(profile)]))
-            .with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
-        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let cluster = Some(Arc::new(OwnedTape::parse(r#"{"region":"eu-west-1"}"#).unwrap()));
-        let policy = Arc::new(ArcSwap::from_pointee(Policy { cluster, ..Policy::default() }));
-        let settings = RequestSettings::default();
-        let router = router(Admission {
-            snapshot,
-            live_namespace: None,
-            look_ups,
-            policy,
-            switch: Switch::default(),
-            metrics,
-            settings,
-        });
-        Self { router, registry }
+        Self::of(opted_in_snapshot(Some(spec)), |admission| {
+            let cluster = Some(Arc::new(OwnedTape::parse(r#"{"region":"eu-west-1"}"#).unwrap()));
+            admission.policy = Arc::new(ArcSwap::from_pointee(Policy { cluster, ..Policy::default() }));
+            admission.look_ups = look_ups;
+        })
     }
 
-    /// Creates an app with this snapshot and these lookup functions.
-    pub fn of(
-        snapshot: Snapshot,
-        settings: RequestSettings,
-        live_namespace: Option<LiveNamespace>,
-        look_ups: Option<LookUps>,
-    ) -> Self {
+    /// Creates an app with this snapshot. `change` changes the default settings and lookup functions.
+    pub fn of(snapshot: Snapshot, change: impl FnOnce(&mut Admission)) -> Self {
         let mut registry = Registry::default();
-        let metrics = Arc::new(Metrics::register(&mut registry));
-        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let router = router(Admission {
-            snapshot,
-            live_namespace,
-            look_ups,
+        let mut admission = Admission {
+            snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
+            live_namespace: None,
+            look_ups: None,
             policy: Arc::default(),
             switch: Switch::default(),
-            metrics,
-            settings,
-        });
-        Self { router, registry }
+            metrics: Arc::new(Metrics::register(&mut registry)),
+            settings: RequestSettings::default(),
+        };
+        change(&mut admission);
+        Self { router: router(admission), registry }
     }
 
     /// Returns the value of a series, named as in a scrape. `None` if there is no such series.
@@ -196,9 +202,7 @@ impl App {
 
     /// Returns the number of series.
     pub fn series(&self) -> usize {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
-        text.lines().filter(|line| !line.starts_with('#')).count()
+        scrape(&self.registry).lines().filter(|line| !line.starts_with('#')).count()
     }
 
     /// Returns the sum of all series with this prefix.
@@ -208,17 +212,41 @@ impl App {
 
     /// Returns the sum of all series with this prefix and this label.
     pub fn sum_with(&self, prefix: &str, label: &str) -> f64 {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let text = scrape(&self.registry);
         let series = text.lines().filter(|line| line.starts_with(prefix) && line.contains(label));
         series.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 }
 
-fn value(registry: &Registry, series: &str) -> Option<f64> {
+/// Returns a snapshot with one cluster profile, if any, and the namespace [`KNOWN`].
+pub fn opted_in_snapshot(profile: Option<&serde_json::Value>) -> Snapshot {
+    let compiled = profile.map(|spec| {
+        let spec = serde_json::from_value(spec.clone()).unwrap();
+        Arc::new(compile(&ProfileName::cluster("profile"), &spec).unwrap())
+    });
+    Snapshot::new(ProfileSet::new(compiled)).with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)))
+}
+
+/// Sends a POST with a JSON body to a router, without a server.
+pub async fn send(router: &Router, path: &str, body: impl Into<Body>) -> Response {
+    let request = Request::post(path).header("content-type", "application/json").body(body.into()).unwrap();
+    router.clone().oneshot(request).await.unwrap()
+}
+
+/// Returns the `response` of the review in an HTTP response.
+pub async fn review_response(response: Response) -> serde_json::Value {
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    serde_json::from_slice::<serde_json::Value>(&body).unwrap()["response"].take()
+}
+
+fn scrape(registry: &Registry) -> String {
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-    text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+    text
+}
+
+fn value(registry: &Registry, series: &str) -> Option<f64> {
+    scrape(registry).lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
 
 /// A server of `app` with TLS on a loopback port.
@@ -226,7 +254,7 @@ pub struct Running {
     pub address: SocketAddr,
     pub certificate: Arc<ServingCertificate>,
     pub root: String,
-    pub authority: Authority,
+    pub ca: TestCa,
     pub drain: CancellationToken,
     pub task: JoinHandle<Drained>,
     registry: Registry,
@@ -239,9 +267,9 @@ impl Running {
 
     /// Starts a server that authenticates its clients.
     pub async fn start_for(app: Router, settings: ServerSettings, clients: Option<Arc<ClientCertificates>>) -> Self {
-        let authority = Authority::new("authority of a test");
-        let (leaf, key) = authority.server();
-        let certificate = ServingCertificate::new(cert_text(&leaf), key_text(&key)).unwrap();
+        let ca = TestCa::new("test CA");
+        let (serving, key) = ca.server();
+        let certificate = ServingCertificate::new(cert_text(&serving), key_text(&key)).unwrap();
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry).connections;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -250,7 +278,7 @@ impl Running {
         let address = server.local_addr().unwrap();
         let drain = CancellationToken::new();
         let task = tokio::spawn(server.run(drain.clone()));
-        Self { address, certificate, root: authority.pem(), authority, drain, task, registry }
+        Self { address, certificate, root: ca.pem(), ca, drain, task, registry }
     }
 
     /// Returns the value of one of the server's series.
@@ -318,6 +346,12 @@ pub struct Answer {
     pub body: String,
 }
 
+/// Sends a request, and reads its response.
+pub async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), request: impl AsRef<[u8]>) -> Answer {
+    stream.write_all(request.as_ref()).await.unwrap();
+    Answer::read(stream).await
+}
+
 impl Answer {
     /// Flushes the stream, and reads one response. The connection stays open.
     pub async fn read(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Self {
@@ -325,13 +359,8 @@ impl Answer {
             // The TLS session may still hold written data that the socket did not accept at once. A server that has
             // responded may have closed the connection.
             let _ = stream.flush().await;
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                head.push(stream.read_u8().await.expect("the connection ended before the response"));
-            }
-            let head = String::from_utf8(head).unwrap().to_lowercase();
-            let length =
-                head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next()).unwrap_or("0");
+            let head = read_head(stream).await;
+            let length = header(&head, "content-length").unwrap_or("0");
             let mut body = vec![0; length.parse().unwrap()];
             stream.read_exact(&mut body).await.unwrap();
             Self { status: head[9..12].parse().unwrap(), head, body: String::from_utf8(body).unwrap() }
@@ -341,24 +370,36 @@ impl Answer {
 
     /// Returns the number in the `x-number` header.
     pub fn number(&self) -> u64 {
-        let number = self.head.split("x-number: ").nth(1).and_then(|rest| rest.split("\r\n").next());
-        number.and_then(|number| number.parse().ok()).expect("the response has no number")
+        self.header("x-number").and_then(|number| number.parse().ok()).expect("the response has no number")
     }
 
     /// Reads the head of a response without a body, whatever `Content-Length` it declares.
     pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Self {
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(stream.read_u8().await.expect("the connection ended before the response"));
-        }
-        let head = String::from_utf8(head).unwrap().to_lowercase();
+        let head = read_head(stream).await;
         Self { status: head[9..12].parse().unwrap(), head, body: String::new() }
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        header(&self.head, name)
     }
 
     /// Whether the server closes the connection after this response.
     pub fn closes(&self) -> bool {
         self.head.contains("connection: close\r\n")
     }
+}
+
+/// Returns the head of a response in lower case.
+async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.expect("the connection ended before the response"));
+    }
+    String::from_utf8(head).unwrap().to_lowercase()
+}
+
+fn header<'h>(head: &'h str, name: &str) -> Option<&'h str> {
+    head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
 /// Waits until the condition holds. `what` describes it for the failure message.

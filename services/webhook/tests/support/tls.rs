@@ -29,7 +29,7 @@ pub struct ClientTls<'c> {
 }
 
 /// A CA for server and client certificates.
-pub struct Authority {
+pub struct TestCa {
     issuer: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
 }
 
@@ -77,7 +77,7 @@ impl<'c> ClientTls<'c> {
     }
 }
 
-impl Authority {
+impl TestCa {
     pub fn new(name: &str) -> Self {
         let mut params = rcgen::CertificateParams::default();
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
@@ -91,7 +91,7 @@ impl Authority {
     }
 
     /// Returns a certificate and its key, with this common name and these alternative names.
-    pub fn leaf(&self, purpose: Purpose, common: &str, alternative: Vec<rcgen::SanType>) -> (String, String) {
+    pub fn certificate(&self, purpose: Purpose, common: &str, alternative: Vec<rcgen::SanType>) -> (String, String) {
         let mut params = rcgen::CertificateParams::default();
         params.distinguished_name.push(rcgen::DnType::CommonName, common);
         params.subject_alt_names = alternative;
@@ -110,11 +110,11 @@ impl Authority {
     pub fn server(&self) -> (String, String) {
         let names =
             vec![rcgen::SanType::DnsName(NAME.try_into().unwrap()), rcgen::SanType::IpAddress([127, 0, 0, 1].into())];
-        self.leaf(Purpose::Server, NAME, names)
+        self.certificate(Purpose::Server, NAME, names)
     }
 
     pub fn client(&self, common: &str) -> (String, String) {
-        self.leaf(Purpose::Client, common, Vec::new())
+        self.certificate(Purpose::Client, common, Vec::new())
     }
 }
 
@@ -122,7 +122,7 @@ pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> io::R
     ClientTls { protocols, ..ClientTls::new(root) }.connect(stream).await
 }
 
-/// Returns a ClientHello.
+/// Returns a `ClientHello`.
 pub fn client_hello(root: &str) -> Vec<u8> {
     let name = ServerName::try_from(NAME).unwrap();
     let mut client = rustls::ClientConnection::new(ClientTls::new(root).config(), name).unwrap();
@@ -133,8 +133,8 @@ pub fn client_hello(root: &str) -> Vec<u8> {
 
 /// Returns a self-signed certificate and its key.
 pub fn certificate() -> (String, String) {
-    let made = rcgen::generate_simple_self_signed(vec![NAME.to_owned()]).unwrap();
-    (made.cert.pem(), made.signing_key.serialize_pem())
+    let generated = rcgen::generate_simple_self_signed(vec![NAME.to_owned()]).unwrap();
+    (generated.cert.pem(), generated.signing_key.serialize_pem())
 }
 
 pub fn cert_text(text: &str) -> PemText<'_> {
