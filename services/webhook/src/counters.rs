@@ -1,8 +1,8 @@
-//! Counters with one label of a closed set of values, and the enums of these values.
+//! Registers metrics; counters with one label of a closed set of values, and the enums of these values.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 /// Defines an enum with all its values (`ALL`) and their texts in metrics, logs and traces (`as_str`).
 macro_rules! labelled {
@@ -29,6 +29,17 @@ macro_rules! labelled {
 }
 
 pub(crate) use labelled;
+
+/// Creates a metric without labels and registers it.
+pub(crate) fn register<M: Metric + Clone + Default>(
+    registry: &mut Registry,
+    name: &'static str,
+    help: &'static str,
+) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
 
 /// One counter for each value of a label. The counters exist from the start, so counting looks up no name, and each
 /// series is exported before its first event.

@@ -38,7 +38,7 @@ pub use series::TenantSettings;
 use series::{ProfileCounters, SnapshotCollector};
 pub(crate) use series::{Tenant, Tenants};
 
-use crate::counters::Counters;
+use crate::counters::{Counters, register};
 use crate::overload::OverloadMetrics;
 
 /// Bounds in bytes. The review of a pod has about 8 KB, and the limit is 7 MiB.
@@ -110,33 +110,19 @@ impl Metrics {
             "stage",
             CheckStage::ALL.map(CheckStage::as_str),
         );
-        let dry_runs = Counter::default();
-        registry.register("dry_runs", "Decisions about requests that change nothing in the cluster", dry_runs.clone());
+        let dry_runs = register(registry, "dry_runs", "Decisions about requests that change nothing in the cluster");
 
         let request_bytes = Histogram::new(REQUEST_BUCKETS);
         registry.register("request_bytes", "Size of the requests' bodies, in bytes", request_bytes.clone());
         let patch_bytes = Histogram::new(PATCH_BUCKETS);
         registry.register("patch_bytes", "Size of the patches before base64, in bytes", patch_bytes.clone());
-        let body_bytes = Gauge::default();
-        registry.register(
-            "body_bytes",
-            "Memory that the bodies of the requests being answered take, in bytes",
-            body_bytes.clone(),
-        );
-        let inflight = Gauge::default();
-        registry.register(
-            "inflight",
-            "Requests whose bodies have arrived and that are being answered",
-            inflight.clone(),
-        );
-        let unfinished_bodies = Gauge::default();
-        registry.register(
-            "unfinished_bodies",
-            "Requests whose bodies have to be waited for",
-            unfinished_bodies.clone(),
-        );
-        let panics = Counter::default();
-        registry.register("panics", "Panics that were caught while answering", panics.clone());
+        let help = "Memory that the bodies of the requests being answered take, in bytes";
+        let body_bytes = register(registry, "body_bytes", help);
+        let help = "Requests whose bodies have arrived and that are being answered";
+        let inflight = register(registry, "inflight", help);
+        let help = "Requests whose bodies have to be waited for";
+        let unfinished_bodies = register(registry, "unfinished_bodies", help);
+        let panics = register(registry, "panics", "Panics that were caught while answering");
         registry.register("build", "What this program was built from, and by which compiler", build());
 
         let connections = ConnectionMetrics::register(registry);

@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 use sha2::{Digest, Sha256};
 use x509_parser::parse_x509_certificate;
 
-use crate::counters::{Counters, labelled};
+use crate::counters::{Counters, labelled, register};
 use crate::tls::ServingCertificate;
 
 /// Bounds in seconds. A handshake takes a millisecond of computing and one or two round trips.
@@ -93,32 +93,20 @@ pub struct ConnectionMetrics {
 impl ConnectionMetrics {
     /// Creates the metrics and registers them. The registry already has the prefix.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let connections = Gauge::default();
-        registry.register("tls_connections", "TLS connections that are open", connections.clone());
+        let connections = register(registry, "tls_connections", "TLS connections that are open");
         let durations = Histogram::new(HANDSHAKE_BUCKETS);
         registry.register(
             "tls_handshake_seconds",
             "Time from a TCP connection to the end of its TLS handshake, in seconds, of those that came to an end",
             durations.clone(),
         );
-        let draining = Gauge::default();
-        registry.register(
-            "draining",
-            "Whether the process was asked to end and answers what still comes: 1 if so",
-            draining.clone(),
-        );
-        let accept_errors = Counter::default();
-        registry.register(
-            "accept_errors",
-            "Failures to accept any connection, for want of a file descriptor most likely",
-            accept_errors.clone(),
-        );
-        let given_up = Counter::default();
-        registry.register(
-            "connections_given_up",
-            "TLS connections that were closed for a client with fewer of them, for there were as many as there may be",
-            given_up.clone(),
-        );
+        let help = "Whether the process was asked to end and answers what still comes: 1 if so";
+        let draining = register(registry, "draining", help);
+        let help = "Failures to accept any connection, for want of a file descriptor most likely";
+        let accept_errors = register(registry, "accept_errors", help);
+        let help =
+            "TLS connections that were closed for a client with fewer of them, for there were as many as there may be";
+        let given_up = register(registry, "connections_given_up", help);
         Self {
             connections,
             draining,
