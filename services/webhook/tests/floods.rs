@@ -172,7 +172,7 @@ const fn number(count: usize) -> f64 {
 }
 
 /// Declares a body of this length, and sends a part of it.
-async fn begin(server: &Running, declared: usize, sent: usize) -> TlsStream<TcpStream> {
+async fn send_part(server: &Running, declared: usize, sent: usize) -> TlsStream<TcpStream> {
     let mut client = server.http1().await;
     let head = format!(
         "POST /mutate?timeout=30s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
@@ -189,7 +189,7 @@ async fn begin(server: &Running, declared: usize, sent: usize) -> TlsStream<TcpS
 async fn declared_length_takes_no_memory() {
     let app = app();
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
-    let mut clients = join_all((0..CLIENTS).map(|_| begin(&server, LARGE, 1000))).await;
+    let mut clients = join_all((0..CLIENTS).map(|_| send_part(&server, LARGE, 1000))).await;
     until("the first piece of each body was read", || in_use(&app) >= number(CLIENTS * 1000)).await;
     for client in &mut clients {
         client.write_all(&[b' '; 1000]).await.unwrap();
@@ -207,7 +207,7 @@ async fn paused_clients_leave_memory_to_small_reviews() {
     // Checked continuously, since the budget must never be exceeded.
     let mut paused = Vec::new();
     for _ in 0..CLIENTS {
-        paused.push(begin(&server, LARGE, LARGE - 1).await);
+        paused.push(send_part(&server, LARGE, LARGE - 1).await);
         assert!(in_use(&app) <= number(BUDGET), "{}", in_use(&app));
     }
     until("some bodies are rejected", || app.metric(SHED) >= Some(number(CLIENTS - BUDGET / LARGE))).await;

@@ -101,7 +101,7 @@ impl Raw {
     }
 
     /// Reads to the end. Returns the error code of GOAWAY, or `None` if the server closed without one.
-    async fn goodbye(mut self) -> Option<u32> {
+    async fn goaway_code(mut self) -> Option<u32> {
         while let Some(frame) = self.read().await {
             if frame.kind == GOAWAY {
                 return Some(u32::from_be_bytes(frame.payload[4..8].try_into().unwrap()));
@@ -122,7 +122,7 @@ impl Raw {
 }
 
 /// Asserts that the server still answers another client.
-async fn others_are_served(server: &Running) {
+async fn assert_others_are_served(server: &Running) {
     let mut stream = server.http1().await;
     assert_eq!(ask(&mut stream, GET_FAST).await.body, "fast");
 }
@@ -146,9 +146,9 @@ async fn rapid_reset_ends_connection() {
         burst.extend_from_slice(&frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
     }
     raw.send(&burst).await;
-    assert!(matches!(raw.goodbye().await, None | Some(ENHANCE_YOUR_CALM)));
+    assert!(matches!(raw.goaway_code().await, None | Some(ENHANCE_YOUR_CALM)));
     until("the connection's permit is free", || server.connections() < 0.5).await;
-    others_are_served(&server).await;
+    assert_others_are_served(&server).await;
 }
 
 #[tokio::test]
@@ -164,7 +164,7 @@ async fn endless_head_ends_connection() {
     println!("ended after {sent} bytes of continuations");
     assert!(sent < 8 * 1024 * 1024, "{sent} bytes of one head were accepted");
     until("the connection's permit is free", || server.connections() < 0.5).await;
-    others_are_served(&server).await;
+    assert_others_are_served(&server).await;
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn stalled_head_ends_connection() {
     let mut raw = Raw::connect(&server, &[]).await;
     assert!(raw.send(&frame(HEADERS, END_STREAM, 1, &get_block("/fast"))).await);
     // Only requests keep a connection open, whatever other frames arrive.
-    raw.goodbye().await;
+    raw.goaway_code().await;
     assert!(began.elapsed() >= 2 * SHORT, "{:?}", began.elapsed());
     let mut pinging = Raw::connect(&server, &[]).await;
     let ping = frame(PING, 0, 0, &[0; 8]);
@@ -205,7 +205,7 @@ async fn unread_settings_and_pings_end_connection() {
         until(name, || server.timed_out("reader") > 0.5).await;
         until("the connection's permit is free", || server.connections() < 0.5).await;
         drop(raw);
-        others_are_served(&server).await;
+        assert_others_are_served(&server).await;
     }
 }
 
@@ -229,7 +229,7 @@ async fn responses_behind_closed_window_end_connection() {
         }
         assert!(began.elapsed() >= 2 * SHORT, "window {window}: {:?}", began.elapsed());
         until("the connection's permit is free", || server.connections() < 0.5).await;
-        others_are_served(&server).await;
+        assert_others_are_served(&server).await;
     }
 }
 
@@ -249,7 +249,7 @@ async fn unread_responses_do_not_pile_up() {
     // Closed long before their deadline: 100 responses have 25 MiB, and the limit of a connection is 1 MiB.
     assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
     until("the connection's permit is free", || server.connections() < 0.5).await;
-    others_are_served(&server).await;
+    assert_others_are_served(&server).await;
 }
 
 #[tokio::test]

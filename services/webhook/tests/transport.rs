@@ -33,7 +33,7 @@ async fn from_elsewhere(server: &Running) -> TcpStream {
 }
 
 #[tokio::test]
-async fn greedy_address_gives_up_connections_without_requests() {
+async fn greedy_address_loses_connections_without_requests() {
     let mut settings = fast_drain();
     settings.max_connections = 6;
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -56,8 +56,8 @@ async fn greedy_address_gives_up_connections_without_requests() {
         "",
         "an address with as many connections as the other got one more"
     );
-    let (given_up, kept) = idle.split_at_mut(3);
-    for stream in given_up {
+    let (closed, kept) = idle.split_at_mut(3);
+    for stream in closed {
         assert_eq!(read_to_end(stream).await, "");
     }
     for stream in others.iter_mut().chain(kept) {
@@ -134,7 +134,7 @@ async fn certificate_changes_fail_no_handshake() {
 }
 
 /// Pipelines requests for large responses without reading them, until the server accepts no more.
-async fn asks_and_does_not_read(server: &Running) -> (TlsStream<TcpStream>, usize) {
+async fn request_without_reading(server: &Running) -> (TlsStream<TcpStream>, usize) {
     let mut stream = server.http1().await;
     let mut asked = 0;
     while let Ok(written) = timeout(SHORT / 3, stream.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")).await {
@@ -157,7 +157,7 @@ async fn client_that_does_not_read_is_cut() {
     patient.write_all(GET_FAST).await.unwrap();
 
     let began = Instant::now();
-    let (silent, asked) = asks_and_does_not_read(&server).await;
+    let (silent, asked) = request_without_reading(&server).await;
     until("the connection is timed out", || server.timed_out("reader") > 0.5).await;
     println!("given up after {:?} and {asked} requests", began.elapsed());
     assert!(began.elapsed() >= 2 * SHORT, "{:?}", began.elapsed());
@@ -221,7 +221,7 @@ async fn timed_out_connections_are_counted_by_event() {
 }
 
 /// An HTTP/1.1 client like Go's: it keeps its connection until a response says that it is the last one.
-async fn keeps_alive(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
+async fn run_http1_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
     let (mut answers, mut connections) = (0_usize, 0_usize);
     while !ended.load(Ordering::Relaxed) {
         let server = Arc::clone(&servers.lock().unwrap());
@@ -244,7 +244,7 @@ async fn keeps_alive(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
 
 /// An HTTP/2 client. It reconnects when its connection accepts no more requests, and retries requests that the server
 /// did not process.
-async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
+async fn run_http2_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
     let (mut answers, mut connections) = (0, 0);
     while !ended.load(Ordering::Relaxed) {
         let server = Arc::clone(&servers.lock().unwrap());
@@ -263,11 +263,11 @@ async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
                 Err(mut error) => {
                     // The request is returned if it was never sent. GOAWAY says which streams the server has processed.
                     // Only an unprocessed stream ends with one of these errors.
-                    let given_back = error.take_message().is_some();
+                    let is_unsent = error.take_message().is_some();
                     let error = format!("{:?}", error.into_error());
-                    let not_looked_at = ["REFUSED_STREAM", "GoAway(b\"\", NO_ERROR, Remote)"];
-                    let may_go_again = not_looked_at.iter().any(|text| error.contains(text));
-                    assert!(given_back || may_go_again, "a request was lost: {error}");
+                    let unprocessed = ["REFUSED_STREAM", "GoAway(b\"\", NO_ERROR, Remote)"];
+                    let is_unprocessed = unprocessed.iter().any(|text| error.contains(text));
+                    assert!(is_unsent || is_unprocessed, "a request was lost: {error}");
                     break;
                 }
             }
@@ -302,8 +302,8 @@ async fn keep_alive_clients_lose_nothing_over_drains() {
         }
         ended.store(true, Ordering::Relaxed);
     };
-    let old = join_all((0..6).map(|_| keeps_alive(&servers, &ended)));
-    let new = join_all((0..3).map(|_| multiplexes(&servers, &ended)));
+    let old = join_all((0..6).map(|_| run_http1_client(&servers, &ended)));
+    let new = join_all((0..3).map(|_| run_http2_client(&servers, &ended)));
     let (old, new, ()) = futures::join!(old, new, drains);
     for (name, clients) in [("HTTP/1.1", old), ("HTTP/2", new)] {
         let (answers, connections) = clients.iter().fold((0, 0), |sum, client| (sum.0 + client.0, sum.1 + client.1));

@@ -20,7 +20,7 @@ const SHED: &str = "pillion_shed_total{reason=\"unfinished\"}";
 type Stream = TlsStream<TcpStream>;
 
 /// Returns settings in which a body may take a minute, so that only the bounds end it.
-fn patient(total: usize, per_address: usize) -> RequestSettings {
+fn long_timeouts(total: usize, per_address: usize) -> RequestSettings {
     let mut settings = RequestSettings::default();
     settings.body_timeout = PATIENCE;
     settings.overload.max_unfinished = total;
@@ -58,7 +58,7 @@ async fn send_all_but_the_last_byte(stream: &mut Stream, body: &str) {
 }
 
 /// Asserts that reviews from this address are answered at the first try, each on a new connection.
-async fn others_are_answered(server: &Running, host: [u8; 4], times: usize) {
+async fn assert_others_are_answered(server: &Running, host: [u8; 4], times: usize) {
     for _ in 0..times {
         let mut stream = tls_from(server, host, "http/1.1").await;
         let answer = ask(&mut stream, post("/mutate?timeout=3s", &review_text())).await;
@@ -80,7 +80,7 @@ async fn answered_in_pieces(server: &Running, host: [u8; 4]) -> bool {
 
 #[tokio::test]
 async fn address_over_its_bound_loses_its_oldest_body() {
-    let (app, server) = serve(patient(100, 4)).await;
+    let (app, server) = serve(long_timeouts(100, 4)).await;
     let mut streams = Vec::new();
     for number in 1..=4 {
         streams.push(stalled(&server, [127, 0, 0, 2]).await);
@@ -94,13 +94,13 @@ async fn address_over_its_bound_loses_its_oldest_body() {
     assert_eq!((app.metric(SHED), app.metric(UNFINISHED)), (Some(1.0), Some(4.0)));
     // The second-oldest body is still accepted.
     assert_eq!(ask(&mut streams[1], b"}").await.status, 200);
-    others_are_answered(&server, [127, 0, 0, 1], 3).await;
+    assert_others_are_answered(&server, [127, 0, 0, 1], 3).await;
 }
 
 /// More stalled bodies than the limit of requests in flight.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_http1_bodies_cost_others_nothing() {
-    let mut settings = patient(2048, 256);
+    let mut settings = long_timeouts(2048, 256);
     settings.overload.max_in_flight = 8;
     let (app, server) = serve(settings).await;
     let mut streams = Vec::new();
@@ -109,16 +109,16 @@ async fn stalled_http1_bodies_cost_others_nothing() {
     }
     until("the bound is reached", || app.metric(UNFINISHED) == Some(256.0)).await;
     assert_eq!(app.metric("pillion_inflight"), Some(0.0), "an unfinished body takes no request permit");
-    others_are_answered(&server, [127, 0, 0, 1], 12).await;
+    assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
     // Clients behind the same address are answered too: all clients may share a load balancer.
-    others_are_answered(&server, [127, 0, 0, 2], 12).await;
+    assert_others_are_answered(&server, [127, 0, 0, 2], 12).await;
     drop(streams);
     until("nothing is left", || app.metric(UNFINISHED) == Some(0.0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_http2_streams_cost_others_nothing() {
-    let (app, server) = serve(patient(2048, 256)).await;
+    let (app, server) = serve(long_timeouts(2048, 256)).await;
     let block = [
         header(":method", "POST"),
         header(":scheme", "https"),
@@ -139,14 +139,14 @@ async fn stalled_http2_streams_cost_others_nothing() {
     }
     until("all but the newest were shed", || app.metric(SHED) == Some(9.0 * 128.0 - 256.0)).await;
     assert_eq!((app.metric(UNFINISHED), app.metric("pillion_inflight")), (Some(256.0), Some(0.0)));
-    others_are_answered(&server, [127, 0, 0, 1], 12).await;
+    assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
     // The oldest stream was answered, and its connection goes on.
     assert!(connections[0].answered(1).await);
 }
 
 #[tokio::test]
 async fn stalled_bodies_from_many_addresses_cost_others_nothing() {
-    let (app, server) = serve(patient(32, 4)).await;
+    let (app, server) = serve(long_timeouts(32, 4)).await;
     let mut streams = Vec::new();
     for host in 1..=60 {
         streams.push(stalled(&server, [127, 0, 1, host]).await);
@@ -161,7 +161,7 @@ async fn stalled_bodies_from_many_addresses_cost_others_nothing() {
 /// Each connection has its own address, so no address exceeds its bound.
 #[tokio::test]
 async fn unfinished_requests_block_no_client() {
-    let app = App::with(patient(100, 4), None);
+    let app = App::with(long_timeouts(100, 4), None);
     let mut settings = ServerSettings::default();
     settings.max_connections = 16;
     let server = Running::start(app.router.clone(), settings).await;
@@ -170,13 +170,13 @@ async fn unfinished_requests_block_no_client() {
         streams.push(stalled(&server, [127, 0, 1, host]).await);
     }
     until("all bodies are registered", || app.metric(UNFINISHED) == Some(16.0)).await;
-    others_are_answered(&server, [127, 0, 0, 1], 12).await;
+    assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
     assert!(server.metric("pillion_connections_given_up_total") > 0.5);
 }
 
 #[tokio::test]
 async fn dripping_body_ends_at_its_deadline() {
-    let mut settings = patient(100, 4);
+    let mut settings = long_timeouts(100, 4);
     settings.body_timeout = Duration::from_millis(400);
     let (app, server) = serve(settings).await;
     let mut stream = tls_from(&server, [127, 0, 0, 2], "http/1.1").await;
@@ -204,9 +204,9 @@ async fn dripping_body_ends_at_its_deadline() {
 
 /// Stalled bodies hold the whole memory budget.
 #[tokio::test]
-async fn memory_of_stalled_bodies_goes_to_complete_ones() {
+async fn complete_bodies_take_memory_of_stalled_ones() {
     const MEMORY: usize = 1024 * 1024;
-    let mut settings = patient(100, 50);
+    let mut settings = long_timeouts(100, 50);
     settings.body_budget = MEMORY;
     let (app, server) = serve(settings).await;
     let body = " ".repeat(100 * 1024);
@@ -222,7 +222,7 @@ async fn memory_of_stalled_bodies_goes_to_complete_ones() {
         .await;
     }
     until("the memory is in use", || app.metric("pillion_body_bytes") > Some(0.8 * 1024.0 * 1024.0)).await;
-    others_are_answered(&server, [127, 0, 0, 1], 12).await;
+    assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
     assert!(app.metric("pillion_body_bytes") <= Some(1024.0 * 1024.0));
     // A larger body evicts several of them.
     let mut stream = tls_from(&server, [127, 0, 0, 1], "http/1.1").await;

@@ -1,6 +1,6 @@
 //! Shared by the tests of this crate: a review, a server on a loopback port, and clients that can misbehave.
 
-#![allow(dead_code, unreachable_pub, unused_imports, reason = "not every test uses all of it")]
+#![allow(unreachable_pub, reason = "the module is shared by the test program")]
 
 mod tls;
 
