@@ -1,11 +1,11 @@
-# Everything that is done with this repository.
+# All tasks of this repository: `just --list` shows them.
 
 set shell := ["bash", "-euo", "pipefail", "-c"]
 
-# Errors of the tests say in words where they come from; the stack of each `?` would only bury that.
+# Test errors describe their origin, so a stack trace of each `?` would only hide it.
 export RUST_LIB_BACKTRACE := "0"
 
-# Programs in Go collect their garbage less often: processors are what tests and builds lack.
+# Makes Go programs collect garbage less often, because tests and builds are limited by CPU time.
 export GOGC := "400"
 
 # Builds for measuring and for shipping.
@@ -20,7 +20,7 @@ default:
 build:
     cargo build {{ release }} -p pillion
 
-# All checks and tests, on real parts; builds or fetches what they need
+# Runs all checks and tests against real components; builds or fetches the tools that they need
 test:
     #!/usr/bin/env bash
     set -euo pipefail
@@ -39,36 +39,36 @@ test:
         services/testkit/tools/not-run.sh
     fi
 
-# The tests alone: `just run`, or those that a nextest filter selects, as in `just run -p pillion-engine`
+# Runs only the tests: all, or those that the arguments of cargo-nextest select, as in `just run -p pillion-engine`
 run *arguments:
-    # Two tests for each processor: those with a control plane wait more than they compute.
+    # Two tests per processor: tests with a control plane mostly wait.
     "$({{ nextest }})" nextest run --locked --workspace --test-threads $((2 * $(nproc))) {{ arguments }}
 
-# The tests against a real control plane; FILTER is a part of their names. KUBERNETES=1.34 (1.35, 1.36) runs them on another version
+# Runs the tests against a real control plane whose names contain FILTER; KUBERNETES=1.34 (1.35, 1.36, 1.37) selects a version
 e2e filter="":
     services/testkit/tools/e2e.sh {{ filter }}
 
-# Tests the playground's page in Chromium, which is fetched from Debian's packages where it is not installed
+# Tests the playground's page in Chromium; fetches Chromium from Debian's packages if it is not installed
 browser:
     services/testkit/tools/chromium.sh >/dev/null
     "$({{ nextest }})" nextest run --locked --workspace --test integration --run-ignored only page_works_in_a_browser
 
-# Writes the pictures of the playground in docs/images, by a browser
+# Writes the screenshots of the playground to docs/images, with Chromium
 screenshots:
     services/testkit/tools/chromium.sh >/dev/null
     "$({{ nextest }})" nextest run --locked --workspace --test integration --run-ignored only writes_small_screenshots
 
-# Runs the cases of the injectors' own projects that are in DIR (eks/, istio/, linkerd/, otel/, tumblr/); the last line is one JSON object
+# Runs the test cases of other injectors in DIR (eks/, istio/, linkerd/, otel/, tumblr/); the last line is one JSON object
 peers dir=env("PILLION_PEERS", ""):
     PILLION_PEERS="$(realpath '{{ dir }}')" services/testkit/tools/result.sh \
         --workspace --test integration --run-ignored only --no-capture peers::the_peers_cases
 
-# Builds the programs that the tests drive (a control plane, Prometheus, k6, a collector, helm, kubeconform) once into a cache outside the checkout, and unpacks a browser there
+# Builds the programs that the tests run (control plane, Prometheus, k6, collector, helm, kubeconform) into a cache outside the checkout, and unpacks a browser there
 tools:
     @services/testkit/tools/build.sh
     @timeout 300 services/testkit/tools/chromium.sh >/dev/null || echo "no browser: the test of the playground's page will not run" >&2
 
-# Writes everything that is generated
+# Writes all generated files
 generate:
     services/testkit/tools/generate.sh
 
@@ -98,22 +98,22 @@ audit:
 
 alias deny := audit
 
-# Floor and webhook side by side; the last line is one JSON object
+# Benchmarks the webhook against a minimal server; the last line is one JSON object
 bench *arguments:
     cargo build {{ release }} -p pillion -p pillion-testkit --bins
     cargo build {{ release }} -p pillion-engine --example instructions
     cargo run {{ release }} --quiet -p pillion-testkit --bin bench -- {{ arguments }}
 
-# A script of load-tests/ against a webhook that runs (PILLION_URL, SSL_CERT_FILE, ...: see its README); k6 is built once
+# Runs a script of load-tests/ against a running webhook (PILLION_URL, SSL_CERT_FILE, ...: see its README); builds k6 once
 load script="smoke":
     PATH="$(services/testkit/tools/build.sh k6):$PATH" GODEBUG=http2client=0 K6_AUTO_EXTENSION_RESOLUTION=false \
         k6 run --no-usage-report --quiet load-tests/{{ script }}.js
 
-# COUNT rotations of the certificate authority while pods are created; the last line is one JSON object
+# Runs COUNT rotations of the CA while pods are created; the last line is one JSON object
 rotate count="100":
     PILLION_ROTATIONS={{ count }} services/testkit/tools/result.sh --workspace --test e2e --no-capture rotation::rotations_lose_no_pod
 
-# Runs the attacks that once crashed, starved or bypassed Pillion; the last line is one JSON object
+# Runs the tests of known attacks (crash, starvation, bypass); the last line is one JSON object
 attacks:
     #!/usr/bin/env bash
     set -uo pipefail
@@ -123,47 +123,47 @@ attacks:
     echo "{\"attacks\":$((BASH_REMATCH[1] + BASH_REMATCH[2])),\"failed\":${BASH_REMATCH[2]}}"
     exit "$status"
 
-# COUNT rolling restarts of all replicas while pods are created; the last line is one JSON object
+# Runs COUNT rolling restarts of all replicas while pods are created; the last line is one JSON object
 restart count="20":
     PILLION_RATE=200 PILLION_ROLLS={{ count }} services/testkit/tools/result.sh --workspace --test e2e --no-capture rolling::rolling_restarts_lose_no_pod
 
-# SECONDS of everything that a replica meets in a year; the last line is one JSON object
+# Runs a replica for SECONDS under all loads and failures of a year of operation; the last line is one JSON object
 soak seconds="600":
     PILLION_SOAK_SECONDS={{ seconds }} services/testkit/tools/result.sh --workspace --test integration --no-capture soak::
 
-# The end-to-end tests on every Kubernetes version, and long runs of what `just test` does shortly, or only the named PARTS of them; the last line is one JSON object
+# Runs the end-to-end tests on every Kubernetes version, and long versions of other tests, or only these PARTS of it; the last line is one JSON object
 nightly *parts: tools
     services/testkit/tools/nightly.sh {{ parts }}
 
-# A control plane on this machine's loopback to play with: up prints KUBECONFIG=..., down ends it
+# Starts a control plane on the loopback interface and prints KUBECONFIG=... (up), or stops it (down)
 control-plane action: tools
     cargo run --locked --quiet -p pillion-testkit --bin control-plane -- {{ action }}
 
-# A real cluster of one node, by kind where there is a container engine: up [NAME] starts it or goes on with it, and prints KUBECONFIG=...; also restart [NAME], down [NAME], load NAME IMAGE.tar
+# Manages a cluster of one node, with kind if there is a container engine: up [NAME] starts or resumes it and prints KUBECONFIG=...; also restart [NAME], down [NAME], load NAME IMAGE.tar
 cluster *arguments:
     cargo run --locked --quiet -p pillion-testkit --bin cluster -- {{ arguments }}
 
-# The tests on such a cluster; FILTER is a part of their names; the last line is one JSON object
+# Runs the tests on such a cluster whose names contain FILTER; the last line is one JSON object
 node filter="": tools (cluster "build")
     services/testkit/tools/result.sh --workspace --test node --run-ignored only --no-capture {{ filter }}
 
-# Fuzzes TARGET (review_bytes, profile_yaml, profile_and_pod, expression or record) for so many seconds, with a nightly toolchain
+# Fuzzes TARGET (review_bytes, profile_yaml, profile_and_pod, expression or record) for SECONDS, with a nightly toolchain
 fuzz target seconds="600": fuzz-tools
     mkdir -p fuzz/target/found/{{ target }}
     cargo +nightly fuzz run {{ target }} fuzz/target/found/{{ target }} fuzz/corpus/{{ target }} -- -max_total_time={{ seconds }} -timeout=10 -rss_limit_mb=2048 -max_len=65536
 
-# Compiles the fuzz targets with the toolchain of the repository, so that they keep fitting
+# Compiles the fuzz targets with the repository's toolchain
 fuzz-check:
     cargo check --locked --manifest-path fuzz/Cargo.toml --bins
 
 fuzz-tools:
     @command -v cargo-fuzz >/dev/null || cargo +nightly install --locked cargo-fuzz@0.13.2
 
-# A release in dist/: images, chart, manifests, command line, bills of materials, licences, checksums (--platform amd64 --platform arm64)
+# Writes a release to dist/: images, chart, manifests, command line, bills of materials, licences, checksums (--platform amd64 --platform arm64)
 dist *arguments:
     services/testkit/tools/dist.sh {{ arguments }}
 
-# Continuous integration: what .github/workflows calls beside the recipes above
+# Recipes that only the workflows in .github/workflows call
 
 version := `sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml`
 
@@ -175,7 +175,7 @@ lint-workflows:
 ci-namespaces:
     sudo sysctl --quiet --write kernel.apparmor_restrict_unprivileged_userns=0
 
-# Installs what `just dist --platform arm64` needs on an amd64 Debian or Ubuntu
+# Installs the cross-compiler for `just dist --platform arm64` on an amd64 Debian or Ubuntu
 ci-cross:
     rustup target add aarch64-unknown-linux-gnu
     sudo apt-get update --quiet
@@ -191,7 +191,7 @@ cluster-install name:
     helm install pillion dist/pillion-{{ version }}.tgz --namespace pillion-system --create-namespace \
         --values deploy/kind/values.yaml --wait --timeout 5m
     kubectl label namespace default pillion.dev/injection=enabled --overwrite
-    # The controller registers the webhooks shortly after the replicas are ready.
+    # The controller creates the webhook configurations shortly after the replicas are ready.
     for _ in $(seq 60); do
         names=$(kubectl run web --image=registry.example.com/web --dry-run=server --output=jsonpath='{.spec.containers[*].name}' \
             --annotations=sidecar-injector-webhook.morven.me/inject=yes)
@@ -201,7 +201,7 @@ cluster-install name:
     echo "error: the pod has the containers '$names'; expected 'web sidecar-nginx'" >&2
     exit 1
 
-# The command line for macOS on arm64, as an archive in dist/; runs on such a machine
+# Writes an archive of the command line for macOS on arm64 to dist/; runs on such a machine
 dist-macos:
     #!/usr/bin/env bash
     set -euo pipefail
@@ -222,7 +222,7 @@ publish registry: released
     PATH=$(services/testkit/tools/build.sh helm):$PATH
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
-    # Archives of other machines were added after `just dist` wrote the checksums.
+    # Archives from other machines were added after `just dist` wrote the checksums.
     (cd dist && find . -type f ! -name 'SHA256SUMS*' -printf '%P\n' | LC_ALL=C sort | xargs sha256sum >"$work/sums")
     mv "$work/sums" dist/SHA256SUMS
     skopeo copy --all --preserve-digests --digestfile "$work/image" \

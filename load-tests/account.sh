@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Prints a service account that may create pods in COUNT namespaces of the load tests and in load-test-plain, and nowhere
-# else: who pods.js is to the API server.
+# Prints the service account of pods.js. It may create pods in COUNT namespaces of the load tests and in load-test-plain,
+# and nowhere else.
 #
-#   account.sh [COUNT] | kubectl apply -f -            50 if none is said; after namespaces.sh
+#   account.sh [COUNT] | kubectl apply -f -            COUNT is 50 by default; run it after namespaces.sh
 set -euo pipefail
 
 count=${1:-50}

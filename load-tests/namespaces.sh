@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Prints COUNT namespaces for the load tests, load-test-0 and so on, which the profile beside this script acts in, and
-# load-test-plain, in which nothing is injected.
+# Prints COUNT namespaces for the load tests, load-test-0 and so on, in which profile.yaml injects, and load-test-plain, in
+# which nothing is injected.
 #
-#   namespaces.sh [COUNT]                              50 if none is said
+#   namespaces.sh [COUNT]                              COUNT is 50 by default
 #   namespaces.sh | kubectl apply -f -                 in a cluster
-#   pillion dev --namespaces-file <(namespaces.sh)     without one
+#   pillion dev --namespaces-file <(namespaces.sh)     without a cluster
 set -euo pipefail
 
 count=${1:-50}

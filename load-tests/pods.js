@@ -1,5 +1,5 @@
-// Pods created through the API server, as people create them: every one has to be there, with its sidecar. Each second is
-// shared with a namespace that nobody opted in, so that the difference is what injection adds to a creation.
+// Creates pods through the API server, and checks that each is created with its sidecar. Half of the pods are in a namespace
+// that is not opted in, so that the difference between both halves is the time that injection adds.
 
 import exec from 'k6/execution';
 import { namespace } from './lib/review.js';
@@ -8,7 +8,7 @@ import { options as all, steady, summary, times } from './lib/run.js';
 import { cluster, settings } from './lib/settings.js';
 
 const given = cluster(settings({ rate: 50, duration: '1m', p99: 1000 }));
-// See namespaces.sh: it has no label.
+// A namespace without the opt-in label: see namespaces.sh.
 const PLAIN = 'load-test-plain';
 
 function scenario(exec) {
@@ -19,7 +19,7 @@ export const options = all(
   given,
   { injected: scenario('injected'), plain: scenario('plain') },
   {
-    // All of them: with what clears up after a run, which may take long.
+    // Includes the deletion of stored pods after a run, which may take long.
     http_req_duration: ['p(99)<=30000'],
     'http_req_duration{scenario:injected}': [`p(99)<=${given.p99}`],
     'http_req_duration{scenario:plain}': ['p(99)<=30000'],

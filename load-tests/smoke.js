@@ -1,4 +1,4 @@
-// Does it work at all? A few requests a second for a few seconds.
+// A quick check: a few requests per second for a few seconds.
 
 import { send } from './lib/answers.js';
 import { namespace } from './lib/review.js';

@@ -1,5 +1,5 @@
-// Long enough that what leaks is seen: look at the replicas' process_resident_memory_bytes and process_open_fds meanwhile.
-// The last tenth of the run has to be as fast as the first.
+// Runs long enough to show leaks: watch process_resident_memory_bytes and process_open_fds of the replicas meanwhile. The
+// last tenth of the run must be as fast as the first.
 
 import exec from 'k6/execution';
 import { Trend } from 'k6/metrics';

@@ -1,5 +1,5 @@
-// A node pool comes back and every pod is created at once: from a tenth of the rate to the whole of it within a second,
-// for a while, and back. What comes after has to be as fast as what came before.
+// A node pool restarts, and all its pods are created at once: from a tenth of the rate to the full rate within a second, and
+// back after a while. Requests after the spike must be as fast as those before it.
 
 import exec from 'k6/execution';
 import { send } from './lib/answers.js';
@@ -10,7 +10,7 @@ import { settings } from './lib/settings.js';
 const given = settings({ rate: 500, duration: '30s' });
 
 const calm = Math.max(1, Math.round(given.rate / 10));
-// A calm third, the spike, and a calm third again.
+// One third calm load, one third spike, one third calm load.
 const third = Math.max(1, Math.round(given.duration / 3));
 
 function calmLoad(startTime) {

@@ -1,4 +1,4 @@
-// An ordinary day, made heavy: the rate of a large cluster, over its namespaces.
+// The steady load of a large cluster, spread over its namespaces.
 
 import exec from 'k6/execution';
 import { send } from './lib/answers.js';

@@ -1,5 +1,5 @@
-// Many tenants, and one of them who takes fifty times the share of each. First all are quiet, then one is noisy; the others
-// should hardly notice. RATE is what all others ask for together. Only the noisy one may be shed.
+// Many tenants, one of which sends fifty times as much as each other tenant. First all are quiet, then one is noisy, and the
+// others must hardly slow down. RATE is the total rate of the others. Only requests of the noisy tenant may be shed.
 
 import exec from 'k6/execution';
 import { send } from './lib/answers.js';
@@ -12,7 +12,7 @@ if (given.namespaces < 2) throw new Error('NAMESPACES: expected at least 2, one 
 
 const NOISY = 0;
 const half = Math.max(1, Math.round(given.duration / 2));
-// Fifty shares of one tenant.
+// Fifty times the rate of one tenant.
 const noise = Math.max(1, Math.round((50 * given.rate) / given.namespaces));
 
 function scenario(rate, startTime, exec) {
@@ -27,7 +27,7 @@ export const options = all(
     noisy: scenario(noise, half, 'noisy'),
   },
   {
-    // Of the noisy one nothing is expected but that it is answered.
+    // Requests of the noisy tenant only have to be answered.
     http_req_duration: ['p(99)<=10000'],
     pillion_shed: ['rate<=1'],
     'http_req_duration{scenario:quiet}': [`p(99)<=${given.p99}`],

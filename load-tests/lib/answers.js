@@ -1,4 +1,4 @@
-// Sends a review and looks at its answer as the API server would, and further: the sidecar has to be in the patch.
+// Sends a review and checks the response as the API server does, and also that the patch adds the sidecar.
 
 import { check } from 'k6';
 import encoding from 'k6/encoding';
@@ -6,7 +6,7 @@ import http from 'k6/http';
 import { Rate } from 'k6/metrics';
 import { review } from './review.js';
 
-// How much was answered by 503 with Retry-After. It is how overload is meant to look, and no failure.
+// The share of requests that got 503 with Retry-After. This is the expected response to overload, not a failure.
 export const shed = new Rate('pillion_shed');
 
 http.setResponseCallback(http.expectedStatuses(200, 503));
@@ -34,7 +34,7 @@ export function send(settings, namespace, tags) {
   const { uid, body } = review(namespace);
   const answer = http.post(settings.url, body, {
     headers: { 'Content-Type': 'application/json' },
-    // As long as the API server waits.
+    // The timeout of the API server.
     timeout: '10s',
     tags: { name: 'mutate', ...tags },
   });

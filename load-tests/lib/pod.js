@@ -1,11 +1,10 @@
-// A pod as a Deployment would make it, and its creation through the API server: what k6 times is admission as a whole, of
-// which the webhook is a part.
+// Creates a pod like a Deployment's through the API server. k6 measures the whole of admission, which includes the webhook.
 
 import { check } from 'k6';
 import http from 'k6/http';
 import { Rate } from 'k6/metrics';
 
-// How much was created without the sidecar: what nobody is told of, unless somebody looks.
+// The share of pods that were created without the sidecar, which no error reports.
 export const without = new Rate('pillion_without');
 
 const container = (name, port) => ({
@@ -18,13 +17,13 @@ const container = (name, port) => ({
   volumeMounts: [{ name: 'scratch', mountPath: '/tmp' }],
 });
 
-// Written as JSON once. Each gets a name from the API server, so that none is in another's way.
+// Serialised once. The API server generates each pod's name, so names never conflict.
 const BODY = JSON.stringify({
   apiVersion: 'v1',
   kind: 'Pod',
   metadata: { generateName: 'load-test-', labels: { 'example.com/load-test': 'true', app: 'load-test' } },
   spec: {
-    // Pods that are stored wait for this gate for ever: no node is asked to run them.
+    // This gate keeps stored pods from being scheduled.
     schedulingGates: [{ name: 'example.com/load-test' }],
     automountServiceAccountToken: false,
     containers: [container('web', 8080)],
@@ -52,7 +51,7 @@ function headers(settings) {
   };
 }
 
-// Creates one. `expects` says whether the sidecar has to be in it.
+// Creates a pod. `expects` says whether it must have the sidecar.
 export function create(settings, namespace, expects, tags) {
   const answer = http.post(`${of(settings, namespace)}${settings.store ? '' : '?dryRun=All'}`, BODY, {
     headers: headers(settings),
@@ -69,7 +68,7 @@ export function create(settings, namespace, expects, tags) {
   if (expects) without.add(created && sidecars === 0, tags);
 }
 
-// Deletes what a run has stored in a namespace.
+// Deletes the pods that a run has stored in a namespace.
 export function clear(settings, namespace) {
   const answer = http.del(`${of(settings, namespace)}?labelSelector=example.com%2Fload-test%3Dtrue&gracePeriodSeconds=0`, null, {
     headers: headers(settings),

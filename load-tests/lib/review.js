@@ -1,4 +1,4 @@
-// The review of a Deployment's pod as a real API server sent it, 7.5 KB, with a uid of its own for each request.
+// The review of a Deployment's pod, 7.5 KB, captured from a real API server, with a new uid for each request.
 
 const CAPTURED = '../../services/engine/tests/reviews/create-deployment-pod.json';
 const UID = '@uid@';
@@ -10,7 +10,7 @@ function template() {
   review.request.namespace = NAMESPACE;
   review.request.object.metadata.namespace = NAMESPACE;
   const text = JSON.stringify(review);
-  // Cut once: to write a review as JSON costs more than to send it.
+  // Split once, because serialising a review costs more than sending it.
   return text.split(/(@uid@|@namespace@)/);
 }
 
@@ -20,7 +20,7 @@ export function namespace(number) {
   return `load-test-${number}`;
 }
 
-// A review of a pod in a namespace, and the uid that its answer has to repeat.
+// Returns a review of a pod in a namespace, and the uid that the response must repeat.
 export function review(namespace) {
   const uid = crypto.randomUUID();
   const body = parts.map((part) => (part === UID ? uid : part === NAMESPACE ? namespace : part)).join('');

@@ -1,6 +1,6 @@
-// What all runs have in common: an open load, what is expected of it, and its figures.
+// Shared by all scripts: the load at a steady rate, the thresholds and the results.
 
-// Requests begin at a steady rate, however long the answers take: as pods are created, and unlike users who wait.
+// Starts requests at a steady rate, however long responses take. Pods are created like this, unlike users who wait.
 export function steady(settings, more) {
   return {
     executor: 'constant-arrival-rate',
@@ -21,16 +21,16 @@ export function options(settings, scenarios, thresholds) {
       checks: ['rate==1'],
       http_req_failed: ['rate==0'],
       http_req_duration: [`p(99)<=${settings.p99}`],
-      // Of what goes through the API server nobody but it knows what was shed.
+      // Through the API server, k6 does not see which requests were shed.
       ...(settings.shed === undefined ? {} : { pillion_shed: [`rate<=${settings.shed}`] }),
       // A load that could not be sent says nothing about the server.
       dropped_iterations: ['count==0'],
       ...thresholds,
     },
     summaryTrendStats: ['min', 'med', 'p(95)', 'p(99)', 'max'],
-    // Bodies are looked at by us alone.
+    // The checks need the bodies.
     discardResponseBodies: false,
-    // A replica that ends says Connection: close, as it does to the API server.
+    // Connections are reused as by the API server: a draining replica sends Connection: close.
     noConnectionReuse: false,
     insecureSkipTLSVerify: false,
   };
@@ -55,7 +55,7 @@ export function times(metric) {
   return { p50_ms: round(values.med), p99_ms: round(values['p(99)']), max_ms: round(values.max) };
 }
 
-// The figures of a run as one line of JSON, on standard output and in the file that SUMMARY names.
+// Returns the results of a run as one line of JSON, for standard output and for the file that SUMMARY names.
 export function summary(script, settings, data, more) {
   const { metrics } = data;
   const of = (name, value) => (metrics[name] ? metrics[name].values[value] : 0);

@@ -1,4 +1,4 @@
-// What the environment says about a run. A value that makes no sense ends the run before a request is sent.
+// Reads the settings of a run from the environment. An invalid value ends the run before the first request.
 
 function number(name, fallback, least) {
   const text = __ENV[name];
@@ -17,32 +17,32 @@ function seconds(name, fallback) {
   return Number(match[1]) * { s: 1, m: 60, h: 3600 }[match[2]];
 }
 
-// A script's own defaults; the environment has the last word.
+// Returns the settings: a script's defaults, overridden by the environment.
 export function settings(defaults) {
   const given = { rate: 200, duration: '30s', namespaces: 50, p99: 100, ...defaults };
   return {
-    // Where reviews are taken. The API server's own paths are /mutate/enabled and so on.
+    // The URL for reviews. The API server itself calls /mutate/enabled and so on.
     url: __ENV.PILLION_URL || 'https://localhost:8443/mutate',
-    // Requests a second.
+    // Requests per second.
     rate: Math.max(1, Math.round(number('RATE', given.rate, 1))),
     // Seconds.
     duration: seconds('DURATION', given.duration),
     // The namespaces are load-test-0 and so on.
     namespaces: Math.max(1, Math.round(number('NAMESPACES', given.namespaces, 1))),
-    // The 99th percentile of an answer's time may be so long, in milliseconds.
+    // Limit of the 99th percentile of response times, in milliseconds.
     p99: number('P99_MS', given.p99, 0),
-    // So much of all requests may be shed, from 0 to 1: answered by 503 with Retry-After, upon which the API server tries again.
+    // Limit of the share of shed requests, from 0 to 1. They get 503 with Retry-After, after which the API server retries.
     shed: number('SHED', 0, 0),
-    // The container that every pod has to get.
+    // The container that every pod must get.
     sidecar: __ENV.SIDECAR || 'load-test-sidecar',
-    // Requests at one time; more are not sent, which fails the run.
+    // Concurrent requests. Further requests are not sent, which fails the run.
     maxVus: Math.round(number('MAX_VUS', 400, 1)),
-    // A file for the figures.
+    // A file for the results.
     summary: __ENV.SUMMARY,
   };
 }
 
-// What a script needs to speak with an API server rather than with the webhook.
+// Returns the settings of a script that calls an API server instead of the webhook.
 export function cluster(settings) {
   const { KUBERNETES_URL: url, KUBERNETES_TOKEN: token, STORE: store } = __ENV;
   if (!url) throw new Error('KUBERNETES_URL: expected the address of an API server, such as https://127.0.0.1:6443');
@@ -51,9 +51,9 @@ export function cluster(settings) {
     ...settings,
     shed: undefined,
     url: url.replace(/\/$/, ''),
-    // A bearer token of somebody who may create pods in the namespaces of the load tests.
+    // A bearer token with permission to create pods in the namespaces of the load tests.
     token,
-    // Whether pods are stored, and deleted when the run ends. Otherwise they are dry runs: admitted, and forgotten.
+    // Whether pods are stored, and deleted when the run ends. Otherwise creations are dry runs.
     store: store === 'yes',
   };
 }

@@ -125,7 +125,7 @@ topologySpreadConstraints:
   whenUnsatisfiable: {{ $values.whenUnsatisfiable }}
   labelSelector:
     matchLabels: {{- include "pillion.selector" (list $root $component) | nindent 6 }}
-  # Counted by revision, so that the pods of an old one say nothing of where the new ones are.
+  # Counts only pods of one revision, so that old pods do not affect where new ones are placed.
   matchLabelKeys: [pod-template-hash]
 {{- end }}
 {{- end }}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the real programs that the tests drive, from the pinned Go modules beside this script, into a cache outside the
+# Builds the programs that the tests run, from the pinned Go modules beside this script, into a cache outside the
 # checkout. Each program is built once per pinned version. Prints the folder that holds the programs.
 #
 #   build.sh [TOOL...]              builds what is missing; without a name, everything that `just test` needs
@@ -13,7 +13,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 kubernetes=kubernetes/${KUBERNETES:-1.37}
 all=(etcd kube-apiserver kubectl kube-controller-manager prometheus promtool k6 otelcol helm kubeconform actionlint crane)
-# A node (../cluster) needs these too; they take another quarter of an hour.
+# A node (../cluster) also needs these, which take another quarter of an hour to build.
 node=(kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr kind)
 
 only_if_built=
@@ -74,7 +74,7 @@ package_of() {
   esac
 }
 
-# A folder's name says what was pinned when its programs were built. Raise the number after a change of build flags.
+# The name of a folder is a hash of the pinned versions of its programs. Increase the number after a change of build flags.
 recipe=3
 folder_of() { # MODULE
   local key
@@ -97,7 +97,7 @@ missing() {
   done
 }
 
-# Prints one folder with links to everything that was asked for.
+# Prints one folder with links to all requested programs.
 linked() {
   local tool names=() paths=() folder
   for tool in "${wanted[@]}"; do
@@ -146,7 +146,7 @@ pinned() { (cd "$here/$1" && go list -m -f '{{.Version}}' "$2"); } # MODULE GO-M
 for tool in $(missing); do
   module=$(module_of "$tool")
   folder=$(folder_of "$module")
-  # An earlier program of the same family may have brought this one along.
+  # An earlier build of the same family may have built this program too.
   [ ! -x "$folder/$tool" ] || continue
   flags=()
   stamp=
@@ -172,7 +172,7 @@ for tool in $(missing); do
   mkdir -p "$folder/.new"
   (cd "$here/$module" && go build -ldflags "-s -w $stamp" "${flags[@]}" -o "$folder/.new/" "${packages[@]}") >&2
   for member in "${family[@]}"; do
-    # Go names a program after its package, which is not always the tool's name.
+    # Go names a program after its package, which may differ from the tool's name.
     built=$folder/.new/$member
     [ -e "$built" ] || built=$(find "$folder/.new" -type f | head -1)
     mv "$built" "$folder/$member"

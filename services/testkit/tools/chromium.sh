@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
-# Prints where Debian's Chromium is, and in a second line its driver: /usr/bin where they are installed, else a folder of the
-# cache, into which they are unpacked with the libraries and fonts that they need, and from which they run. Nothing is
-# installed.
+# Prints the path of Debian's Chromium, and on a second line the path of its driver. If they are not installed in /usr/bin,
+# unpacks them into the cache, with the libraries and fonts that they need. Installs nothing.
 #
-#   chromium.sh [--if-there]    with it nothing is fetched; fails with status 3 and the packages that are not there
+#   chromium.sh [--if-there]    --if-there fetches nothing; it exits with status 3 and lists the missing packages
 #
 # PILLION_TOOLS names another cache folder.
 set -euo pipefail
 
 packages=(chromium chromium-driver)
-# With no font at all Chromium does not start; with these the pictures in the docs look the same wherever they are made.
+# Chromium does not start without fonts. With these, the screenshots in the docs look the same on every machine.
 fonts=(fonts-inter fonts-jetbrains-mono)
-found() { # FOLDER: prints both, if they are there
+found() { # FOLDER: prints both paths if both programs exist
   [ -x "$1/chromium" ] && [ -x "$1/chromedriver" ] && printf '%s\n' "$1/chromium" "$1/chromedriver"
 }
 
@@ -29,7 +28,7 @@ if ! has_apt; then
 fi
 
 mkdir -p "$cache"
-# One at a time: several may find the cache empty at once.
+# One process at a time: several may find the cache empty at once.
 exec 9>"$cache/.chromium-lock"
 flock 9
 found "$folder/bin" && exit
@@ -43,7 +42,7 @@ fi
 for each in usr/lib/chromium/chromium usr/bin/chromedriver; do
   [ -x "$work/root/$each" ] || { echo "error: the packages hold other files than expected: there is no $each" >&2 && exit 1; }
 done
-# Fonts are looked for where these are, beside those of the machine.
+# Adds these fonts to those of the machine.
 cat >"$work/root/fonts.conf" <<END
 <?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "urn:fontconfig:fonts.dtd">
@@ -53,7 +52,7 @@ cat >"$work/root/fonts.conf" <<END
   <cachedir>$folder/fontcache</cachedir>
 </fontconfig>
 END
-# Libraries may be in folders of their own, which an installed program knows.
+# Some libraries are in separate folders, which only an installed program finds by itself.
 libraries=$(cd "$work/root" && find usr/lib -name '*.so*' -printf '%h\n' | sort -u | sed "s|^|$folder/|" | paste -sd:)
 mkdir "$work/root/bin"
 for program in chromium:usr/lib/chromium/chromium chromedriver:usr/bin/chromedriver; do

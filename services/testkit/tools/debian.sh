@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# Debian's packages without installing them; sourced by the scripts that print where programs of such packages are.
+# Unpacks Debian packages without installing them. Sourced by the scripts that print paths of programs in such packages.
 
 cache=${PILLION_TOOLS:-${XDG_CACHE_HOME:-${HOME:?no folder for the cache: set PILLION_TOOLS}/.cache}/pillion/tools}
 system=$(. /etc/os-release 2>/dev/null && echo "${ID:-unknown}-${VERSION_ID:-rolling}")
 
-# Whether packages can be fetched here at all.
+# Whether this machine can fetch packages.
 has_apt() { command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null; }
 
-# Unpacks packages, with the libraries that are not installed (one of them may be installed already, but not in full), into
-# WORK/root. The lists and archives are WORK's own: what apt knows of this machine stays as it is.
+# Unpacks packages into WORK/root, with the libraries that are missing or only partly installed. Package lists and archives
+# are kept in WORK, so the state of apt on this machine does not change.
 unpack() { # WORK PACKAGE...
   local work=$1 options each
   shift

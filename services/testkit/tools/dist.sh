@@ -7,7 +7,7 @@
 # already built. --repository names the image, as in registry.example.com/platform/pillion. --out (dist) must be empty or
 # contain a release only, which is replaced.
 #
-# All times are the commit's, or SOURCE_DATE_EPOCH: two runs with one commit and one compiler write the same bytes.
+# All times are the commit's, or SOURCE_DATE_EPOCH. So two runs with the same commit and compiler write the same bytes.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
@@ -52,7 +52,7 @@ linker_of() { # ARCHITECTURE
   if [ "$processor" = "$(uname -m)" ]; then echo cc; else echo "$processor-linux-gnu-gcc"; fi
 }
 
-# Prints the architecture of a program that needs no interpreter and no library.
+# Prints the architecture of a static program, and fails if the program is not static.
 architecture_of() { # PROGRAM
   local headers
   headers=$(LC_ALL=C readelf --file-header --program-headers --dynamic --wide "$1" 2>/dev/null) || fail "$1 is not an ELF program"
@@ -83,8 +83,8 @@ glibc_of() { # ARCHITECTURE
     sed -n 's/^#define __GLIBC__ //p; s/^#define __GLIBC_MINOR__ //p' | paste -sd .
 }
 
-# Writes what is linked into a program: cargo-cyclonedx lists every crate that the workspace may use, cargo tree those of
-# the program.
+# Writes the bill of materials of a program. cargo-cyclonedx lists the crates of the whole workspace; only those that cargo
+# tree lists for the program are kept.
 sbom() { # ARCHITECTURE PROGRAM OUT
   local target unknown
   target=$(target_of "$1")
@@ -105,7 +105,7 @@ sbom() { # ARCHITECTURE PROGRAM OUT
     | .metadata.component.hashes = [{alg: "SHA-256", content: $sum}]
     | .metadata.properties += [{name: "pillion.dev/architecture", value: $architecture}, {name: "pillion.dev/revision", value: $revision}]
     ' services/pillion/dist-sbom.json | sed "s|$PWD/|/pillion/|g" >"$3"
-  # Panics name their source, so most crates leave their name in the program.
+  # Panic messages contain source paths, so the program contains the names of most crates.
   grep --text --only-matching --extended-regexp '/registry/src/[^/]+/[^/]+/' "$2" | cut -d/ -f5 | sort -u >"$work/named" || true
   [ -s "$work/named" ] || fail "$2 names no crate, so its content cannot be checked: use a program that \`just dist\` has built"
   unknown=$(sed 's/ /-/' "$work/linked" | sort | comm -13 - "$work/named")
@@ -117,7 +117,7 @@ pack() { # OUT FOLDER NAME: packs FOLDER/NAME
     --mode u=rwX,go=rX -- "$3" | gzip --best --no-name >"$1"
 }
 
-# Removes the release that is in the folder; fails if there is anything else.
+# Removes the previous release from the folder; fails if the folder contains anything else.
 empty() {
   local listed found
   mkdir -p "$out"
@@ -169,7 +169,7 @@ for architecture in "${architectures[@]}"; do
   pack "$out/$name.tar.gz" "$work" "$name"
   cp -a "$work/$name" "$tree"
   chmod 755 "$tree" "$tree/licences"
-  # For commands of the CLI; a replica's file system is read-only.
+  # For commands of the CLI: a replica's file system is read-only.
   mkdir -m 1777 "$tree/tmp"
   trees+=("$architecture=$tree")
   digest=$("$tools/image.sh" "$repository:$version" "$out/$name-image.tar" /pillion "${labels[@]}" -- "$architecture=$tree")
@@ -180,7 +180,7 @@ if [ ${#trees[@]} -gt 1 ]; then
   digest=$("$tools/image.sh" "$repository:$version" "$out/$image" /pillion "${labels[@]}" -- "${trees[@]}")
 fi
 
-# Helm keeps the times of files.
+# Helm keeps the modification times of files.
 cp -r charts/pillion "$work/chart"
 find "$work/chart" -exec touch --date "@$SOURCE_DATE_EPOCH" {} +
 chart=$out/pillion-$version.tgz
@@ -189,7 +189,7 @@ cp charts/pillion/crds/pillion.dev.yaml "$out/pillion-$version-crds.yaml"
 {
   echo "# Pillion's chart with its default values: kubectl apply --server-side -f FILE"
   printf 'apiVersion: v1\nkind: Namespace\nmetadata: {name: pillion-system}\n'
-  # Without the jobs around upgrades and removal, which only Helm starts at the right time.
+  # Without the hook jobs for upgrades and removal, which only Helm starts at the right time.
   helm template pillion "$chart" --namespace pillion-system --include-crds --no-hooks --set "image.repository=$repository"
 } >"$out/pillion-$version-manifests.yaml"
 for part in dashboards deploy profiles; do

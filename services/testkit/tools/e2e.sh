@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs the end-to-end tests on the Kubernetes version that KUBERNETES names, by default on the newest. What that version
-# lacks is left out, with the reason. The last line is one JSON object.
+# Runs the end-to-end tests on the Kubernetes version in KUBERNETES, by default the newest. Skips tests of features that the
+# version lacks, and prints the reason. The last line is one JSON object.
 #
-#   e2e.sh [FILTER]    FILTER is a part of the tests' names
-#   e2e.sh --record    runs all of them, and writes the version's row in docs/releases.md
+#   e2e.sh [FILTER]    runs the tests whose names contain FILTER
+#   e2e.sh --record    runs all tests, and writes the version's row in docs/releases.md
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -29,7 +29,7 @@ if [ -n "$record" ]; then
   counts=$(echo "$result" | sed 's/[{}"]//g; s/\([a-z]*\):\([0-9]*\)/\2 \1/g; s/,/, /g')
   why=$(IFS=';'; echo "${reasons[*]#*:}" | sed 's/^ //; s/ | / or /g')
   row="| $version | $counts | $why |"
-  # The row of this minor version, or a new one below the heading of the table.
+  # Replaces the row of this minor version, or adds one below the table's heading.
   sed -i "/^| ${kubernetes//./\\.}\.[0-9]/d" "$page"
   awk -v row="$row" '{ print } /^\| tested version /{ heading = 1 } heading && /^\|---/ { print row; heading = 0 }' "$page" >"$page.new"
   mv "$page.new" "$page"

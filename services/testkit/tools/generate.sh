@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes all generated files of the repository: definitions, copies in the chart, manifests, dashboards, tables in documents,
+# Writes all generated files of the repository: CRDs, copies in the chart, manifests, dashboards, tables in documents,
 # the table of a pod's fields, seeds of the fuzz corpus and the expected output of `pillion lint`.
 #
 #   generate.sh           writes them
@@ -20,7 +20,7 @@ written=(
 sums() { find "${written[@]}" -type f -exec sha256sum {} + | sort; }
 sums >"$work/before"
 
-# With --workspace, an example and the profile of the tests, it is what the tests are made of: nothing is compiled twice.
+# Uses the workspace, features and profile of the tests, so that nothing is compiled twice.
 cargo build --locked --profile test --workspace --bin pillion --example generate
 target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 
@@ -28,7 +28,7 @@ target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 cp "$chart/crds/pillion.dev.yaml" deploy/manifests/crds.yaml
 
 "$target/pillion" reference >"$work/reference"
-# A dashboard without a source disappears.
+# Removes dashboards whose source was deleted.
 rm -f dashboards/*.json
 newest=$(cd "$tools/kubernetes" && printf '%s\n' * | sort -V | tail -1)
 kubernetes=$(cd "$tools/kubernetes/$newest" && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)
@@ -40,16 +40,16 @@ cp dashboards/*.json "$chart/files/dashboards"
 cp dashboards/rules/*.yaml "$chart/files/rules"
 for profile in profiles/*/profile.yaml; do
   folder=${profile%/*}
-  # A folder with a policy is applied by it; the profile is a part of the policy.
+  # A policy contains the profile of its folder, and is applied instead of it.
   [ ! -f "$folder/policy.yaml" ] || profile=$folder/policy.yaml
   cp "$profile" "$chart/files/profiles/${folder##*/}.yaml"
 done
 
-# Without hooks and without the labels and comments that only helm's own objects have.
+# Without hooks, and without labels and comments that only apply to Helm.
 {
   cat <<'HEADER'
-# Pillion with the default values of the chart charts/pillion, for the namespace pillion-system. Written by `just generate`;
-# docs/deploying.md says how it is used.
+# Pillion with the default values of the chart charts/pillion, for the namespace pillion-system.
+# Written by `just generate`; docs/deploying.md describes its use.
 apiVersion: v1
 kind: Namespace
 metadata:
@@ -65,7 +65,7 @@ HEADER
 } >deploy/manifests/pillion.yaml
 
 for file in "$mistakes"/*.yaml; do
-  # Lint fails on each of them.
+  # Lint fails on each of these files.
   (cd "$mistakes" && "$target/pillion" lint "${file##*/}") 2>"${file%.yaml}.txt" || true
 done
 

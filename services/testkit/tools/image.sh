@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes a container image of one folder for each platform: an OCI layout in a tar archive. Prints the image's digest.
+# Packs one folder per platform into a container image: an OCI layout in a tar archive. Prints the image's digest.
 #
 #   image.sh REFERENCE OUT ENTRYPOINT [LABEL=VALUE...] -- ARCHITECTURE=FOLDER...
 #
-# crane assembles the image in a registry on the loopback interface, which ends with this script. SOURCE_DATE_EPOCH (0 by
-# default) is the time of every file and of the image: the same files give the same bytes.
+# crane assembles the image in a registry on the loopback interface, which stops with this script. Every file and the image
+# have the time SOURCE_DATE_EPOCH (0 by default), so the same files give the same bytes.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -44,7 +44,7 @@ for platform in "$@"; do
   name=$image:$architecture
   pack "$work/layer.tar" "$folder"
   quietly crane append --oci-empty-base --new_layer "$work/layer.tar" --new_tag "$name"
-  # The user is a number, so that kubelets can check runAsNonRoot.
+  # A numeric user, so that kubelets can check runAsNonRoot.
   quietly crane mutate "$name" --tag "$name" --set-platform "linux/$architecture" --entrypoint "$entrypoint" --user 65532:65532 \
     --workdir / --env PATH=/ "${labels[@]}" "${annotations[@]}"
   crane config "$name" | sed "s/\"created\":\"0001-01-01T00:00:00Z\"/\"created\":\"$created\"/g" |
@@ -62,20 +62,20 @@ crane pull --format oci "$name" "$work/layout"
 digest=$(crane digest "$name")
 blob=blobs/${digest/://}
 
-# Kubelets ask containerd for names with a registry; without one it is Docker's.
+# Kubelets ask containerd for names with a registry, by default Docker Hub.
 case $reference in
   *[.:]*/* | localhost/*) qualified=$reference ;;
   */*) qualified=docker.io/$reference ;;
   *) qualified=docker.io/library/$reference ;;
 esac
-# By the first annotation containerd and Docker name the image; by the second skopeo and Podman find it.
+# containerd and Docker read the image's name from the first annotation, skopeo and Podman from the second.
 cat >"$work/layout/index.json" <<JSON
 {"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[{"mediaType":"$type",
 "digest":"$digest","size":$(stat --format %s "$work/layout/$blob"),"annotations":{"io.containerd.image.name":"$qualified",
 "org.opencontainers.image.ref.name":"${reference##*:}"}}]}
 JSON
 if [ $# -eq 1 ]; then
-  # What kind and Docker before version 25 read.
+  # The manifest for kind and for Docker before version 25.
   mapfile -t blobs < <(grep --only-matching 'sha256:[0-9a-f]*' "$work/layout/$blob" | sed 's|:|/|')
   echo "[{\"Config\":\"blobs/${blobs[0]}\",\"RepoTags\":[\"$reference\"],\"Layers\":[\"blobs/${blobs[1]}\"]}]" >"$work/layout/manifest.json"
 fi

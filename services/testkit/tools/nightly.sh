@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The end-to-end tests on every Kubernetes version, and long runs of what `just test` does shortly. Goes on after a failure;
-# the last line is one JSON object with the result of each part. With arguments, runs the parts with these names only.
+# Runs the end-to-end tests on every Kubernetes version, and long versions of tests that `just test` runs briefly. Continues
+# after a failure. The last line is one JSON object with the result of each part. Arguments select parts by their names.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

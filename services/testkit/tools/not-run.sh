@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lists the tests that `just test` leaves out, with their reasons, but for those named in the arguments.
+# Lists the tests that `just test` does not run, with the reasons, except for the tests named in the arguments.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."

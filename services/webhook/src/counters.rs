@@ -1,19 +1,106 @@
-//! Counters with one label of a closed set of values.
+//! Registers metrics; counters with one label of a closed set of values, and the enums of these values.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
-/// Registers a metric with one counter for each value of its label, and returns the counters in the order of the values.
-/// They exist from the start, so counting looks up no name, and each series is exported before its first event.
-pub(crate) fn register<const N: usize>(
+/// Defines an enum with all its values (`ALL`) and their texts in metrics, logs and traces (`as_str`).
+macro_rules! labelled {
+    ($(#[$meta:meta])* $vis:vis enum $enum:ident { $($(#[$doc:meta])* $value:ident => $text:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $vis enum $enum {
+            $($(#[$doc])* $value,)+
+        }
+
+        impl $enum {
+            /// All values.
+            $vis const ALL: [Self; [$($text),+].len()] = [$(Self::$value),+];
+
+            /// Returns the value as shown in metrics, logs and traces.
+            #[must_use]
+            $vis const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$value => $text,)+
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use labelled;
+
+/// Creates a metric without labels and registers it.
+pub(crate) fn register<M: Metric + Clone + Default>(
     registry: &mut Registry,
     name: &'static str,
     help: &'static str,
-    label: &'static str,
-    values: [&'static str; N],
-) -> [Counter; N] {
-    let family = Family::<[(&'static str, &'static str); 1], Counter>::default();
-    registry.register(name, help, family.clone());
-    values.map(|value| family.get_or_create_owned(&[(label, value)]))
+) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+/// One counter for each value of a label. The counters exist from the start, so counting looks up no name, and each
+/// series is exported before its first event.
+#[derive(Clone, Debug)]
+pub(crate) struct Counters<const N: usize>([Counter; N]);
+
+impl<const N: usize> Counters<N> {
+    /// Registers a metric with these values of its label.
+    pub(crate) fn register(
+        registry: &mut Registry,
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        values: [&'static str; N],
+    ) -> Self {
+        let family = Family::<[(&'static str, &'static str); 1], Counter>::default();
+        registry.register(name, help, family.clone());
+        Self(values.map(|value| family.get_or_create_owned(&[(label, value)])))
+    }
+
+    /// Counts the value at this index.
+    pub(crate) fn count(&self, index: usize) {
+        if let Some(counter) = self.0.get(index) {
+            counter.inc();
+        }
+    }
+
+    /// Returns the count of the value at this index.
+    pub(crate) fn get(&self, index: usize) -> u64 {
+        self.0.get(index).map_or(0, Counter::get)
+    }
+}
+
+/// Returns the metrics of this registry as text.
+#[cfg(test)]
+pub(crate) fn text(registry: &Registry) -> String {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    labelled! {
+        enum Fruit {
+            Apple => "apple",
+            Pear => "pear",
+        }
+    }
+
+    #[test]
+    fn values_are_counted_by_label() {
+        let mut registry = Registry::default();
+        let counters = Counters::register(&mut registry, "eaten", "Fruit.", "fruit", Fruit::ALL.map(Fruit::as_str));
+        assert!(text(&registry).contains("eaten_total{fruit=\"pear\"} 0\n"));
+        counters.count(Fruit::Pear as usize);
+        counters.count(Fruit::ALL.len());
+        let text = text(&registry);
+        assert!(text.contains("{fruit=\"apple\"} 0\n") && text.contains("{fruit=\"pear\"} 1\n"), "{text}");
+        assert_eq!(counters.get(Fruit::Pear as usize), 1);
+    }
 }

@@ -1,8 +1,8 @@
 //! Readiness of the process, and the operations port: liveness, readiness and metrics.
 //!
-//! [`Readiness`] is a value. A component that must finish something before requests arrive registers by name and sets
-//! itself ready. `/readyz` returns the names of the components that are not ready, and [`once_ready`] rejects requests
-//! until all have been ready once.
+//! A component that must finish something before requests arrive registers by name with [`Readiness`] and sets itself
+//! ready. `/readyz` returns the names of the components that are not ready, and [`once_ready`] rejects requests until
+//! all have been ready once.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -36,19 +36,19 @@ use crate::overload::Shed;
 use crate::refusal::Refusal;
 
 /// Bytes of a rejected body that are read and discarded: the default limit of a body.
-const PASSED_OVER: usize = 7 * 1024 * 1024;
+const DISCARD_LIMIT: usize = 7 * 1024 * 1024;
 /// How long a response may take. A full scrape takes milliseconds, so anything slower is stuck, and the client should
 /// get an error.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether requests may arrive: all components are ready, and the process is not draining.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
-    shared: Arc<Shared>,
+    state: Arc<ReadinessState>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct ReadinessState {
     draining: AtomicBool,
     components: Mutex<Vec<Arc<ComponentState>>>,
 }
@@ -86,7 +86,7 @@ impl Readiness {
     /// Marks the process as draining: it is not ready from now on. Call this before the servers drain, so that traffic
     /// moves to other replicas while they still answer.
     pub fn drain(&self) {
-        self.shared.draining.store(true, Ordering::Release);
+        self.state.draining.store(true, Ordering::Release);
     }
 
     /// Returns an error with the reasons if the process is not ready.
@@ -97,17 +97,17 @@ impl Readiness {
             .filter(|state| !state.ready.load(Ordering::Acquire))
             .map(|state| state.name)
             .collect();
-        let draining = self.shared.draining.load(Ordering::Acquire);
+        let draining = self.state.draining.load(Ordering::Acquire);
         if draining || !waiting_for.is_empty() { Err(NotReady { draining, waiting_for }) } else { Ok(()) }
     }
 
-    /// Registers the readiness and draining metrics.
+    /// Registers the readiness metric.
     pub fn register(&self, registry: &mut Registry) {
         registry.sub_registry_with_prefix("pillion").register_collector(Box::new(self.clone()));
     }
 
     fn components(&self) -> std::sync::MutexGuard<'_, Vec<Arc<ComponentState>>> {
-        self.shared.components.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.components.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -133,8 +133,8 @@ impl fmt::Display for NotReady {
             formatter.write_str(" draining")?;
         }
         for (index, name) in self.waiting_for.iter().enumerate() {
-            let before = if index > 0 || self.draining { ", waiting for" } else { " waiting for" };
-            write!(formatter, "{before} {name}")?;
+            let separator = if index > 0 || self.draining { ", waiting for" } else { " waiting for" };
+            write!(formatter, "{separator} {name}")?;
         }
         Ok(())
     }
@@ -156,7 +156,7 @@ pub fn router(readiness: Readiness, exposition: Arc<Exposition>) -> Router {
         .layer(
             ServiceBuilder::new()
                 .layer(CompressionLayer::new())
-                .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, ANSWER_WITHIN))
+                .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, RESPONSE_TIMEOUT))
                 .layer(CatchPanicLayer::new()),
         )
 }
@@ -164,12 +164,12 @@ pub fn router(readiness: Readiness, exposition: Arc<Exposition>) -> Router {
 async fn readyz(State(ops): State<Ops>) -> Response {
     match ops.readiness.check() {
         Ok(()) => "ready\n".into_response(),
-        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+        Err(not_ready) => (StatusCode::SERVICE_UNAVAILABLE, format!("{not_ready}\n")).into_response(),
     }
 }
 
 async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
-    let format = Format::wanted(&headers);
+    let format = Format::accepted(&headers);
     match ops.exposition.text(format) {
         Ok(text) => ([(CONTENT_TYPE, format.content_type()), (VARY, "accept")], text).into_response(),
         Err(error) => {
@@ -186,24 +186,24 @@ async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
 /// On a 503 with `Retry-After`, the API server retries within its timeout, on a new connection and most likely at another
 /// replica. After that the failure policy decides.
 pub fn once_ready(app: Router, readiness: Readiness, metrics: Arc<Metrics>) -> Router {
-    app.layer(OnceReady { readiness, metrics, was_ready: Arc::default() })
+    app.layer(ReadinessGate { readiness, metrics, was_ready: Arc::default() })
 }
 
 #[derive(Clone)]
-struct OnceReady {
+struct ReadinessGate {
     readiness: Readiness,
     metrics: Arc<Metrics>,
     was_ready: Arc<AtomicBool>,
 }
 
-impl OnceReady {
+impl ReadinessGate {
     /// Returns an error with the components that have yet to become ready for the first time.
     fn check(&self) -> Result<(), NotReady> {
         if self.was_ready.load(Ordering::Acquire) {
             return Ok(());
         }
         match self.readiness.check() {
-            Err(why) if !why.waiting_for.is_empty() => Err(why),
+            Err(not_ready) if !not_ready.waiting_for.is_empty() => Err(not_ready),
             _ => {
                 self.was_ready.store(true, Ordering::Release);
                 Ok(())
@@ -212,21 +212,21 @@ impl OnceReady {
     }
 }
 
-impl<S> Layer<S> for OnceReady {
-    type Service = Gated<S>;
+impl<S> Layer<S> for ReadinessGate {
+    type Service = GatedService<S>;
 
-    fn layer(&self, inner: S) -> Gated<S> {
-        Gated { gate: self.clone(), inner }
+    fn layer(&self, inner: S) -> GatedService<S> {
+        GatedService { gate: self.clone(), inner }
     }
 }
 
 #[derive(Clone)]
-struct Gated<S> {
-    gate: OnceReady,
+struct GatedService<S> {
+    gate: ReadinessGate,
     inner: S,
 }
 
-impl<S> Service<Request> for Gated<S>
+impl<S> Service<Request> for GatedService<S>
 where
     S: Service<Request, Response = Response, Error = Infallible>,
 {
@@ -241,9 +241,9 @@ where
     fn call(&mut self, request: Request) -> Self::Future {
         match self.gate.check() {
             Ok(()) => Either::Left(self.inner.call(request)),
-            Err(why) => {
+            Err(not_ready) => {
                 self.gate.metrics.overload.count(Shed::NotReady);
-                Either::Right(reject(why, request).boxed())
+                Either::Right(reject(not_ready, request).boxed())
             }
         }
     }
@@ -251,13 +251,13 @@ where
 
 /// Rejects a request after reading its body. A client that is still writing would see its connection reset instead of
 /// the response, and the API server does not repeat such a request.
-async fn reject(why: NotReady, request: Request) -> Result<Response, Infallible> {
-    tracing::debug!(%why, "a request was answered with 503");
+async fn reject(not_ready: NotReady, request: Request) -> Result<Response, Infallible> {
+    tracing::debug!(why = %not_ready, "a request was answered with 503");
     let version = request.version();
-    body::pass_over(request, PASSED_OVER).await;
-    let mut response = Refusal::Shed(Shed::NotReady).answer(version);
+    body::discard_rejected(request, DISCARD_LIMIT).await;
+    let mut response = Refusal::Shed(Shed::NotReady).response(version);
     // Names the components that are not ready.
-    *response.body_mut() = Body::from(format!("{why}: try again\n"));
+    *response.body_mut() = Body::from(format!("{not_ready}: try again\n"));
     Ok(response)
 }
 
@@ -302,7 +302,7 @@ mod tests {
         snapshot.set_ready(false);
         let (status, _, text) = get(&router, "/readyz").await;
         assert_eq!((status, &*text), (StatusCode::SERVICE_UNAVAILABLE, "not ready: draining, waiting for snapshot\n"));
-        assert_eq!(get(&router, "/livez").await.0, StatusCode::OK, "draining is no reason to be killed");
+        assert_eq!(get(&router, "/livez").await.0, StatusCode::OK, "a draining process stays alive");
     }
 
     #[tokio::test]
@@ -410,9 +410,9 @@ mod tests {
         let later = (503, Some("1".to_owned()));
         assert_eq!(answer(&app).await, later);
         readiness.drain();
-        assert_eq!(answer(&app).await, later, "a process that is asked to end knows no more");
+        assert_eq!(answer(&app).await, later, "draining does not make the process ready");
         lists.set_ready(true);
-        assert_eq!(answer(&app).await, (200, None), "a process that drains answers what comes");
+        assert_eq!(answer(&app).await, (200, None), "a draining process answers requests");
         // Losing readiness later changes nothing.
         lists.set_ready(false);
         assert_eq!(answer(&app).await, (200, None));

@@ -1,8 +1,8 @@
 //! The metrics of the webhook; `docs/metrics.md` lists them.
 //!
 //! Every label has a closed or a bounded set of values. Every handle that a request needs is resolved before the first
-//! request, so counting looks up no name. Tenants and profiles are the exception: their names are
-//! found in a map that is replaced as a whole.
+//! request, so counting looks up no name. Tenants and profiles are the exception: their names are found in a map that
+//! is replaced as a whole.
 //!
 //! - `requests`: results and durations of requests, decisions.
 //! - `series`: requests by namespace, injections by profile, the snapshot.
@@ -28,22 +28,23 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-pub use connections::{ConnectionMetrics, HandshakeResult, ReloadMetrics, ReloadResult, register_certificate};
-pub(crate) use connections::{Unauthorized, Waiting};
+pub use connections::{ConnectionMetrics, ReloadMetrics, ReloadResult, register_certificate};
+pub(crate) use connections::{HandshakeResult, Unauthorized, Waiting};
 pub use exposition::Exposition;
 use exposition::ProcessCollector;
-pub use requests::RequestOutcome;
+pub(crate) use requests::RequestOutcome;
 use requests::{DecisionCounters, Durations, RequestCounters};
-pub use series::{MAX_PROFILES, Tenant, TenantSettings, Tenants};
+pub use series::TenantSettings;
 use series::{ProfileCounters, SnapshotCollector};
+pub(crate) use series::{Tenant, Tenants};
 
-use crate::counters;
+use crate::counters::{Counters, register};
 use crate::overload::OverloadMetrics;
 
-/// Bytes. A pod's review is some 8 KB; 7 MiB are the limit.
+/// Bounds in bytes. The review of a pod has about 8 KB, and the limit is 7 MiB.
 const REQUEST_BUCKETS: [f64; 9] =
     [2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 262_144.0, 1_048_576.0, 7_340_032.0];
-/// Bytes.
+/// Bounds in bytes.
 const PATCH_BUCKETS: [f64; 8] = [256.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0, 262_144.0];
 
 /// Optional metrics.
@@ -61,24 +62,24 @@ pub struct Metrics {
     durations: Durations,
     decisions: DecisionCounters,
     profiles: ProfileCounters,
-    self_checks: [Counter; CheckStage::ALL.len()],
+    self_checks: Counters<{ CheckStage::ALL.len() }>,
     dry_runs: Counter,
     request_bytes: Histogram,
     patch_bytes: Histogram,
     /// Bytes in use by the bodies of requests in flight.
-    pub body_bytes: Gauge,
+    pub(crate) body_bytes: Gauge,
     /// Requests in flight.
-    pub inflight: Gauge,
+    pub(crate) inflight: Gauge,
     /// Requests whose bodies are still arriving.
-    pub unfinished_bodies: Gauge,
+    pub(crate) unfinished_bodies: Gauge,
     /// Panics that were caught.
-    pub panics: Counter,
+    pub(crate) panics: Counter,
     /// Rejected requests and queue waits.
-    pub overload: OverloadMetrics,
+    pub(crate) overload: OverloadMetrics,
     /// The connections.
     pub connections: ConnectionMetrics,
     /// Requests by namespace.
-    pub tenants: Tenants,
+    pub(crate) tenants: Tenants,
 }
 
 impl Metrics {
@@ -101,7 +102,7 @@ impl Metrics {
         let tenants = Tenants::new(&settings.tenants);
         registry.register_collector(Box::new(tenants.clone()));
 
-        let self_checks = counters::register(
+        let self_checks = Counters::register(
             registry,
             "selfcheck_failures",
             "Patches that did not pass the check before they would have been sent, by where they failed; each was \
@@ -109,33 +110,19 @@ impl Metrics {
             "stage",
             CheckStage::ALL.map(CheckStage::as_str),
         );
-        let dry_runs = Counter::default();
-        registry.register("dry_runs", "Decisions about requests that change nothing in the cluster", dry_runs.clone());
+        let dry_runs = register(registry, "dry_runs", "Decisions about requests that change nothing in the cluster");
 
         let request_bytes = Histogram::new(REQUEST_BUCKETS);
         registry.register("request_bytes", "Size of the requests' bodies, in bytes", request_bytes.clone());
         let patch_bytes = Histogram::new(PATCH_BUCKETS);
         registry.register("patch_bytes", "Size of the patches before base64, in bytes", patch_bytes.clone());
-        let body_bytes = Gauge::default();
-        registry.register(
-            "body_bytes",
-            "Memory that the bodies of the requests being answered take, in bytes",
-            body_bytes.clone(),
-        );
-        let inflight = Gauge::default();
-        registry.register(
-            "inflight",
-            "Requests whose bodies have arrived and that are being answered",
-            inflight.clone(),
-        );
-        let unfinished_bodies = Gauge::default();
-        registry.register(
-            "unfinished_bodies",
-            "Requests whose bodies have to be waited for",
-            unfinished_bodies.clone(),
-        );
-        let panics = Counter::default();
-        registry.register("panics", "Panics that were caught while answering", panics.clone());
+        let help = "Memory that the bodies of the requests being answered take, in bytes";
+        let body_bytes = register(registry, "body_bytes", help);
+        let help = "Requests whose bodies have arrived and that are being answered";
+        let inflight = register(registry, "inflight", help);
+        let help = "Requests whose bodies have to be waited for";
+        let unfinished_bodies = register(registry, "unfinished_bodies", help);
+        let panics = register(registry, "panics", "Panics that were caught while answering");
         registry.register("build", "What this program was built from, and by which compiler", build());
 
         let connections = ConnectionMetrics::register(registry);
@@ -166,7 +153,7 @@ impl Metrics {
     }
 
     /// Counts an answered request, with its trace as an exemplar if the trace is sampled.
-    pub fn answered(
+    pub(crate) fn answered(
         &self,
         endpoint: Endpoint,
         outcome: RequestOutcome,
@@ -190,7 +177,7 @@ impl Metrics {
     }
 
     /// Counts a decision.
-    pub fn decided(&self, decision: &Decision, dry_run: bool) {
+    pub(crate) fn decided(&self, decision: &Decision, dry_run: bool) {
         self.decisions.decided(decision);
         self.profiles.decided(decision);
         if dry_run {
@@ -199,9 +186,8 @@ impl Metrics {
     }
 
     /// Counts an internal error of the engine by its stage.
-    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
-    pub fn failed(&self, error: &InternalError) {
-        self.self_checks[error.stage() as usize].inc();
+    pub(crate) fn self_check_failed(&self, error: &InternalError) {
+        self.self_checks.count(error.stage() as usize);
     }
 }
 

@@ -18,7 +18,7 @@ use crate::metrics::RequestOutcome;
 use crate::overload::Shed;
 
 /// Bytes of a plain-text response.
-pub(crate) const ANSWERED_BYTES: usize = 1024;
+pub(crate) const RESPONSE_BYTES: usize = 1024;
 
 /// Why a request gets no review in its response.
 #[derive(Debug)]
@@ -93,8 +93,8 @@ impl Refusal {
     }
 
     /// Returns the response to a request of this HTTP version.
-    pub(crate) fn answer(&self, version: Version) -> Response<Body> {
-        let text = format!("{}\n", Bounded(&self.to_string(), ANSWERED_BYTES));
+    pub(crate) fn response(&self, version: Version) -> Response<Body> {
+        let text = format!("{}\n", Bounded(&self.to_string(), RESPONSE_BYTES));
         let mut response = Response::new(Body::from(text));
         *response.status_mut() = self.status();
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
@@ -104,7 +104,7 @@ impl Refusal {
         if is_unread && version < Version::HTTP_2 {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        if matches!(self, Self::Shed(shed) if shed.is_worth_a_retry()) {
+        if matches!(self, Self::Shed(shed) if shed.sends_retry_after()) {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
@@ -163,11 +163,15 @@ mod tests {
     fn shed_requests_get_retry_after_unless_late() {
         for shed in Shed::ALL {
             for (version, closes) in [(Version::HTTP_11, true), (Version::HTTP_10, true), (Version::HTTP_2, false)] {
-                let answer = Refusal::Shed(shed).answer(version);
-                assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-                assert_eq!(answer.headers().get(CONNECTION).is_some_and(|value| value == "close"), closes, "{shed:?}");
-                let again = answer.headers().get(RETRY_AFTER).is_some_and(|value| value == "1");
-                assert_eq!(again, shed != Shed::Deadline, "{shed:?}");
+                let response = Refusal::Shed(shed).response(version);
+                assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+                assert_eq!(
+                    response.headers().get(CONNECTION).is_some_and(|value| value == "close"),
+                    closes,
+                    "{shed:?}"
+                );
+                let retries = response.headers().get(RETRY_AFTER).is_some_and(|value| value == "1");
+                assert_eq!(retries, shed != Shed::Deadline, "{shed:?}");
             }
         }
     }

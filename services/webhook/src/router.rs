@@ -26,18 +26,18 @@ use pillion_engine::snapshot::Snapshot;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::admission::{Admission, Answered, LookupResults, Next, RequestContext};
-use crate::body::{self, Budget, BufferedBody, Limits, Sender, Shared};
+use crate::admission::{Admission, LookupResults, Next, RequestContext, ReviewResponse};
+use crate::body::{self, Budget, BufferedBody, Limits, Sender, SharedLimits};
 use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::clients::client_address;
 use crate::overload::{self, Deadline, Overload, Permit, RequestPermit, Shed, UnfinishedBodies, UnfinishedBounds};
-use crate::refusal::{ANSWERED_BYTES, Refusal};
+use crate::refusal::{RESPONSE_BYTES, Refusal};
 use crate::trace::RequestSpan;
 
 /// [`Admission`], and the limits that all requests share.
 struct Service {
     admission: Admission,
-    bodies: Shared,
+    bodies: SharedLimits,
     overload: Overload,
 }
 
@@ -50,7 +50,7 @@ pub fn router(admission: Admission) -> Router {
         total: settings.overload.max_unfinished,
         per_address: settings.overload.max_unfinished_per_address,
     };
-    let bodies = Shared {
+    let bodies = SharedLimits {
         budget: Budget::new(settings.body_budget, metrics.body_bytes.clone()),
         unfinished: UnfinishedBodies::new(bounds, metrics.unfinished_bodies.clone()),
     };
@@ -63,7 +63,8 @@ pub fn router(admission: Admission) -> Router {
         router = router.route(endpoint.path(), post(answer));
     }
     let profile = async |State(service): State<Arc<Service>>, request: Request| service.answer_profile(request).await;
-    let check = async |State(service): State<Arc<Service>>, request: Request| service.answer_canary(request).await;
+    let check =
+        async |State(service): State<Arc<Service>>, request: Request| service.answer_connectivity_check(request).await;
     router
         .route(VALIDATE_PROFILES_PATH, post(profile))
         // The path ends with the caller's epoch, which a replica ignores.
@@ -96,11 +97,11 @@ impl Service {
         // Unwind-safe: a panic leaves only counters and an immutable snapshot.
         let result = AssertUnwindSafe(self.decide(&context, request)).catch_unwind().await;
         let (outcome, response) = match result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic))) {
-            Ok(Answered { outcome, body }) => (outcome, review_answer(body)),
+            Ok(ReviewResponse { outcome, body }) => (outcome, json_response(body)),
             Err(refusal) => {
                 context.span.refused(&refusal);
                 self.report(endpoint, &refusal);
-                (refusal.outcome(), refusal.answer(version))
+                (refusal.outcome(), refusal.response(version))
             }
         };
         context.span.answered(outcome, response.status());
@@ -109,7 +110,7 @@ impl Service {
     }
 
     /// Takes a request from its head to the response: reads the body, waits for permits, decides, and does lookups.
-    async fn decide(self: &Arc<Self>, context: &RequestContext, request: Request) -> Result<Answered, Refusal> {
+    async fn decide(self: &Arc<Self>, context: &RequestContext, request: Request) -> Result<ReviewResponse, Refusal> {
         let receive = context.span.receive();
         let limit = self.admission.settings.body_limit;
         let body = self.receive(request, limit, context.deadline).instrument(receive.clone()).await?;
@@ -129,7 +130,7 @@ impl Service {
         loop {
             let mut resolve = context.span.resolve();
             let lookup = match self.admission.next(context, snapshot, &review, &mut results, &mut resolve)? {
-                Next::Answer(answered) => return Ok(answered),
+                Next::Respond(response) => return Ok(response),
                 Next::Lookup(lookup) => lookup,
             };
             // Releases the permit while this request waits for a lookup.
@@ -139,9 +140,13 @@ impl Service {
         }
     }
 
-    /// Decides on a thread for large bodies. The body is parsed again after a lookup, so that no such thread waits for
-    /// one.
-    async fn decide_large(self: &Arc<Self>, context: &RequestContext, body: BufferedBody) -> Result<Answered, Refusal> {
+    /// Decides on a thread for large bodies. The body is parsed again after a lookup, so that such a thread never waits
+    /// for a lookup.
+    async fn decide_large(
+        self: &Arc<Self>,
+        context: &RequestContext,
+        body: BufferedBody,
+    ) -> Result<ReviewResponse, Refusal> {
         let snapshot = self.admission.snapshot.load_full();
         let body = Arc::new(body);
         let mut results = LookupResults::default();
@@ -161,10 +166,10 @@ impl Service {
                 }
             };
             let done = self.overload.offload(work).await;
-            let (next, found, resolve) = done.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)))?;
-            results = found;
+            let (next, new_results, resolve) = done.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)))?;
+            results = new_results;
             match next {
-                Next::Answer(answered) => return Ok(answered),
+                Next::Respond(response) => return Ok(response),
                 Next::Lookup(lookup) => {
                     self.admission.look_up(lookup, context, &mut results).instrument(resolve).await;
                 }
@@ -180,7 +185,8 @@ impl Service {
         }
         check_content(request.headers())?;
         let sender = Sender::of(&request);
-        let limits = Limits { bytes: bytes.min(settings.body_limit), time: settings.body_timeout.min(deadline.left()) };
+        let limits =
+            Limits { bytes: bytes.min(settings.body_limit), time: settings.body_timeout.min(deadline.remaining()) };
         let body = body::read(request.into_body(), limits, &self.bodies, sender).await;
         let body = body.map_err(|error| Refusal::from_body(error, limits))?;
         metrics.body_read(body.bytes.len());
@@ -197,7 +203,7 @@ impl Service {
     async fn permit(&self, context: &RequestContext, body: &Bytes) -> Result<Permit, Refusal> {
         self.overload.permit(body, context.deadline).await.map_err(|shed| {
             if let Some(name) = overload::peek_namespace(body) {
-                context.tenant.found(name, self.admission.snapshot.load().namespace(name).is_some());
+                context.tenant.set_namespace(name, self.admission.snapshot.load().namespace(name).is_some());
             }
             Refusal::Shed(shed)
         })
@@ -212,7 +218,7 @@ impl Service {
                 tracing::error!(endpoint, panic = %Bounded(text, LOGGED_BYTES), "a request was answered with 500: a panic");
             }
             Refusal::Internal(error) => {
-                self.admission.metrics.failed(error);
+                self.admission.metrics.self_check_failed(error);
                 let error = error.to_string();
                 tracing::error!(endpoint, error = %Bounded(&error, 4 * LOGGED_BYTES), "a request was answered with 500");
             }
@@ -241,7 +247,7 @@ impl Service {
                 if let Refusal::Shed(shed) = refusal {
                     self.overload.count(shed);
                 }
-                refusal.answer(version)
+                refusal.response(version)
             }
         }
     }
@@ -254,7 +260,7 @@ impl Service {
         let bytes = body.bytes.clone();
         let review = match self.compute_profile(client, deadline, move || ProfileReview::parse(&bytes)).await? {
             Ok(review) => review,
-            Err(why) => return Ok(no_review_of("profile", &why)),
+            Err(error) => return Ok(invalid_review_response("profile", &error)),
         };
         let mut parents = KnownParents::with_names(cluster_profiles(&self.admission.snapshot.load()));
         for _ in 0..MAX_CHAIN {
@@ -270,10 +276,10 @@ impl Service {
             let warnings = review.warnings(&parents);
             (review.respond(&warnings), warnings.len(), review)
         };
-        let (answer, warnings, review) = self.compute_profile(client, deadline, work).await?;
+        let (response, warnings, review) = self.compute_profile(client, deadline, work).await?;
         let profile = review.name().to_string();
         tracing::debug!(profile = %Bounded(&profile, LOGGED_BYTES), warnings, "a profile is stored");
-        Ok(review_answer(answer))
+        Ok(json_response(response))
     }
 
     /// Runs `work` on the thread for profiles, in an order that is fair between clients. Returns at the deadline at the
@@ -288,20 +294,20 @@ impl Service {
         done.map_err(|panic| Refusal::from_panic(&*panic))
     }
 
-    /// Answers a connectivity check: the controller has each API server call a replica before API servers are told to
-    /// reject pods without one, and this response proves that the call arrived.
-    async fn answer_canary(self: Arc<Self>, request: Request) -> Response<Body> {
+    /// Answers a connectivity check, which proves that an API server reaches a replica. The controller has each API
+    /// server call a replica before it has API servers reject pods when no replica answers.
+    async fn answer_connectivity_check(self: Arc<Self>, request: Request) -> Response<Body> {
         let version = request.version();
-        self.check_canary(request).await.unwrap_or_else(|refusal| refusal.answer(version))
+        self.check_connectivity(request).await.unwrap_or_else(|refusal| refusal.response(version))
     }
 
-    async fn check_canary(&self, request: Request) -> Result<Response<Body>, Refusal> {
+    async fn check_connectivity(&self, request: Request) -> Result<Response<Body>, Refusal> {
         let deadline = self.overload.deadline(request.uri().query());
         let body = self.receive(request, canary::MAX_REVIEW_BYTES, deadline).await?;
         let _request_permit = self.request_permit()?;
         Ok(match canary::refusal(&body.bytes) {
-            Ok(answer) => review_answer(answer),
-            Err(error) => no_review_of("canary", &error),
+            Ok(response) => json_response(response),
+            Err(error) => invalid_review_response("canary", &error),
         })
     }
 }
@@ -328,16 +334,16 @@ fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// Returns the HTTP response for a review, as JSON.
-fn review_answer(body: Vec<u8>) -> Response<Body> {
+fn json_response(body: Vec<u8>) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
 /// Returns a 400 response for a body that is not a review of this kind. The reason is truncated.
-fn no_review_of(kind: &str, why: &dyn fmt::Display) -> Response<Body> {
-    let why = why.to_string();
-    let text = format!("not a review of a {kind}: {}\n", Bounded(&why, ANSWERED_BYTES));
+fn invalid_review_response(kind: &str, error: &dyn fmt::Display) -> Response<Body> {
+    let error = error.to_string();
+    let text = format!("not a review of a {kind}: {}\n", Bounded(&error, RESPONSE_BYTES));
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = StatusCode::BAD_REQUEST;
     response

@@ -3,7 +3,7 @@
 //! [`crate::clients`] authenticates clients, and [`crate::serve::Tls`] combines both.
 //!
 //! The [`rustls::ServerConfig`] lives as long as the process and asks a [`ServingCertificate`] at each handshake. So a
-//! new certificate is one pointer store, and open connections are left alone.
+//! replacement is one pointer store, and does not affect open connections.
 
 use std::sync::Arc;
 
@@ -174,8 +174,8 @@ mod tests {
     use super::*;
 
     fn pair() -> (String, String) {
-        let made = rcgen::generate_simple_self_signed(vec!["pillion.test".to_owned()]).unwrap();
-        (made.cert.pem(), made.signing_key.serialize_pem())
+        let generated = rcgen::generate_simple_self_signed(vec!["pillion.test".to_owned()]).unwrap();
+        (generated.cert.pem(), generated.signing_key.serialize_pem())
     }
 
     fn cert(text: &str) -> PemText<'_> {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_the_name_of_the_file() {
+    fn errors_name_source_and_mistake() {
         let (first, first_key) = pair();
         let (_, other_key) = pair();
         let broken = "-----BEGIN CERTIFICATE-----\nMIIB\n";
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_swap_leaves_the_old_certificate() {
+    fn invalid_swap_keeps_old_certificate() {
         let (first, first_key) = pair();
         let (second, second_key) = pair();
         let serving = ServingCertificate::new(cert(&first), key(&first_key)).unwrap();
@@ -218,13 +218,13 @@ mod tests {
         serving.swap(cert(&second), key(&first_key)).unwrap_err();
         assert!(Arc::ptr_eq(&before, &serving.current.load_full().unwrap()));
 
-        assert!(!serving.swap(cert(&first), key(&first_key)).unwrap(), "the same certificate is no change");
+        assert!(!serving.swap(cert(&first), key(&first_key)).unwrap(), "the same certificate was reported as a change");
         assert!(serving.swap(cert(&second), key(&second_key)).unwrap());
         assert_ne!(before.cert.first().cloned(), serving.leaf());
     }
 
     #[test]
-    fn one_that_is_awaited_is_none_until_it_comes() {
+    fn awaited_certificate_is_none_until_swap() {
         let (first, first_key) = pair();
         let awaited = ServingCertificate::awaited();
         assert_eq!(awaited.leaf(), None);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_key_is_not_shown() {
+    fn debug_output_omits_private_key() {
         let (_, text) = pair();
         let shown = format!("{:?}", key(&text));
         assert!(shown.contains("tls.key") && !shown.contains("PRIVATE KEY"), "{shown}");

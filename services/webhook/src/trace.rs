@@ -1,7 +1,7 @@
 //! Spans of admission requests: one for the request, as a child of the API server's trace, and one for each step.
 //!
 //! The spans have their own target, so that a subscriber can send them only to traces. Without a subscriber for the
-//! target, a span costs one look at a flag. Sampling is decided once, at the request's head; an unsampled request
+//! target, a span only reads a flag. Sampling is decided once, at the request's head; an unsampled request
 //! creates no further spans. If such a request fails or is denied, one span without steps is created for it afterwards.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -48,16 +48,16 @@ const TRACESTATE_BYTES: usize = 512;
 pub(crate) struct RequestSpan {
     /// Disabled, unless the request is sampled.
     span: Span,
-    left_out: Option<Arc<LeftOut>>,
+    unsampled: Option<Arc<UnsampledRequest>>,
 }
 
 /// An unsampled request: the data for a span that may be created afterwards.
 #[derive(Debug)]
-struct LeftOut {
+struct UnsampledRequest {
     endpoint: Endpoint,
     parent: Context,
     began: SystemTime,
-    known: Mutex<Vec<KeyValue>>,
+    attributes: Mutex<Vec<KeyValue>>,
 }
 
 /// A span for each step of a decision.
@@ -104,7 +104,7 @@ impl RequestSpan {
             reason = Empty,
         );
         if span.is_disabled() {
-            return Self { span, left_out: None };
+            return Self { span, unsampled: None };
         }
         let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         if parent.span().span_context().is_valid() {
@@ -112,10 +112,10 @@ impl RequestSpan {
             let _ = span.set_parent(parent.clone());
         }
         if span.context().span().span_context().is_sampled() {
-            return Self { span, left_out: None };
+            return Self { span, unsampled: None };
         }
-        let left_out = LeftOut { endpoint, parent, began: SystemTime::now(), known: Mutex::default() };
-        Self { span: Span::none(), left_out: Some(Arc::new(left_out)) }
+        let unsampled = UnsampledRequest { endpoint, parent, began: SystemTime::now(), attributes: Mutex::default() };
+        Self { span: Span::none(), unsampled: Some(Arc::new(unsampled)) }
     }
 
     /// Records the subject of the request.
@@ -125,8 +125,8 @@ impl RequestSpan {
             self.span.record("namespace", display(namespace));
             self.span.record("uid", display(uid));
             self.span.record("dry_run", review.dry_run());
-        } else if let Some(left_out) = &self.left_out {
-            left_out.note([
+        } else if let Some(unsampled) = &self.unsampled {
+            unsampled.add_attributes([
                 KeyValue::new("namespace", namespace.to_string()),
                 KeyValue::new("uid", uid.to_string()),
                 KeyValue::new("dry_run", review.dry_run()),
@@ -141,9 +141,9 @@ impl RequestSpan {
             if !decision.profiles.is_empty() {
                 self.span.set_attribute("profiles", profiles(decision));
             }
-        } else if let Some(left_out) = self.left_out.as_ref().filter(|_| decision.outcome == Outcome::Denied) {
+        } else if let Some(unsampled) = self.unsampled.as_ref().filter(|_| decision.outcome == Outcome::Denied) {
             let reason = KeyValue::new("reason", decision.reason.as_str());
-            left_out.note([reason, KeyValue::new("profiles", profiles(decision))]);
+            unsampled.add_attributes([reason, KeyValue::new("profiles", profiles(decision))]);
         }
     }
 
@@ -152,8 +152,8 @@ impl RequestSpan {
         self.span.record("reason", refusal.reason());
         if refusal.status().is_server_error() {
             self.span.record("otel.status_code", "ERROR");
-            if let Some(left_out) = &self.left_out {
-                left_out.note([KeyValue::new("reason", refusal.reason())]);
+            if let Some(unsampled) = &self.unsampled {
+                unsampled.add_attributes([KeyValue::new("reason", refusal.reason())]);
             }
         }
     }
@@ -162,10 +162,10 @@ impl RequestSpan {
     pub(crate) fn answered(&self, outcome: RequestOutcome, status: http::StatusCode) {
         self.span.record("outcome", outcome.as_str());
         self.span.record("http.response.status_code", status.as_u16());
-        if let Some(left_out) = &self.left_out
+        if let Some(unsampled) = &self.unsampled
             && (status.is_server_error() || outcome == RequestOutcome::Decided(Outcome::Denied))
         {
-            left_out.made_up_for(outcome, status);
+            unsampled.create_span(outcome, status);
         }
     }
 
@@ -182,12 +182,12 @@ impl RequestSpan {
 
     /// The span of reading the body and the envelope.
     pub(crate) fn receive(&self) -> Span {
-        self.part(|parent| info_span!(target: TARGET, parent: parent, "receive"))
+        self.child(|parent| info_span!(target: TARGET, parent: parent, "receive"))
     }
 
     /// The span of resolving the namespace and finding the lookups that are needed.
     pub(crate) fn resolve(&self) -> Span {
-        self.part(|parent| info_span!(target: TARGET, parent: parent, "resolve"))
+        self.child(|parent| info_span!(target: TARGET, parent: parent, "resolve"))
     }
 
     /// The spans of the decision's steps.
@@ -197,10 +197,10 @@ impl RequestSpan {
 
     /// The span of serialising the response.
     pub(crate) fn serialise(&self) -> Span {
-        self.part(|parent| info_span!(target: TARGET, parent: parent, "serialise"))
+        self.child(|parent| info_span!(target: TARGET, parent: parent, "serialise"))
     }
 
-    fn part(&self, span: impl FnOnce(&Span) -> Span) -> Span {
+    fn child(&self, span: impl FnOnce(&Span) -> Span) -> Span {
         if self.span.is_disabled() { Span::none() } else { span(&self.span) }
     }
 }
@@ -209,7 +209,7 @@ impl Observer for StepSpans<'_> {
     fn begins(&mut self, step: Step) {
         // Ends the previous step first.
         self.current = Span::none();
-        self.current = self.request.part(|parent| match step {
+        self.current = self.request.child(|parent| match step {
             Step::Match => info_span!(target: TARGET, parent: parent, "match"),
             Step::Merge => info_span!(target: TARGET, parent: parent, "merge"),
             Step::SelfCheck => info_span!(target: TARGET, parent: parent, "self-check"),
@@ -218,14 +218,14 @@ impl Observer for StepSpans<'_> {
     }
 }
 
-impl LeftOut {
-    fn note(&self, more: impl IntoIterator<Item = KeyValue>) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).extend(more);
+impl UnsampledRequest {
+    fn add_attributes(&self, more: impl IntoIterator<Item = KeyValue>) {
+        self.attributes.lock().unwrap_or_else(PoisonError::into_inner).extend(more);
     }
 
     /// Creates the request's span now, if the sampler accepts it.
-    fn made_up_for(&self, outcome: RequestOutcome, status: http::StatusCode) {
-        let mut attributes = std::mem::take(&mut *self.known.lock().unwrap_or_else(PoisonError::into_inner));
+    fn create_span(&self, outcome: RequestOutcome, status: http::StatusCode) {
+        let mut attributes = std::mem::take(&mut *self.attributes.lock().unwrap_or_else(PoisonError::into_inner));
         attributes.extend([
             KeyValue::new(SAMPLED_FOR, "error"),
             KeyValue::new("endpoint", self.endpoint.as_str()),
@@ -258,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    const GOOD: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    const VALID: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
     fn headers(values: &[(&'static str, &[u8])]) -> HeaderMap {
         values
@@ -275,16 +275,16 @@ mod tests {
     }
 
     #[test]
-    fn a_good_header_is_followed_and_anything_else_is_ignored() {
+    fn valid_trace_headers_are_followed_others_ignored() {
         let trace = "0af7651916cd43dd8448eb211c80319c";
-        assert_eq!(trace_id(&headers(&[("traceparent", GOOD.as_bytes())])).as_deref(), Some(trace));
+        assert_eq!(trace_id(&headers(&[("traceparent", VALID.as_bytes())])).as_deref(), Some(trace));
         let long_state = [b"a=".as_slice(), &b"x".repeat(TRACESTATE_BYTES)].concat();
         for state in [&b"a=b"[..], b"=,,=", b"\xff\xfe", &long_state] {
-            let both = headers(&[("traceparent", GOOD.as_bytes()), ("tracestate", state)]);
-            assert_eq!(trace_id(&both).as_deref(), Some(trace), "a bad tracestate takes no trace away");
+            let both = headers(&[("traceparent", VALID.as_bytes()), ("tracestate", state)]);
+            assert_eq!(trace_id(&both).as_deref(), Some(trace), "an invalid tracestate does not drop the trace");
             assert!(Headers(&both).get("tracestate").is_none_or(|state| state.len() <= TRACESTATE_BYTES));
         }
-        let long = format!("01-{}-{}", &GOOD[3..], "x".repeat(TRACEPARENT_BYTES));
+        let long = format!("01-{}-{}", &VALID[3..], "x".repeat(TRACEPARENT_BYTES));
         for bad in [
             "",
             "-",
@@ -301,7 +301,7 @@ mod tests {
         }
         assert_eq!(trace_id(&headers(&[("traceparent", b"\xff\xfe")])), None);
         assert_eq!(trace_id(&headers(&[("tracestate", b"a=b")])), None);
-        let twice = headers(&[("traceparent", GOOD.as_bytes()), ("traceparent", GOOD.as_bytes())]);
-        assert_eq!(trace_id(&twice), None, "two are none");
+        let twice = headers(&[("traceparent", VALID.as_bytes()), ("traceparent", VALID.as_bytes())]);
+        assert_eq!(trace_id(&twice), None, "a repeated header is ignored");
     }
 }

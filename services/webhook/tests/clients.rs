@@ -1,18 +1,9 @@
 //! Authentication of clients by certificate: accepted clients, rejected clients, and failed handshakes.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test says what is wrong by panicking, also in its helpers"
-)]
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Answer, App, Authority, ClientTls, Purpose, Running, post, read_to_end, review_text, until};
+use crate::support::{Answer, App, ClientTls, Purpose, Running, TestCa, ask, post, read_to_end, review_text, until};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -29,15 +20,15 @@ const SOON: Duration = Duration::from_millis(900);
 const NO_CERTIFICATE: &str = "pillion_unauthorized_requests_total{reason=\"no_certificate\"}";
 const NAME: &str = "pillion_unauthorized_requests_total{reason=\"name\"}";
 
-fn authority_text(text: &str) -> PemText<'_> {
+fn ca_text(text: &str) -> PemText<'_> {
     PemText { source: "clients.crt", text: text.as_bytes() }
 }
 
-/// A server that answers clients of an authority alone, and the authority.
+/// A server that accepts only clients of one CA, and that CA.
 struct Guarded {
     app: App,
     server: Running,
-    authority: Authority,
+    ca: TestCa,
     clients: Arc<ClientCertificates>,
 }
 
@@ -48,11 +39,11 @@ impl Guarded {
 
     async fn start_with(names: &[&str], settings: ServerSettings) -> Self {
         let app = App::new();
-        let authority = Authority::new("authority of the API servers");
+        let ca = TestCa::new("CA of the API servers");
         let names = names.iter().map(ToString::to_string);
-        let clients = ClientCertificates::new(authority_text(&authority.pem()), names).unwrap();
+        let clients = ClientCertificates::new(ca_text(&ca.pem()), names).unwrap();
         let server = Running::start_for(app.router.clone(), settings, Some(Arc::clone(&clients))).await;
-        Self { app, server, authority, clients }
+        Self { app, server, ca, clients }
     }
 
     async fn connect(
@@ -64,11 +55,10 @@ impl Guarded {
         tls.connect(self.server.tcp().await).await
     }
 
-    /// What a review is answered.
-    async fn asks(&self, identity: Option<&(String, String)>) -> Answer {
+    /// Returns the response to a review from this client.
+    async fn review(&self, identity: Option<&(String, String)>) -> Answer {
         let mut stream = self.connect(identity, &rustls::version::TLS13).await.unwrap();
-        stream.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
-        Answer::read(&mut stream).await
+        ask(&mut stream, post("/mutate", &review_text())).await
     }
 }
 
@@ -77,12 +67,11 @@ const VERSIONS: [&rustls::SupportedProtocolVersion; 2] = [&rustls::version::TLS1
 #[tokio::test]
 async fn accepted_client_is_answered_over_both_versions() {
     let guarded = Guarded::start(&[]).await;
-    let identity = guarded.authority.client("kube-apiserver");
+    let identity = guarded.ca.client("kube-apiserver");
     for version in VERSIONS {
         let mut stream = guarded.connect(Some(&identity), version).await.unwrap();
         for _ in 0..2 {
-            stream.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
-            assert_eq!(Answer::read(&mut stream).await.status, 200);
+            assert_eq!(ask(&mut stream, post("/mutate", &review_text())).await.status, 200);
         }
     }
     assert!((guarded.server.handshakes("ok") - 2.0).abs() < 0.5);
@@ -94,14 +83,14 @@ async fn missing_certificate_is_401_before_body_is_read() {
     let guarded = Guarded::start(&[]).await;
     for version in VERSIONS {
         let mut stream = guarded.connect(None, version).await.unwrap();
-        // Nothing of the body is sent, and the answer comes.
+        // The response arrives although the client sends nothing of the body.
         let head =
             "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n";
         stream.write_all(head.as_bytes()).await.unwrap();
-        let answer = timeout(SOON, Answer::read(&mut stream)).await.expect("it waits for the body");
+        let answer = timeout(SOON, Answer::read(&mut stream)).await.expect("the server waits for the body");
         assert_eq!(answer.status, 401);
         assert!(answer.body.contains("--admission-control-config-file") && answer.closes(), "{answer:?}");
-        // A client that writes on all the same is listened to for a moment, and then cut.
+        // The server reads for a moment from a client that keeps writing, then cuts the connection.
         let _ = stream.write_all(&[b' '; 1000]).await;
         assert_eq!(read_to_end(&mut stream).await, "");
     }
@@ -111,12 +100,11 @@ async fn missing_certificate_is_401_before_body_is_read() {
     for _ in 0..3 {
         let token = "Content-Type: application/json\r\nAuthorization: Bearer x";
         let text = post("/mutate", &review_text()).replace("Content-Type: application/json", token);
-        stream.write_all(text.as_bytes()).await.unwrap();
-        let answer = Answer::read(&mut stream).await;
+        let answer = ask(&mut stream, text).await;
         assert!(answer.status == 401 && !answer.closes(), "{answer:?}");
     }
     assert!((guarded.server.metric(NO_CERTIFICATE) - 5.0).abs() < 0.5);
-    // Nothing of it came as far as a review.
+    // No request reached the review.
     assert_eq!(guarded.app.metric("pillion_request_bytes_count"), Some(0.0));
     assert_eq!(guarded.app.metric("pillion_inflight"), Some(0.0));
 }
@@ -127,8 +115,8 @@ async fn large_body_does_not_hide_401() {
     let body = " ".repeat(6 * 1024 * 1024);
     let text = post("/mutate", &body);
     let mut answered = None;
-    // It writes all of it before it looks for an answer, as simple clients do. Once is enough: it is listened to for a second,
-    // which may be over before it is done on a machine that is busy.
+    // The client writes the whole body before it reads the response, as simple clients do. The server drains for a
+    // second. A busy machine may not finish writing by then, so one success in five tries suffices.
     for _ in 0..5 {
         let mut stream = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
         if stream.write_all(text.as_bytes()).await.is_ok() {
@@ -153,8 +141,8 @@ async fn large_body_does_not_hide_401() {
     }
 }
 
-/// Whether a client with this identity gets as far as a handshake. In TLS 1.3 it learns of the end when it reads.
-async fn is_let_in(
+/// Whether a handshake with this identity succeeds. In TLS 1.3 a client learns of a rejection only when it reads.
+async fn is_accepted(
     guarded: &Guarded,
     identity: &(String, String),
     version: &'static rustls::SupportedProtocolVersion,
@@ -167,17 +155,17 @@ async fn is_let_in(
 #[tokio::test]
 async fn invalid_certificate_ends_handshake_and_is_counted() {
     let guarded = Guarded::start(&[]).await;
-    let stranger = Authority::new("another authority");
+    let other = TestCa::new("another CA");
     let bad = [
-        ("expired", guarded.authority.leaf(Purpose::ExpiredClient, "kube-apiserver", Vec::new())),
-        ("of another authority", stranger.client("kube-apiserver")),
-        ("for servers", guarded.authority.leaf(Purpose::Server, "kube-apiserver", Vec::new())),
-        ("its own authority", crate::support::certificate()),
+        ("expired", guarded.ca.certificate(Purpose::ExpiredClient, "kube-apiserver", Vec::new())),
+        ("of another CA", other.client("kube-apiserver")),
+        ("for servers", guarded.ca.certificate(Purpose::Server, "kube-apiserver", Vec::new())),
+        ("self-signed", crate::support::certificate()),
     ];
     let mut failed = 0.0;
     for version in VERSIONS {
         for (name, identity) in &bad {
-            assert!(!is_let_in(&guarded, identity, version).await, "{name}");
+            assert!(!is_accepted(&guarded, identity, version).await, "{name}");
             failed += 1.0;
             until(name, || (guarded.server.handshakes("client_certificate") - failed).abs() < 0.5).await;
         }
@@ -189,64 +177,63 @@ async fn invalid_certificate_ends_handshake_and_is_counted() {
 #[tokio::test]
 async fn only_named_clients_may_call() {
     let guarded = Guarded::start(&["kube-apiserver", "apiserver.example", "spiffe://example/apiserver"]).await;
-    let leaf = |common: &str, names: Vec<SanType>| guarded.authority.leaf(Purpose::Client, common, names);
+    let client = |common: &str, names: Vec<SanType>| guarded.ca.certificate(Purpose::Client, common, names);
     let dns = |name: &str| SanType::DnsName(name.try_into().unwrap());
     for (identity, status) in [
-        (leaf("kube-apiserver", Vec::new()), 200),
-        (leaf("other", vec![dns("first.example"), dns("apiserver.example")]), 200),
-        (leaf("other", vec![SanType::URI("spiffe://example/apiserver".try_into().unwrap())]), 200),
-        (leaf("other", vec![dns("other.example")]), 403),
-        (leaf("kube-apiserver.evil", Vec::new()), 403),
-        (leaf("", Vec::new()), 403),
-        (leaf("a\nname: \"forged\"", Vec::new()), 403),
+        (client("kube-apiserver", Vec::new()), 200),
+        (client("other", vec![dns("first.example"), dns("apiserver.example")]), 200),
+        (client("other", vec![SanType::URI("spiffe://example/apiserver".try_into().unwrap())]), 200),
+        (client("other", vec![dns("other.example")]), 403),
+        (client("kube-apiserver.evil", Vec::new()), 403),
+        (client("", Vec::new()), 403),
+        (client("a\nname: \"forged\"", Vec::new()), 403),
     ] {
-        let answer = guarded.asks(Some(&identity)).await;
+        let answer = guarded.review(Some(&identity)).await;
         assert_eq!(answer.status, status, "{answer:?}");
         assert_eq!(answer.body.lines().count(), 1, "{answer:?}");
     }
-    let answer = guarded.asks(Some(&leaf("kubelet", Vec::new()))).await;
+    let answer = guarded.review(Some(&client("kubelet", Vec::new()))).await;
     assert!(answer.body.contains("(kubelet)") && answer.body.contains("may call"), "{answer:?}");
     assert!((guarded.server.metric(NAME) - 5.0).abs() < 0.5);
-    assert_eq!(guarded.asks(None).await.status, 401);
+    assert_eq!(guarded.review(None).await.status, 401);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_ca_is_used_from_next_handshake() {
     let guarded = Guarded::start(&[]).await;
-    let old = guarded.authority.client("kube-apiserver");
+    let old = guarded.ca.client("kube-apiserver");
     let mut open = guarded.connect(Some(&old), &rustls::version::TLS13).await.unwrap();
-    let next = Authority::new("the next authority");
+    let next = TestCa::new("the next CA");
     let new = next.client("kube-apiserver");
-    assert!(!is_let_in(&guarded, &new, &rustls::version::TLS13).await);
+    assert!(!is_accepted(&guarded, &new, &rustls::version::TLS13).await);
 
-    let leaf = guarded.authority.client("kube-apiserver").0;
+    let not_ca = guarded.ca.client("kube-apiserver").0;
     let broken = "-----BEGIN CERTIFICATE-----\nMIIB\n";
     let nonsense = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n";
     for (text, expected) in [
         ("", "clients.crt has no certificate"),
         (broken, "clients.crt is not PEM text"),
         (nonsense, "certificate 1 in clients.crt cannot be an authority's"),
-        (&*leaf, "certificate 1 in clients.crt cannot be an authority's: it is not a CA"),
-        (&*format!("{}{leaf}", next.pem()), "certificate 2 in clients.crt"),
+        (&*not_ca, "certificate 1 in clients.crt cannot be an authority's: it is not a CA"),
+        (&*format!("{}{not_ca}", next.pem()), "certificate 2 in clients.crt"),
     ] {
-        let error = guarded.clients.swap(authority_text(text)).unwrap_err().to_string();
+        let error = guarded.clients.swap(ca_text(text)).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
-    assert!(is_let_in(&guarded, &old, &rustls::version::TLS13).await, "the last good one stays");
+    assert!(is_accepted(&guarded, &old, &rustls::version::TLS13).await, "the last valid CA stays");
 
-    // Both for a while, as authorities are renewed; the same text is no change.
-    let both = format!("{}{}", guarded.authority.pem(), next.pem());
-    assert!(guarded.clients.swap(authority_text(&both)).unwrap());
-    assert!(!guarded.clients.swap(authority_text(&both)).unwrap());
+    // Both CAs for a while, as in a rotation. The same text again is not a change.
+    let both = format!("{}{}", guarded.ca.pem(), next.pem());
+    assert!(guarded.clients.swap(ca_text(&both)).unwrap());
+    assert!(!guarded.clients.swap(ca_text(&both)).unwrap());
     for identity in [&old, &new] {
-        assert!(is_let_in(&guarded, identity, &rustls::version::TLS12).await);
+        assert!(is_accepted(&guarded, identity, &rustls::version::TLS12).await);
     }
-    assert!(guarded.clients.swap(authority_text(&next.pem())).unwrap());
-    assert!(!is_let_in(&guarded, &old, &rustls::version::TLS13).await);
-    assert!(is_let_in(&guarded, &new, &rustls::version::TLS13).await);
+    assert!(guarded.clients.swap(ca_text(&next.pem())).unwrap());
+    assert!(!is_accepted(&guarded, &old, &rustls::version::TLS13).await);
+    assert!(is_accepted(&guarded, &new, &rustls::version::TLS13).await);
     // An accepted client stays connected until the connection reaches its maximum age.
-    open.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
-    assert_eq!(Answer::read(&mut open).await.status, 200);
+    assert_eq!(ask(&mut open, post("/mutate", &review_text())).await.status, 200);
 }
 
 #[tokio::test]
@@ -254,11 +241,10 @@ async fn rejected_client_keeps_no_connection() {
     let mut settings = ServerSettings::default();
     settings.handshake_timeout = Duration::from_secs(2);
     let guarded = Guarded::start_with(&[], settings).await;
-    let identity = guarded.authority.client("kube-apiserver");
-    let mut known = guarded.connect(Some(&identity), &rustls::version::TLS13).await.unwrap();
-    let mut nobody = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
-    assert_eq!(read_to_end(&mut nobody).await, "");
-    until("it is counted", || (guarded.server.timed_out("idle") - 1.0).abs() < 0.5).await;
-    known.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
-    assert_eq!(Answer::read(&mut known).await.status, 200);
+    let identity = guarded.ca.client("kube-apiserver");
+    let mut accepted = guarded.connect(Some(&identity), &rustls::version::TLS13).await.unwrap();
+    let mut anonymous = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
+    assert_eq!(read_to_end(&mut anonymous).await, "");
+    until("the timeout is counted", || (guarded.server.timed_out("idle") - 1.0).abs() < 0.5).await;
+    assert_eq!(ask(&mut accepted, post("/mutate", &review_text())).await.status, 200);
 }

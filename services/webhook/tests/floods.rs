@@ -1,22 +1,12 @@
 //! Many or large requests: time, series and memory stay bounded. Cases B65, B67 and B69 of the bad inputs are here.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test reports failures by panicking, also in its helpers"
-)]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
 use futures::FutureExt;
 use futures::future::join_all;
-use http::{Request, StatusCode};
+use http::StatusCode;
 use pillion_engine::lookup::Answer::Missing;
 use pillion_webhook::admission::{LiveNamespace, RequestSettings};
 use pillion_webhook::serve::ServerSettings;
@@ -24,33 +14,33 @@ use serde_json::{Map, Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
-use tower::ServiceExt;
 
-use crate::support::{Answer, App, KNOWN, Lines, Running, anonymous_memory, post, review, review_text, sidecar, until};
+use crate::support::{
+    Answer, App, KNOWN, Lines, Running, anonymous_memory, ask, post, review, review_text, send, sidecar, until,
+};
 
 const MIB: usize = 1024 * 1024;
 
-/// One at a time: they share a process, whose memory they look at.
+/// Only one test at a time: tests of one process share the memory that they measure.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// B65: 10,000 namespaces that nobody has heard of. What they cost the API server is bounded where it is asked, which is
-/// shown there (`services/control/src/informer/live/tests.rs`); here, that they leave nothing behind: no series, no memory.
+/// B65: 10,000 unknown namespaces leave no series and no memory behind. The tests of
+/// `services/control/src/informer/live/tests.rs` show that their lookups are bounded at the API server.
 #[tokio::test]
 async fn unknown_namespaces_leave_nothing_behind() {
     let _alone = ALONE.lock().await;
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
-    let nobody: LiveNamespace = Arc::new(move |_| {
+    let find_none: LiveNamespace = Arc::new(move |_| {
         counter.fetch_add(1, Ordering::Relaxed);
         std::future::ready(Missing).boxed()
     });
-    let app = App::with(RequestSettings::default(), Some(nobody));
+    let app = App::with(RequestSettings::default(), Some(find_none));
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
     let mut stream = server.http1().await;
     let mut send = async |number: usize| {
         let text = post("/mutate", &review(&format!("nowhere-{number}")).to_string());
-        stream.write_all(text.as_bytes()).await.unwrap();
-        assert_eq!(Answer::read(&mut stream).await.status, 200);
+        assert_eq!(ask(&mut stream, text).await.status, 200);
     };
     for number in 0..1000 {
         send(number).await;
@@ -59,14 +49,14 @@ async fn unknown_namespaces_leave_nothing_behind() {
     for number in 1000..10_000 {
         send(number).await;
     }
-    assert_eq!(app.series(), series, "namespaces that a client makes up have series");
+    assert_eq!(app.series(), series, "an unknown namespace got a series");
     let grown = anonymous_memory().saturating_sub(memory);
     println!("{series} series; {grown} bytes more after 9,000 more namespaces");
     assert!(grown < 8 * MIB, "{grown} bytes more");
     assert_eq!(asked.load(Ordering::Relaxed), 10_000);
 }
 
-/// B67: the same review again and again is the same answer: nothing is remembered of it.
+/// B67: the same review always gets the same response, and memory does not grow.
 #[tokio::test]
 async fn same_review_gets_same_response() {
     const TIMES: usize = 20_000;
@@ -77,8 +67,7 @@ async fn same_review_gets_same_response() {
     let text = post("/mutate", &review(KNOWN).to_string());
     let (mut first, mut memory) = (None, 0);
     for time in 0..TIMES {
-        stream.write_all(text.as_bytes()).await.unwrap();
-        let answer = Answer::read(&mut stream).await.body;
+        let answer = ask(&mut stream, &text).await.body;
         assert_eq!(&answer, first.get_or_insert_with(|| answer.clone()));
         if time == TIMES / 10 {
             memory = anonymous_memory();
@@ -103,18 +92,16 @@ async fn groups_of_user_are_not_logged() {
         .finish();
     let _guard = tracing::subscriber::set_default(subscriber);
     let mut review = review(KNOWN);
-    // Short, so that it is decided on this thread, whose log is looked at: a body above 128 KiB is not.
+    // The body is below 128 KiB, so that it is decided on this thread, whose log is captured.
     let groups: Vec<_> = (0..10_000).map(|number| format!("grp{number}")).collect();
     review["request"]["userInfo"] = json!({"username": "jemand", "groups": groups});
-    let request = Request::post("/mutate").header("content-type", "application/json");
-    let app = App::with_profile(&sidecar(), None);
-    app.router.oneshot(request.body(Body::from(review.to_string())).unwrap()).await.unwrap();
+    send(&App::with_profile(&sidecar(), None).router, "/mutate", review.to_string()).await;
     let logged = lines.text();
     assert!(logged.contains("decided") && logged.len() < 4096, "{logged}");
     assert!(!logged.contains("grp") && !logged.contains("jemand"), "{logged}");
 }
 
-/// Far more than it takes, and far less than what grows with the square of the keys takes.
+/// Far more than the time needed, and far less than a quadratic algorithm would take.
 const LIMIT: Duration = Duration::from_secs(1);
 
 fn keys(count: usize) -> Map<String, Value> {
@@ -124,9 +111,8 @@ fn keys(count: usize) -> Map<String, Value> {
 async fn answered(body: &Value) -> (StatusCode, Duration) {
     let app = App::new();
     let text = body.to_string();
-    let request = Request::post("/mutate").header("content-type", "application/json").body(Body::from(text)).unwrap();
     let began = Instant::now();
-    let status = app.router.oneshot(request).await.unwrap().status();
+    let status = send(&app.router, "/mutate", text).await.status();
     (status, began.elapsed())
 }
 
@@ -143,14 +129,14 @@ async fn many_keys_are_answered_within_a_second() {
     let mut fields = review(KNOWN);
     fields["request"]["object"].as_object_mut().unwrap().extend(keys(60_000));
     for (name, body) in [
-        ("30,000 keys at the top", top),
+        ("30,000 keys at the top level", top),
         ("30,000 keys in the request", request),
         ("60,000 annotations", annotated),
         ("60,000 labels", labelled),
         ("60,000 fields of the object", fields),
     ] {
         let mut best = Duration::MAX;
-        // Once is enough: what else the machine does at that moment is not its doing.
+        // One success suffices: other programs may slow the machine.
         for _ in 0..3 {
             let (status, took) = answered(&body).await;
             assert!(matches!(status, StatusCode::OK | StatusCode::BAD_REQUEST), "{name}: {status}");
@@ -171,12 +157,12 @@ const SHED: &str = "pillion_admission_requests_total{endpoint=\"any\",outcome=\"
 fn app() -> App {
     let mut settings = RequestSettings::default();
     settings.body_budget = BUDGET;
-    // No request may time out on a slow machine.
+    // No body may time out on a slow machine.
     settings.body_timeout = Duration::from_mins(1);
     App::with(settings, None)
 }
 
-fn held(app: &App) -> f64 {
+fn in_use(app: &App) -> f64 {
     app.metric("pillion_body_bytes").unwrap()
 }
 
@@ -185,15 +171,15 @@ const fn number(count: usize) -> f64 {
     count as f64
 }
 
-/// Says that it sends so many bytes, and sends a part of them.
-async fn begin(server: &Running, declared: usize, sent: usize) -> TlsStream<TcpStream> {
+/// Declares a body of this length, and sends a part of it.
+async fn send_part(server: &Running, declared: usize, sent: usize) -> TlsStream<TcpStream> {
     let mut client = server.http1().await;
     let head = format!(
         "POST /mutate?timeout=30s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
          Content-Length: {declared}\r\n\r\n"
     );
     client.write_all(head.as_bytes()).await.unwrap();
-    // A rejected client may see the connection end.
+    // A rejected client may find the connection closed.
     let _ = client.write_all(&vec![b' '; sent]).await;
     let _ = client.flush().await;
     client
@@ -203,34 +189,33 @@ async fn begin(server: &Running, declared: usize, sent: usize) -> TlsStream<TcpS
 async fn declared_length_takes_no_memory() {
     let app = app();
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
-    let mut clients = join_all((0..CLIENTS).map(|_| begin(&server, LARGE, 1000))).await;
-    until("the first piece of each was read", || held(&app) >= number(CLIENTS * 1000)).await;
+    let mut clients = join_all((0..CLIENTS).map(|_| send_part(&server, LARGE, 1000))).await;
+    until("the first piece of each body was read", || in_use(&app) >= number(CLIENTS * 1000)).await;
     for client in &mut clients {
         client.write_all(&[b' '; 1000]).await.unwrap();
     }
-    until("the second piece of each was read", || held(&app) >= number(CLIENTS * 2000)).await;
-    assert!(held(&app) <= number(CLIENTS * 16 * 1024), "{}", held(&app));
+    until("the second piece of each body was read", || in_use(&app) >= number(CLIENTS * 2000)).await;
+    assert!(in_use(&app) <= number(CLIENTS * 16 * 1024), "{}", in_use(&app));
     drop(clients);
-    until("all is given back", || held(&app) < 1.0).await;
+    until("all memory is returned", || in_use(&app) < 1.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_clients_leave_memory_to_small_reviews() {
     let app = app();
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
-    // Looked at all the time: no moment may be beyond the budget.
+    // Checked continuously, since the budget must never be exceeded.
     let mut paused = Vec::new();
     for _ in 0..CLIENTS {
-        paused.push(begin(&server, LARGE, LARGE - 1).await);
-        assert!(held(&app) <= number(BUDGET), "{}", held(&app));
+        paused.push(send_part(&server, LARGE, LARGE - 1).await);
+        assert!(in_use(&app) <= number(BUDGET), "{}", in_use(&app));
     }
-    until("some are refused", || app.metric(SHED) >= Some(number(CLIENTS - BUDGET / LARGE))).await;
-    assert!(held(&app) <= number(BUDGET) && held(&app) >= number(BUDGET / 2), "{}", held(&app));
+    until("some bodies are rejected", || app.metric(SHED) >= Some(number(CLIENTS - BUDGET / LARGE))).await;
+    assert!(in_use(&app) <= number(BUDGET) && in_use(&app) >= number(BUDGET / 2), "{}", in_use(&app));
 
     for _ in 0..10 {
         let mut client = server.http1().await;
-        client.write_all(post("/mutate", &review_text()).as_bytes()).await.unwrap();
-        assert_eq!(Answer::read(&mut client).await.status, 200);
+        assert_eq!(ask(&mut client, post("/mutate", &review_text())).await.status, 200);
     }
 
     // Rejected clients got a response with Retry-After.
@@ -249,11 +234,10 @@ async fn paused_clients_leave_memory_to_small_reviews() {
     assert_eq!(app.metric(SHED), Some(number(refused)));
     assert!(waiting.len() >= 2 && waiting.len() <= BUDGET / LARGE, "{}", waiting.len());
 
-    // The others are answered after their last byte, and then all memory is returned.
+    // The other bodies are answered after their last byte, and then all memory is returned.
     for client in &mut waiting {
-        client.write_all(b" ").await.unwrap();
-        assert_eq!(Answer::read(client).await.status, 400, "it is no review");
+        assert_eq!(ask(client, b" ").await.status, 400, "the body is not a review");
     }
-    until("all is given back", || held(&app) < 1.0).await;
+    until("all memory is returned", || in_use(&app) < 1.0).await;
     assert_eq!(app.metric(SHED), Some(number(refused)));
 }

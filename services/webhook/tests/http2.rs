@@ -1,28 +1,15 @@
-//! HTTP/2 as nobody should speak it: what is known to have brought other servers down. Frames are written by hand, as no
-//! client library sends them.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test says what is wrong by panicking, also in its helpers"
-)]
+//! Attacks over HTTP/2 that have broken other servers. The frames are written by hand, since no client library sends
+//! them.
 
 use std::time::Duration;
 
-use crate::support::{Answer, PATIENCE, Running, until};
-use axum::Router;
-use axum::routing::get;
-use pillion_webhook::serve::ServerSettings;
+use crate::support::{GET_FAST, PATIENCE, Running, ask, fast_and_large, fast_drain, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::client::TlsStream;
 
 const SHORT: Duration = Duration::from_millis(300);
-const LARGE: usize = 256 * 1024;
 
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
@@ -35,16 +22,6 @@ const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
-fn app() -> Router {
-    Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
-}
-
-fn settings() -> ServerSettings {
-    let mut settings = ServerSettings::default();
-    settings.drain_minimum = Duration::ZERO;
-    settings
-}
-
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let mut frame = vec![length[1], length[2], length[3], kind, flags];
@@ -53,7 +30,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// A header, written out and not remembered.
+/// Encodes a header as a literal that is not added to the compression table.
 pub(crate) fn header(name: &str, value: &str) -> Vec<u8> {
     let mut block = vec![0];
     for text in [name, value] {
@@ -68,7 +45,7 @@ fn get_block(path: &str) -> Vec<u8> {
     [header(":method", "GET"), header(":scheme", "https"), header(":authority", "x"), header(":path", path)].concat()
 }
 
-/// A frame as it was read.
+/// A received frame.
 #[derive(Debug)]
 struct Frame {
     kind: u8,
@@ -77,19 +54,19 @@ struct Frame {
     payload: Vec<u8>,
 }
 
-/// A connection of HTTP/2, frame by frame.
+/// An HTTP/2 connection that sends and receives single frames.
 pub(crate) struct Raw {
     reading: ReadHalf<TlsStream<TcpStream>>,
     writing: WriteHalf<TlsStream<TcpStream>>,
 }
 
 impl Raw {
-    /// With these settings of the client's: pairs of identifier and value.
+    /// Connects with these client settings: pairs of identifier and value.
     async fn connect(server: &Running, settings: &[(u16, u32)]) -> Self {
         Self::over(server.tls(&["h2"]).await, settings).await
     }
 
-    /// The same over a connection that is there.
+    /// Uses an existing connection.
     pub(crate) async fn over(stream: TlsStream<TcpStream>, settings: &[(u16, u32)]) -> Self {
         let (reading, writing) = tokio::io::split(stream);
         let mut raw = Self { reading, writing };
@@ -100,7 +77,7 @@ impl Raw {
         raw
     }
 
-    /// `false` if the server has closed the connection, or takes no more.
+    /// Sends bytes. Returns `false` if the server has closed the connection or accepts no more.
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> bool {
         let send = async {
             self.writing.write_all(bytes).await?;
@@ -109,7 +86,7 @@ impl Raw {
         matches!(timeout(PATIENCE, send).await, Ok(Ok(())))
     }
 
-    /// The next frame; `None` at the end.
+    /// Returns the next frame, or `None` at the end.
     async fn read(&mut self) -> Option<Frame> {
         let read = async {
             let mut head = [0; 9];
@@ -120,11 +97,11 @@ impl Raw {
             let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
             Some(Frame { kind: head[3], flags: head[4], stream, payload })
         };
-        timeout(PATIENCE, read).await.expect("neither a frame nor the end")
+        timeout(PATIENCE, read).await.expect("the server sends no frame and does not close")
     }
 
-    /// The error by which the server ends the connection; `None` if it just ends it.
-    async fn goodbye(mut self) -> Option<u32> {
+    /// Reads to the end. Returns the error code of GOAWAY, or `None` if the server closed without one.
+    async fn goaway_code(mut self) -> Option<u32> {
         while let Some(frame) = self.read().await {
             if frame.kind == GOAWAY {
                 return Some(u32::from_be_bytes(frame.payload[4..8].try_into().unwrap()));
@@ -133,7 +110,7 @@ impl Raw {
         None
     }
 
-    /// Waits for the answer on a stream.
+    /// Waits for the response on a stream.
     pub(crate) async fn answered(&mut self, stream: u32) -> bool {
         while let Some(frame) = self.read().await {
             if frame.stream == stream && frame.flags & END_STREAM != 0 && matches!(frame.kind, DATA | HEADERS) {
@@ -144,16 +121,15 @@ impl Raw {
     }
 }
 
-/// Others are served as if nothing were.
-async fn others_are_served(server: &Running) {
+/// Asserts that the server still answers another client.
+async fn assert_others_are_served(server: &Running) {
     let mut stream = server.http1().await;
-    stream.write_all(b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-    assert_eq!(Answer::read(&mut stream).await.body, "fast");
+    assert_eq!(ask(&mut stream, GET_FAST).await.body, "fast");
 }
 
 #[tokio::test]
 async fn handwritten_frames_are_answered() {
-    let server = Running::start(app(), settings()).await;
+    let server = Running::start(fast_and_large(), fast_drain()).await;
     let mut raw = Raw::connect(&server, &[]).await;
     assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &get_block("/fast"))).await);
     assert!(raw.answered(1).await);
@@ -161,7 +137,7 @@ async fn handwritten_frames_are_answered() {
 
 #[tokio::test]
 async fn rapid_reset_ends_connection() {
-    let server = Running::start(app(), settings()).await;
+    let server = Running::start(fast_and_large(), fast_drain()).await;
     let mut raw = Raw::connect(&server, &[]).await;
     let mut burst = Vec::new();
     for number in 0..10_000_u32 {
@@ -170,14 +146,14 @@ async fn rapid_reset_ends_connection() {
         burst.extend_from_slice(&frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
     }
     raw.send(&burst).await;
-    assert!(matches!(raw.goodbye().await, None | Some(ENHANCE_YOUR_CALM)));
-    until("its place is free", || server.connections() < 0.5).await;
-    others_are_served(&server).await;
+    assert!(matches!(raw.goaway_code().await, None | Some(ENHANCE_YOUR_CALM)));
+    until("the connection's permit is free", || server.connections() < 0.5).await;
+    assert_others_are_served(&server).await;
 }
 
 #[tokio::test]
 async fn endless_head_ends_connection() {
-    let server = Running::start(app(), settings()).await;
+    let server = Running::start(fast_and_large(), fast_drain()).await;
     let mut raw = Raw::connect(&server, &[]).await;
     assert!(raw.send(&frame(HEADERS, END_STREAM, 1, &get_block("/fast"))).await);
     let piece = frame(CONTINUATION, 0, 1, &header("x-filler", &"y".repeat(100)).repeat(100));
@@ -186,38 +162,38 @@ async fn endless_head_ends_connection() {
         sent += piece.len();
     }
     println!("ended after {sent} bytes of continuations");
-    assert!(sent < 8 * 1024 * 1024, "{sent} bytes of one head were taken");
-    until("its place is free", || server.connections() < 0.5).await;
-    others_are_served(&server).await;
+    assert!(sent < 8 * 1024 * 1024, "{sent} bytes of one head were accepted");
+    until("the connection's permit is free", || server.connections() < 0.5).await;
+    assert_others_are_served(&server).await;
 }
 
 #[tokio::test]
 async fn stalled_head_ends_connection() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.idle_timeout = 4 * SHORT;
-    let server = Running::start(app(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
     let began = Instant::now();
     let mut raw = Raw::connect(&server, &[]).await;
     assert!(raw.send(&frame(HEADERS, END_STREAM, 1, &get_block("/fast"))).await);
-    // Whatever else is said meanwhile: only requests keep a connection.
-    raw.goodbye().await;
+    // Only requests keep a connection open, whatever other frames arrive.
+    raw.goaway_code().await;
     assert!(began.elapsed() >= 2 * SHORT, "{:?}", began.elapsed());
     let mut pinging = Raw::connect(&server, &[]).await;
     let ping = frame(PING, 0, 0, &[0; 8]);
     let began = Instant::now();
     while pinging.send(&ping).await {
-        assert!(began.elapsed() < PATIENCE, "pings keep a connection for ever");
+        assert!(began.elapsed() < PATIENCE, "pings keep a connection open");
         tokio::time::sleep(SHORT / 20).await;
     }
-    until("the places are free", || server.connections() < 0.5).await;
+    until("the permits are free", || server.connections() < 0.5).await;
 }
 
 #[tokio::test]
 async fn unread_settings_and_pings_end_connection() {
     for (name, text) in [("settings", frame(SETTINGS, 0, 0, &[])), ("pings", frame(PING, 0, 0, &[7; 8]))] {
-        let mut settings = settings();
+        let mut settings = fast_drain();
         settings.answer_timeout = SHORT;
-        let server = Running::start(app(), settings).await;
+        let server = Running::start(fast_and_large(), settings).await;
         let mut raw = Raw::connect(&server, &[]).await;
         let burst = text.repeat(4096);
         let (mut sent, most) = (0, 512 * 1024 * 1024);
@@ -225,43 +201,43 @@ async fn unread_settings_and_pings_end_connection() {
             sent += burst.len();
         }
         println!("{name}: ended after {sent} bytes");
-        assert!(sent < most, "{name}: the server answers into the blue");
+        assert!(sent < most, "{name}: the server keeps answering a client that does not read");
         until(name, || server.timed_out("reader") > 0.5).await;
-        until("its place is free", || server.connections() < 0.5).await;
+        until("the connection's permit is free", || server.connections() < 0.5).await;
         drop(raw);
-        others_are_served(&server).await;
+        assert_others_are_served(&server).await;
     }
 }
 
 #[tokio::test]
 async fn responses_behind_closed_window_end_connection() {
-    // No window at all, and one that lets a single byte through: then the answer is in the library's hands.
+    // No window at all, and a window of one byte. In the second case hyper has already taken the response.
     for window in [0, 1] {
-        let mut settings = settings();
+        let mut settings = fast_drain();
         settings.answer_timeout = 3 * SHORT;
-        let server = Running::start(app(), settings).await;
+        let server = Running::start(fast_and_large(), settings).await;
         let mut raw = Raw::connect(&server, &[(4, window)]).await;
         let began = Instant::now();
         assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &get_block("/large"))).await);
-        // Other requests go on meanwhile, and do not put it off.
+        // Other requests continue meanwhile, and must not extend the deadline.
         let mut stream = 3;
         while server.timed_out("reader") < 0.5 {
-            assert!(began.elapsed() < PATIENCE, "window {window}: it is kept for ever");
+            assert!(began.elapsed() < PATIENCE, "window {window}: the connection is kept open");
             raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, stream, &get_block("/nowhere"))).await;
             stream += 2;
             tokio::time::sleep(SHORT / 10).await;
         }
         assert!(began.elapsed() >= 2 * SHORT, "window {window}: {:?}", began.elapsed());
-        until("its place is free", || server.connections() < 0.5).await;
-        others_are_served(&server).await;
+        until("the connection's permit is free", || server.connections() < 0.5).await;
+        assert_others_are_served(&server).await;
     }
 }
 
 #[tokio::test]
 async fn unread_responses_do_not_pile_up() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.answer_timeout = Duration::from_mins(5);
-    let server = Running::start(app(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
     let mut raw = Raw::connect(&server, &[(4, 0)]).await;
     let began = Instant::now();
     for number in 0..100 {
@@ -269,24 +245,24 @@ async fn unread_responses_do_not_pile_up() {
             break;
         }
     }
-    until("it is given up", || server.timed_out("reader") > 0.5).await;
-    // Long before their time has run out: 100 of them are 25 MiB, and a connection may have 1 MiB.
+    until("the connection is timed out", || server.timed_out("reader") > 0.5).await;
+    // Closed long before their deadline: 100 responses have 25 MiB, and the limit of a connection is 1 MiB.
     assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
-    until("its place is free", || server.connections() < 0.5).await;
-    others_are_served(&server).await;
+    until("the connection's permit is free", || server.connections() < 0.5).await;
+    assert_others_are_served(&server).await;
 }
 
 #[tokio::test]
 async fn concurrent_streams_are_bounded() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.max_streams = 4;
-    let server = Running::start(app(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
     let mut raw = Raw::connect(&server, &[(4, 0)]).await;
     for number in 0..5 {
         assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 2 * number + 1, &get_block("/fast"))).await);
     }
     let refused = loop {
-        let frame = raw.read().await.expect("the fifth stream is neither refused nor answered");
+        let frame = raw.read().await.expect("the server neither rejects nor answers the fifth stream");
         if frame.kind == RST_STREAM {
             break frame;
         }

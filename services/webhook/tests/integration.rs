@@ -1,4 +1,13 @@
-//! The webhook server through its sockets.
+//! Tests the webhook server, mostly over real sockets.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test reports failures by panicking, also in its helpers"
+)]
 
 mod bad_inputs;
 mod clients;

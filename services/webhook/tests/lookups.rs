@@ -1,24 +1,12 @@
 //! Lookups before a decision: namespaces that the snapshot lacks, and objects that profiles read.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test reports failures by panicking, also in its helpers"
-)]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::Body;
 use base64::Engine;
 use futures::FutureExt;
-use http::{Request, StatusCode};
-use http_body_util::BodyExt;
+use http::StatusCode;
 use pillion_api::names::InjectionLevel;
 use pillion_engine::lookup::Answer;
 use pillion_engine::snapshot::{Namespace, Snapshot};
@@ -28,26 +16,15 @@ use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::serve::ServerSettings;
 use pillion_webhook::tls::PemText;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
-use tower::ServiceExt;
 
-use crate::support;
-use crate::support::{App, Authority, ClientTls, KNOWN, Running, review, review_text};
+use crate::support::{App, ClientTls, KNOWN, Running, TestCa, ask, post, review, review_response, review_text, send};
 
 const NO_PROFILE: &str = "pillion_decisions_total{outcome=\"skipped\",reason=\"no_profile\"}";
 const NOT_OPTED_IN: &str = "pillion_decisions_total{outcome=\"skipped\",reason=\"not_opted_in\"}";
 
-async fn post(router: &Router, namespace: &str) -> StatusCode {
-    post_to(router, "/mutate", namespace).await
-}
-
-async fn post_to(router: &Router, path: &str, namespace: &str) -> StatusCode {
-    let request = Request::post(path)
-        .header("content-type", "application/json")
-        .body(Body::from(review(namespace).to_string()))
-        .unwrap();
-    router.clone().oneshot(request).await.unwrap().status()
+async fn status(app: &App, path: &str, namespace: &str) -> StatusCode {
+    send(&app.router, path, review(namespace).to_string()).await.status()
 }
 
 #[tokio::test]
@@ -61,11 +38,11 @@ async fn only_unknown_namespaces_are_looked_up() {
         async move { found }.boxed()
     });
     let app = App::with(RequestSettings::default(), Some(live));
-    // Opted in, by the snapshot or by the lookup; no profile matches.
+    // Opted in, by the snapshot or by the lookup, but no profile matches.
     for (namespace, looked_up, no_profile, not_opted_in) in
         [(KNOWN, 0, Some(1.0), None), ("new", 1, Some(2.0), None), ("gone", 2, Some(2.0), Some(1.0))]
     {
-        assert_eq!(post(&app.router, namespace).await, StatusCode::OK);
+        assert_eq!(status(&app, "/mutate", namespace).await, StatusCode::OK);
         assert_eq!(calls.load(Ordering::Relaxed), looked_up, "{namespace}");
         assert_eq!((app.metric(NO_PROFILE), app.metric(NOT_OPTED_IN)), (no_profile, not_opted_in), "{namespace}");
     }
@@ -76,7 +53,7 @@ async fn hanging_namespace_lookup_delays_request_by_300_ms() {
     let live: LiveNamespace = Arc::new(|_| std::future::pending().boxed());
     let app = App::with(RequestSettings::default(), Some(live));
     let began = Instant::now();
-    assert_eq!(post(&app.router, "new").await, StatusCode::OK);
+    assert_eq!(status(&app, "/mutate", "new").await, StatusCode::OK);
     assert_eq!(began.elapsed(), Duration::from_millis(300));
     assert_eq!(app.metric(NOT_OPTED_IN), Some(1.0));
 }
@@ -95,23 +72,24 @@ async fn required_modes_are_shed_without_namespace() {
         ("/mutate/enabled", "new", 200),
         ("/mutate/required", "gone", 200),
     ] {
-        let request = Request::post(path).header("content-type", "application/json");
-        let request = request.body(Body::from(review(namespace).to_string())).unwrap();
-        let answer = app.router.clone().oneshot(request).await.unwrap();
+        let answer = send(&app.router, path, review(namespace).to_string()).await;
         assert_eq!(answer.status(), status, "{path} {namespace}");
         assert_eq!(answer.headers().contains_key("retry-after"), status == 503, "{path} {namespace}");
     }
     assert_eq!(app.metric("pillion_shed_total{reason=\"namespace\"}"), Some(3.0));
 }
 
-/// The watch has not delivered a change of labels that the API server has seen, or the other way round.
+/// The snapshot lags behind a label change that the API server has seen, or the other way round.
 #[tokio::test]
 async fn namespace_that_contradicts_path_is_looked_up() {
     let calls = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&calls);
     let live: LiveNamespace = Arc::new(move |NamespaceLookup { name, after, .. }| {
         counter.fetch_add(1, Ordering::Relaxed);
-        assert!(after.is_some_and(|after| after.elapsed() < Duration::from_secs(30)), "what is remembered will not do");
+        assert!(
+            after.is_some_and(|after| after.elapsed() < Duration::from_secs(30)),
+            "a stale cache entry was accepted"
+        );
         let answer = match name {
             "changed" => Answer::Found(Arc::new(Namespace::opted_in(InjectionLevel::Required))),
             "unlabelled" => Answer::Found(Arc::new(Namespace::default())),
@@ -123,17 +101,18 @@ async fn namespace_that_contradicts_path_is_looked_up() {
         .into_iter()
         .fold(Snapshot::default(), |snapshot, name| snapshot.with_namespace(name, Some(Namespace::default())));
     let snapshot = snapshot.with_namespace("agreed", Some(Namespace::opted_in(InjectionLevel::Required)));
-    let app = App::of(snapshot, RequestSettings::default(), Some(live), None);
-    for (path, namespace, status, looked_up, no_profile) in [
+    let app = App::of(snapshot, |admission| admission.live_namespace = Some(live));
+    for (path, namespace, expected, looked_up, no_profile) in [
         ("/mutate/required", "agreed", 200, 0, Some(1.0)),
         ("/mutate/required", "changed", 200, 1, Some(2.0)),
-        // The path says the level, also where the API server is late: the namespace is only what profiles select by.
+        // The path gives the failure mode, even if the API server lags behind. The namespace only serves to select
+        // profiles.
         ("/mutate/required", "unlabelled", 200, 2, Some(3.0)),
         ("/mutate/required", "away", 503, 3, Some(3.0)),
         ("/validate/held", "away", 503, 4, Some(3.0)),
         ("/mutate", "away", 200, 4, Some(3.0)),
     ] {
-        assert_eq!(post_to(&app.router, path, namespace).await, status, "{path} {namespace}");
+        assert_eq!(status(&app, path, namespace).await, expected, "{path} {namespace}");
         assert_eq!(calls.load(Ordering::Relaxed), looked_up, "{path} {namespace}");
         assert_eq!(app.metric(NO_PROFILE), no_profile, "{path} {namespace}");
     }
@@ -148,10 +127,10 @@ async fn panic_fails_one_request_only() {
     });
     let app = App::with(RequestSettings::default(), Some(live));
     for (panics, namespace) in [(1.0, "now"), (2.0, "later")] {
-        assert_eq!(post(&app.router, namespace).await, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(status(&app, "/mutate", namespace).await, StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(app.metric("pillion_panics_total"), Some(panics));
         assert_eq!(app.metric("pillion_inflight"), Some(0.0));
-        assert_eq!(post(&app.router, KNOWN).await, StatusCode::OK);
+        assert_eq!(status(&app, "/mutate", KNOWN).await, StatusCode::OK);
     }
     let errors = "pillion_admission_requests_total{endpoint=\"any\",outcome=\"error\"}";
     assert_eq!(app.metric(errors), Some(2.0));
@@ -166,7 +145,7 @@ fn profile(expression: &str) -> Value {
         "matchConditions": [{"name": "c", "expression": expression}]})
 }
 
-/// SECURITY.md says what any client learns, and docs/mtls.md how to keep it from that.
+/// SECURITY.md says what any client learns, and docs/mtls.md how to prevent that.
 #[tokio::test]
 async fn client_without_certificate_gets_no_lookups() {
     let expression = "serviceAccount.annotations.role.orValue('none')";
@@ -174,14 +153,13 @@ async fn client_without_certificate_gets_no_lookups() {
     for asks_for_certificate in [false, true] {
         let (look_ups, asked) = accounts();
         let app = App::with_profile(&spec, Some(look_ups));
-        let authority = Authority::new("authority of the API servers").pem();
-        let clients = PemText { source: "clients.crt", text: authority.as_bytes() };
+        let ca = TestCa::new("CA of the API servers").pem();
+        let clients = PemText { source: "clients.crt", text: ca.as_bytes() };
         let clients = ClientCertificates::new(clients, std::iter::empty()).unwrap();
         let clients = asks_for_certificate.then_some(clients);
         let server = Running::start_for(app.router.clone(), ServerSettings::default(), clients).await;
         let mut stream = ClientTls::new(&server.root).connect(server.tcp().await).await.unwrap();
-        stream.write_all(support::post("/mutate", &review_text()).as_bytes()).await.unwrap();
-        let answer = support::Answer::read(&mut stream).await;
+        let answer = ask(&mut stream, post("/mutate", &review_text())).await;
         let (status, looked_up) = if asks_for_certificate { (401, 0) } else { (200, 1) };
         assert_eq!((answer.status, asked.load(Ordering::SeqCst)), (status, looked_up), "{answer:?}");
         if !asks_for_certificate {
@@ -193,16 +171,12 @@ async fn client_without_certificate_gets_no_lookups() {
     }
 }
 
-/// The answer to the review of a pod.
-async fn review_pod(router: &Router) -> Value {
-    let request =
-        Request::post("/mutate").header("content-type", "application/json").body(Body::from(review_text())).unwrap();
-    let response = router.clone().oneshot(request).await.unwrap();
-    assert_eq!(response.status(), StatusCode::OK);
-    serde_json::from_slice(&response.into_body().collect().await.unwrap().to_bytes()).unwrap()
+/// Returns the response to the review of a pod.
+async fn review_pod(app: &App) -> Value {
+    review_response(send(&app.router, "/mutate", review_text()).await).await
 }
 
-/// Lookups that find a service account with an annotation, and the number of calls.
+/// Returns lookups that find a service account with an annotation, and a counter of their calls.
 fn accounts() -> (LookUps, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
@@ -219,17 +193,17 @@ fn accounts() -> (LookUps, Arc<AtomicUsize>) {
 async fn only_objects_that_profiles_read_are_looked_up() {
     let (look_ups, asked) = accounts();
     let app = App::with_profile(&profile("serviceAccount.annotations.role.orValue('') == 'reader'"), Some(look_ups));
-    review_pod(&app.router).await;
+    review_pod(&app).await;
     assert_eq!((app.metric(INJECTED), asked.load(Ordering::SeqCst)), (Some(1.0), 1));
 
     let (look_ups, asked) = accounts();
     let app = App::with_profile(&profile("cluster.region == 'eu-west-1' && !owner.hasValue()"), Some(look_ups));
-    review_pod(&app.router).await;
+    review_pod(&app).await;
     assert_eq!((app.metric(INJECTED), asked.load(Ordering::SeqCst)), (Some(1.0), 0));
 
     let app = App::with_profile(&profile("!serviceAccount.hasValue()"), None);
-    review_pod(&app.router).await;
-    assert_eq!(app.metric(INJECTED), Some(1.0), "where nobody can look, nothing is there");
+    review_pod(&app).await;
+    assert_eq!(app.metric(INJECTED), Some(1.0), "without a lookup function the object is missing");
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,15 +212,15 @@ async fn hanging_object_lookup_fails_profile_after_300_ms() {
     let mut spec = profile("serviceAccount.hasValue()");
     let app = App::with_profile(&spec, Some(hangs()));
     let began = Instant::now();
-    let answer = review_pod(&app.router).await;
+    let answer = review_pod(&app).await;
     assert_eq!(began.elapsed(), Duration::from_millis(300));
     assert_eq!(app.metric(FAILED), Some(1.0));
-    let warning = answer["response"]["warnings"][0].as_str().unwrap();
+    let warning = answer["warnings"][0].as_str().unwrap();
     assert!(warning.contains("could not be looked up") && warning.contains("no answer in time"), "{warning}");
-    assert_eq!(answer["response"]["allowed"], true);
+    assert_eq!(answer["allowed"], true);
 
     spec["onError"] = json!("Deny");
     let app = App::with_profile(&spec, Some(hangs()));
-    assert_eq!(review_pod(&app.router).await["response"]["allowed"], false);
+    assert_eq!(review_pod(&app).await["allowed"], false);
     assert_eq!(app.metric(DENIED), Some(1.0));
 }

@@ -1,23 +1,14 @@
-//! Overload, passed deadlines and cancelled requests: each is answered in time, and nothing is left behind.
-
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a test says what is wrong by panicking, also in its helpers"
-)]
+//! Overload, passed deadlines and cancelled requests: each is answered in time and releases all resources.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::support::{Answer, App, KNOWN, Running, post, review, review_text, until};
-use axum::Router;
+use crate::support::{Answer, App, KNOWN, Running, ask, post, review, review_text, send, until};
 use axum::body::Body;
-use axum::response::Response;
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, stream};
-use http::{Request, StatusCode};
+use http::{Request, StatusCode, Version};
 use http_body_util::BodyExt;
 use pillion_engine::lookup::Answer::Missing;
 use pillion_webhook::admission::{LiveNamespace, RequestSettings};
@@ -27,15 +18,7 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::Instant;
 use tower::ServiceExt;
 
-fn request(path: &str, body: impl Into<Body>) -> Request<Body> {
-    Request::post(path).header("content-type", "application/json").body(body.into()).unwrap()
-}
-
-async fn ask(router: &Router, path: &str, body: impl Into<Body>) -> Response {
-    router.clone().oneshot(request(path, body)).await.unwrap()
-}
-
-/// A review of so many bytes and a few more.
+/// Returns a review of a little more than this many bytes.
 fn large(namespace: &str, bytes: usize) -> String {
     let mut review = review(namespace);
     review["request"]["object"]["spec"]["containers"][0]["env"] =
@@ -43,8 +26,8 @@ fn large(namespace: &str, bytes: usize) -> String {
     review.to_string()
 }
 
-/// A body that begins and never ends.
-fn endless_wait(text: &'static str) -> Body {
+/// Returns a body that begins with this text and never ends.
+fn endless_body(text: &'static str) -> Body {
     let first = stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from_static(text.as_bytes()))]);
     Body::from_stream(first.chain(stream::pending()))
 }
@@ -53,14 +36,14 @@ fn shed(app: &App, reason: &str) -> Option<f64> {
     app.metric(&format!("pillion_shed_total{{reason=\"{reason}\"}}"))
 }
 
-/// What requests hold while they are being answered, of anything.
-fn held(app: &App) -> Option<f64> {
+/// Returns the sum of all resources that requests hold while they are answered.
+fn in_use(app: &App) -> Option<f64> {
     let series = ["pillion_inflight", "pillion_unfinished_bodies", "pillion_body_bytes"];
     let queued = ["pillion_queued{size=\"small\"}", "pillion_queued{size=\"large\"}"];
     series.into_iter().chain(queued).map(|series| app.metric(series).map(f64::abs)).sum()
 }
 
-/// The look-up of a namespace never ends, and is not ended by its own limit.
+/// Returns an app whose namespace lookups hang, and are not ended by their own limit.
 fn hanging() -> App {
     let mut settings = RequestSettings::default();
     settings.live_timeout = Duration::from_mins(10);
@@ -84,14 +67,14 @@ async fn timeout_of_caller_is_deadline() {
     ] {
         let app = hanging();
         let began = Instant::now();
-        let answer = ask(&app.router, &format!("/mutate{query}"), review("unknown").to_string()).await;
+        let answer = send(&app.router, &format!("/mutate{query}"), review("unknown").to_string()).await;
         assert_eq!(began.elapsed(), Duration::from_millis(milliseconds), "{query}");
         assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{query}");
-        assert!(answer.headers().get("retry-after").is_none(), "its caller has given up by then");
+        assert!(answer.headers().get("retry-after").is_none(), "the caller has given up by then");
         assert_eq!(answer.headers()["connection"], "close");
         let text = answer.into_body().collect().await.unwrap().to_bytes();
         assert!(text.starts_with(b"the caller's deadline"), "{text:?}");
-        assert_eq!((shed(&app, "deadline"), held(&app)), (Some(1.0), Some(0.0)), "{query}");
+        assert_eq!((shed(&app, "deadline"), in_use(&app)), (Some(1.0), Some(0.0)), "{query}");
     }
 }
 
@@ -100,20 +83,20 @@ async fn body_is_awaited_until_deadline_of_caller() {
     let app = App::new();
     for (query, milliseconds) in [("?timeout=1s", 800), ("?timeout=30s", 5_000)] {
         let began = Instant::now();
-        let answer = ask(&app.router, &format!("/mutate{query}"), endless_wait("{")).await;
+        let answer = send(&app.router, &format!("/mutate{query}"), endless_body("{")).await;
         assert_eq!(began.elapsed(), Duration::from_millis(milliseconds));
         assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT);
     }
-    assert_eq!(held(&app), Some(0.0));
+    assert_eq!(in_use(&app), Some(0.0));
 }
 
 #[tokio::test]
 async fn passed_deadline_costs_no_work() {
     let app = App::new();
-    let answer = ask(&app.router, "/mutate?timeout=1ns", review_text()).await;
+    let answer = send(&app.router, "/mutate?timeout=1ns", review_text()).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(shed(&app, "deadline"), Some(1.0));
-    assert_eq!(app.metric("pillion_request_bytes_count"), Some(0.0), "not even read");
+    assert_eq!(app.metric("pillion_request_bytes_count"), Some(0.0), "the body was read");
     assert_eq!(app.metric("pillion_decisions_total{outcome=\"skipped\",reason=\"no_profile\"}"), None);
 }
 
@@ -122,7 +105,7 @@ async fn request_above_limit_is_shed_with_retry_after() {
     let mut settings = RequestSettings::default();
     settings.overload.max_in_flight = 2;
     settings.live_timeout = Duration::from_mins(10);
-    // The look-up of a namespace ends when the test says so.
+    // The lookup of the namespace ends when the test adds a permit.
     let release = Arc::new(tokio::sync::Semaphore::new(0));
     let waiting = Arc::clone(&release);
     let look_up: LiveNamespace = Arc::new(move |_| {
@@ -141,12 +124,11 @@ async fn request_above_limit_is_shed_with_retry_after() {
         stream.write_all(slow_text.as_bytes()).await.unwrap();
         stream.flush().await.unwrap();
     }
-    until("both are in flight", || app.metric("pillion_inflight") == Some(2.0)).await;
+    until("both requests are in flight", || app.metric("pillion_inflight") == Some(2.0)).await;
     let text = post("/mutate?timeout=30s", &review_text());
     for times in 1..=3 {
         let mut stream = server.http1().await;
-        stream.write_all(text.as_bytes()).await.unwrap();
-        let answer = Answer::read(&mut stream).await;
+        let answer = ask(&mut stream, &text).await;
         assert_eq!(answer.status, 503, "{answer:?}");
         assert!(answer.closes() && answer.head.contains("retry-after: 1\r\n"), "{answer:?}");
         assert!(answer.body.starts_with("as many requests are being answered as may be"), "{answer:?}");
@@ -154,23 +136,22 @@ async fn request_above_limit_is_shed_with_retry_after() {
     }
     let [mut first, second] = slow;
     drop(second);
-    until("one is gone", || app.metric("pillion_inflight") == Some(1.0)).await;
+    until("one request has ended", || app.metric("pillion_inflight") == Some(1.0)).await;
     let mut stream = server.http1().await;
-    stream.write_all(text.as_bytes()).await.unwrap();
-    assert_eq!(Answer::read(&mut stream).await.status, 200);
+    assert_eq!(ask(&mut stream, &text).await.status, 200);
     release.add_permits(1);
     assert_eq!(Answer::read(&mut first).await.status, 200);
-    until("all is given back", || held(&app) == Some(0.0)).await;
+    until("all resources are returned", || in_use(&app) == Some(0.0)).await;
 }
 
-/// HTTP/2 has no such header as `Connection`.
+/// HTTP/2 has no `Connection` header.
 #[tokio::test]
 async fn shedding_keeps_http2_connection() {
     let mut settings = RequestSettings::default();
     settings.overload.max_in_flight = 0;
     let app = App::with(settings, None);
-    let mut request = request("/mutate", review_text());
-    *request.version_mut() = http::Version::HTTP_2;
+    let request = Request::post("/mutate").version(Version::HTTP_2).header("content-type", "application/json");
+    let request = request.body(Body::from(review_text())).unwrap();
     let answer = app.router.oneshot(request).await.unwrap();
     assert_eq!(
         (answer.status(), &answer.headers()["retry-after"]),
@@ -179,29 +160,29 @@ async fn shedding_keeps_http2_connection() {
     assert!(answer.headers().get("connection").is_none());
 }
 
-/// There is but one thread that reads, and while it is the turn of a large one it answers small ones.
+/// The test has one thread, which answers small reviews while a large one is decided.
 #[tokio::test]
 async fn large_body_is_decided_on_own_thread() {
-    const HAD_ITS_TURN: &str = "pillion_queue_wait_seconds_count{size=\"large\"}";
+    const DECIDED: &str = "pillion_queue_wait_seconds_count{size=\"large\"}";
     let body = large(KNOWN, 6 * 1024 * 1024);
-    // Once is enough; a machine that is busy may have no time for both at once.
+    // One success suffices: a busy machine may not run both threads at once.
     for _ in 0..20 {
         let app = App::new();
-        let mut answer = std::pin::pin!(ask(&app.router, "/mutate", body.clone()));
+        let mut answer = std::pin::pin!(send(&app.router, "/mutate", body.clone()));
         let mut meanwhile = 0;
         let answer = loop {
             tokio::select! {
                 biased;
                 answer = &mut answer => break answer,
-                small = ask(&app.router, "/mutate", review_text()) => {
+                small = send(&app.router, "/mutate", review_text()) => {
                     assert_eq!(small.status(), StatusCode::OK);
-                    meanwhile += u32::from(app.metric(HAD_ITS_TURN) == Some(1.0));
+                    meanwhile += u32::from(app.metric(DECIDED) == Some(1.0));
                     yield_now().await;
                 }
             }
         };
         assert_eq!(answer.status(), StatusCode::OK);
-        assert_eq!((app.metric(HAD_ITS_TURN), held(&app)), (Some(1.0), Some(0.0)));
+        assert_eq!((app.metric(DECIDED), in_use(&app)), (Some(1.0), Some(0.0)));
         if meanwhile > 0 {
             return;
         }
@@ -219,21 +200,21 @@ async fn large_bodies_wait_in_own_queue() {
     let mut tasks = JoinSet::new();
     for _ in 0..16 {
         let (router, body) = (app.router.clone(), body.clone());
-        tasks.spawn(async move { ask(&router, "/mutate", body).await });
+        tasks.spawn(async move { send(&router, "/mutate", body).await });
     }
     let answers = tasks.join_all().await;
     let count = |status: StatusCode| answers.iter().filter(|answer| answer.status() == status).count();
-    let turned_away = count(StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(count(StatusCode::OK) + turned_away, 16);
-    assert!(turned_away > 0 && count(StatusCode::OK) > 0);
-    assert_eq!(shed(&app, "tenant_queue_full"), Some(f64::from(u32::try_from(turned_away).unwrap())));
+    let rejected = count(StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(count(StatusCode::OK) + rejected, 16);
+    assert!(rejected > 0 && count(StatusCode::OK) > 0);
+    assert_eq!(shed(&app, "tenant_queue_full"), Some(f64::from(u32::try_from(rejected).unwrap())));
     assert!(answers.iter().all(|answer| answer.status() == StatusCode::OK || answer.headers()["retry-after"] == "1"));
-    assert_eq!(held(&app), Some(0.0));
-    assert_eq!(ask(&app.router, "/mutate", review_text()).await.status(), StatusCode::OK);
+    assert_eq!(in_use(&app), Some(0.0));
+    assert_eq!(send(&app.router, "/mutate", review_text()).await.status(), StatusCode::OK);
 }
 
-/// Namespaces that are never found, found at once, found a little later, or whose look-up panics.
-fn moody() -> LiveNamespace {
+/// Returns lookups of namespaces that never end, find nothing at once or a little later, or panic.
+fn varied_lookups() -> LiveNamespace {
     Arc::new(|lookup| match lookup.name.len() % 4 {
         0 => std::future::pending().boxed(),
         1 => async { Missing }.boxed(),
@@ -246,7 +227,7 @@ fn moody() -> LiveNamespace {
     })
 }
 
-/// In whatever state it is when its client goes away.
+/// Requests are cancelled in every state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_requests_leave_nothing_behind() {
     const TIMES: usize = 5000;
@@ -254,7 +235,7 @@ async fn cancelled_requests_leave_nothing_behind() {
     settings.overload.unqueued_per_worker = 1;
     settings.overload.max_queued = 8;
     settings.overload.max_queued_per_tenant = 4;
-    let app = App::with(settings, Some(moody()));
+    let app = App::with(settings, Some(varied_lookups()));
     let seen = Arc::new(AtomicU64::new(0));
     let mut tasks = JoinSet::new();
     for number in 0..TIMES {
@@ -263,11 +244,11 @@ async fn cancelled_requests_leave_nothing_behind() {
             let namespace = "n".repeat(number % 7);
             let body = match number % 10 {
                 0 => Body::from(large(&namespace, 200 * 1024)),
-                1 => endless_wait("{\"request\":"),
+                1 => endless_body("{\"request\":"),
                 2 => Body::from(large(&namespace, 100 * 1024)),
                 _ => Body::from(review(&namespace).to_string()),
             };
-            ask(&router, "/mutate?timeout=20s", body).await;
+            send(&router, "/mutate?timeout=20s", body).await;
             seen.fetch_add(1, Ordering::Relaxed);
         });
         if number % 25 == 0 {
@@ -278,20 +259,20 @@ async fn cancelled_requests_leave_nothing_behind() {
         }
     }
     tasks.shutdown().await;
-    assert!(seen.load(Ordering::Relaxed) < 4000, "hardly one was gone early");
-    until("all is given back", || held(&app) == Some(0.0)).await;
+    assert!(seen.load(Ordering::Relaxed) < 4000, "hardly any request was cancelled");
+    until("all resources are returned", || in_use(&app) == Some(0.0)).await;
     for body in [review_text(), large(KNOWN, 300 * 1024)] {
-        assert_eq!(ask(&app.router, "/mutate", body).await.status(), StatusCode::OK);
+        assert_eq!(send(&app.router, "/mutate", body).await.status(), StatusCode::OK);
     }
-    assert_eq!(held(&app), Some(0.0));
+    assert_eq!(in_use(&app), Some(0.0));
 }
 
-/// The same over sockets, which are closed at any moment.
+/// The same over sockets, which are closed at any time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_connections_leave_nothing_behind() {
     let mut settings = RequestSettings::default();
     settings.overload.unqueued_per_worker = 0;
-    let app = App::with(settings, Some(moody()));
+    let app = App::with(settings, Some(varied_lookups()));
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
     for number in 0..150_usize {
         let mut stream = server.http1().await;
@@ -304,14 +285,14 @@ async fn broken_connections_leave_nothing_behind() {
             yield_now().await;
         }
     }
-    until("all is given back", || held(&app) == Some(0.0)).await;
+    until("all resources are returned", || in_use(&app) == Some(0.0)).await;
 }
 
 #[tokio::test]
 async fn panic_returns_all_permits() {
-    let app = App::with(RequestSettings::default(), Some(moody()));
+    let app = App::with(RequestSettings::default(), Some(varied_lookups()));
     for (panics, body) in [(1.0, review("nnn").to_string()), (2.0, large("nnn", 300 * 1024))] {
-        assert_eq!(ask(&app.router, "/mutate", body).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!((app.metric("pillion_panics_total"), held(&app)), (Some(panics), Some(0.0)));
+        assert_eq!(send(&app.router, "/mutate", body).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!((app.metric("pillion_panics_total"), in_use(&app)), (Some(panics), Some(0.0)));
     }
 }

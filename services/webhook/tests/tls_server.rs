@@ -1,12 +1,13 @@
-//! The server over real sockets: its limits, its certificate, and its end.
+//! The server over real sockets: its limits, its certificate, and its drain.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Answer, App, PATIENCE, Running, exchange, read_to_end, review_text, until};
-use axum::Router;
-use axum::routing::{get, post};
+use crate::support::{
+    Answer, App, GET_FAST, GET_SLOW, PATIENCE, Running, ask, exchange, fast_and_large, fast_and_slow, fast_drain, post,
+    read_to_end, review_text, until,
+};
 use http::{Request, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -20,37 +21,9 @@ use tokio_util::sync::CancellationToken;
 
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Settings without a wait at the end.
-fn settings() -> ServerSettings {
-    let mut settings = ServerSettings::default();
-    settings.drain_minimum = Duration::ZERO;
-    settings
-}
-
-/// A route that signals each request, and answers when it is notified.
-fn slow(asked: &Arc<Notify>, answer: &Arc<Notify>) -> Router {
-    let (asked, answer) = (Arc::clone(asked), Arc::clone(answer));
-    let handler = move || {
-        let (asked, answer) = (Arc::clone(&asked), Arc::clone(&answer));
-        async move {
-            asked.notify_one();
-            answer.notified().await;
-            "done"
-        }
-    };
-    Router::new().route("/slow", post(handler.clone()).get(handler)).route("/fast", get(async || "fast"))
-}
-
-const GET_FAST: &[u8] = b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n";
-const GET_SLOW: &[u8] = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n";
-
-fn fast() -> Router {
-    Router::new().route("/fast", get(async || "fast"))
-}
-
 #[tokio::test]
 async fn serves_http1_and_http2() {
-    let server = Running::start(App::new().router, settings()).await;
+    let server = Running::start(App::new().router, fast_drain()).await;
     let request = |uri: &str| {
         Request::post(uri)
             .header("content-type", "application/json")
@@ -89,27 +62,25 @@ async fn serves_http1_and_http2() {
 
 #[tokio::test]
 async fn slow_head_is_cut_and_idle_connection_kept() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.header_timeout = SHORT;
-    let server = Running::start(fast(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
     let mut idle = server.http1().await;
-    idle.write_all(GET_FAST).await.unwrap();
-    assert_eq!(Answer::read(&mut idle).await.body, "fast");
+    assert_eq!(ask(&mut idle, GET_FAST).await.body, "fast");
     let fresh = server.http1().await;
 
-    // A head that never ends, on a new connection and on one that has had a request.
+    // A head that never ends, on a new connection and after a request.
     for requests_before in [0, 1] {
-        // The server counts a new connection's time from its first moment, which is before the client knows of it.
+        // The server starts its timer when it accepts, before the client knows that it is connected.
         let began = Instant::now();
         let mut slow = server.http1().await;
         for _ in 0..requests_before {
-            slow.write_all(GET_FAST).await.unwrap();
-            assert_eq!(Answer::read(&mut slow).await.status, 200);
+            assert_eq!(ask(&mut slow, GET_FAST).await.status, 200);
         }
         let (mut reading, mut writing) = tokio::io::split(slow);
         let drip = tokio::spawn(async move {
             writing.write_all(b"GET /fast HTTP/1.1\r\nHost: x\r\n").await?;
-            // Twice as long as it should be let.
+            // For twice the timeout.
             for _ in 0..(2 * SHORT.as_millis() / 20) {
                 sleep(Duration::from_millis(20)).await;
                 writing.write_all(b"X-Drip: y\r\n").await?;
@@ -121,22 +92,20 @@ async fn slow_head_is_cut_and_idle_connection_kept() {
         drip.abort();
     }
 
-    // Those which wait between requests have waited longer than that by now.
+    // The idle connections have now waited longer than the header timeout.
     for mut stream in [idle, fresh] {
-        stream.write_all(GET_FAST).await.unwrap();
-        assert_eq!(Answer::read(&mut stream).await.body, "fast");
+        assert_eq!(ask(&mut stream, GET_FAST).await.body, "fast");
     }
 }
 
 #[tokio::test]
 async fn idle_connection_is_closed_at_timeout() {
-    let mut settings = settings();
-    // Longer than a busy machine takes from one line of this test to the next.
+    let mut settings = fast_drain();
+    // Longer than a busy machine takes between two steps of this test.
     settings.idle_timeout = 5 * SHORT;
-    let server = Running::start(fast(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
     let mut stream = server.http1().await;
-    stream.write_all(GET_FAST).await.unwrap();
-    assert_eq!(Answer::read(&mut stream).await.status, 200);
+    assert_eq!(ask(&mut stream, GET_FAST).await.status, 200);
     let began = Instant::now();
     assert_eq!(read_to_end(&mut stream).await, "");
     assert!(began.elapsed() >= SHORT / 2, "{:?}", began.elapsed());
@@ -144,57 +113,44 @@ async fn idle_connection_is_closed_at_timeout() {
 
 #[tokio::test]
 async fn slow_handshake_is_cut() {
-    let mut settings = settings();
-    // Those that go right have no longer either.
+    let mut settings = fast_drain();
+    // Long enough for the good handshakes on a busy machine.
     settings.handshake_timeout = 5 * SHORT;
     settings.max_handshakes = 1;
-    let server = Running::start(fast(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
 
     let began = Instant::now();
     let mut silent = server.tcp().await;
     // A silent client does not take the only permit for a handshake.
     let mut stream = server.http1().await;
-    stream.write_all(GET_FAST).await.unwrap();
-    assert_eq!(Answer::read(&mut stream).await.status, 200);
+    assert_eq!(ask(&mut stream, GET_FAST).await.status, 200);
     assert_eq!(read_to_end(&mut silent).await, "");
     assert!(began.elapsed() >= 5 * SHORT, "{:?}", began.elapsed());
     until("the timeout is counted", || server.handshakes("timed_out") > 0.5).await;
-
-    for garbage in
-        [&b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n"[..], &[0xff; 600], &[0x16, 0x03, 0x01, 0x00, 0x05, 1, 2, 3, 4, 5]]
-    {
-        let failed = server.handshakes("failed");
-        let mut stream = server.tcp().await;
-        stream.write_all(garbage).await.unwrap();
-        let answer = read_to_end(&mut stream).await;
-        assert!(!answer.contains("HTTP"), "{answer:?}");
-        until("the failure is counted", || server.handshakes("failed") > failed + 0.5).await;
-    }
 }
 
 #[tokio::test]
 async fn concurrent_handshakes_are_bounded() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.handshake_timeout = 10 * SHORT;
     settings.max_handshakes = 1;
-    let server = Running::start(fast(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
     let mut stalled = server.tcp().await;
     stalled.write_all(&crate::support::client_hello(&server.root)).await.unwrap();
-    // It is answered, so it holds the only place; and says no more.
+    // The server has responded, so this handshake holds the only permit. The client sends nothing more.
     stalled.read_u8().await.unwrap();
-    // Half of its time: as much is left for the next one to see that it is not let in, and to shake hands when it is.
+    // Half of its timeout. In the other half, the next client first waits and then completes its handshake.
     sleep(5 * SHORT).await;
     let mut next = pin!(server.http1());
-    assert!(timeout(SHORT / 2, &mut next).await.is_err(), "a second handshake beside the first");
+    assert!(timeout(SHORT / 2, &mut next).await.is_err(), "two handshakes ran at once");
     let mut next = next.await;
-    next.write_all(GET_FAST).await.unwrap();
-    assert_eq!(Answer::read(&mut next).await.status, 200);
+    assert_eq!(ask(&mut next, GET_FAST).await.status, 200);
     assert!((server.handshakes("timed_out") - 1.0).abs() < 0.5);
 }
 
 #[tokio::test]
 async fn handshake_with_untrusting_client_is_counted() {
-    let server = Running::start(fast(), settings()).await;
+    let server = Running::start(fast_and_large(), fast_drain()).await;
     let (other, _) = crate::support::certificate();
     crate::support::connect(server.tcp().await, &other, &[]).await.unwrap_err();
     until("the failure is counted", || server.handshakes("failed") > 0.5).await;
@@ -205,7 +161,7 @@ async fn stalled_body_is_408() {
     let mut requests = RequestSettings::default();
     requests.body_timeout = SHORT;
     let app = App::with(requests, None);
-    let server = Running::start(app.router.clone(), settings()).await;
+    let server = Running::start(app.router.clone(), fast_drain()).await;
     let mut stream = server.http1().await;
     let began = Instant::now();
     let text = "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{";
@@ -219,7 +175,7 @@ async fn stalled_body_is_408() {
 #[tokio::test]
 async fn body_above_7_mib_is_413_and_closes() {
     const LIMIT: usize = 7 * 1024 * 1024;
-    let server = Running::start(App::new().router, settings()).await;
+    let server = Running::start(App::new().router, fast_drain()).await;
     let head = "POST /mutate/enabled HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
     let announced = format!("{head}Content-Length: {}\r\n\r\n{}", LIMIT + 1, " ".repeat(LIMIT + 1));
     let chunk = format!("{:x}\r\n{}\r\n", 1024 * 1024, " ".repeat(1024 * 1024));
@@ -236,10 +192,10 @@ async fn body_above_7_mib_is_413_and_closes() {
 
 #[tokio::test]
 async fn pipelined_http1_is_served_in_order() {
-    let server = Running::start(App::new().router, settings()).await;
+    let server = Running::start(App::new().router, fast_drain()).await;
     let review = review_text();
 
-    let old = crate::support::post("/mutate", &review).replace("HTTP/1.1", "HTTP/1.0");
+    let old = post("/mutate", &review).replace("HTTP/1.1", "HTTP/1.0");
     let answer = exchange(&mut server.http1().await, old).await;
     assert!(answer.starts_with("HTTP/1.0 200 "), "{answer}");
 
@@ -254,12 +210,7 @@ async fn pipelined_http1_is_served_in_order() {
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 
     let mut stream = server.http1().await;
-    let pipelined = format!(
-        "{}{}{}",
-        crate::support::post("/mutate", &review),
-        crate::support::post("/mutate", "{}"),
-        crate::support::post("/mutate/held", &review)
-    );
+    let pipelined = format!("{}{}{}", post("/mutate", &review), post("/mutate", "{}"), post("/mutate/held", &review));
     stream.write_all(pipelined.as_bytes()).await.unwrap();
     for expected in [200, 400, 200] {
         assert_eq!(Answer::read(&mut stream).await.status, expected);
@@ -268,27 +219,25 @@ async fn pipelined_http1_is_served_in_order() {
 
 #[tokio::test]
 async fn connection_above_limit_is_refused() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.max_connections = 2;
-    let server = Running::start(fast(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
     let mut open = [server.http1().await, server.http1().await];
     assert_eq!(read_to_end(&mut server.tcp().await).await, "");
     assert!((server.handshakes("refused") - 1.0).abs() < 0.5);
     for stream in &mut open {
-        stream.write_all(GET_FAST).await.unwrap();
-        assert_eq!(Answer::read(stream).await.status, 200);
+        assert_eq!(ask(stream, GET_FAST).await.status, 200);
     }
     let [first, _second] = open;
     drop(first);
-    until("a place is free", || server.connections() < 1.5).await;
+    until("a connection permit is free", || server.connections() < 1.5).await;
     let mut next = server.http1().await;
-    next.write_all(GET_FAST).await.unwrap();
-    assert_eq!(Answer::read(&mut next).await.status, 200);
+    assert_eq!(ask(&mut next, GET_FAST).await.status, 200);
 }
 
 #[tokio::test]
 async fn new_certificate_is_served_without_breaking_connections() {
-    let server = Running::start(fast(), settings()).await;
+    let server = Running::start(fast_and_large(), fast_drain()).await;
     let mut old = server.http1().await;
     let (root, key) = crate::support::certificate();
     assert!(server.certificate.swap(crate::support::cert_text(&root), crate::support::key_text(&key)).unwrap());
@@ -296,76 +245,70 @@ async fn new_certificate_is_served_without_breaking_connections() {
     let new = crate::support::connect(server.tcp().await, &root, &[]).await.unwrap();
     assert_eq!(new.get_ref().1.peer_certificates().unwrap().len(), 1);
     crate::support::connect(server.tcp().await, &server.root, &[]).await.unwrap_err();
-    old.write_all(GET_FAST).await.unwrap();
-    assert_eq!(Answer::read(&mut old).await.body, "fast");
+    assert_eq!(ask(&mut old, GET_FAST).await.body, "fast");
 }
 
 #[tokio::test]
 async fn old_connection_is_closed_with_a_response() {
-    let mut settings = settings();
-    // A fifth less or more.
+    let mut settings = fast_drain();
+    // The age varies by up to a fifth.
     settings.max_age = Some(5 * SHORT);
-    let server = Running::start(fast(), settings).await;
+    let server = Running::start(fast_and_large(), settings).await;
 
     let mut stream = server.http1().await;
-    stream.write_all(GET_FAST).await.unwrap();
-    assert!(!Answer::read(&mut stream).await.closes(), "too young");
-    // It is left alone while it has no answer to say it with.
+    assert!(!ask(&mut stream, GET_FAST).await.closes(), "the connection closed before its maximum age");
+    // An idle connection stays open: only a response can announce the end.
     assert!(timeout(8 * SHORT, stream.read_u8()).await.is_err());
-    stream.write_all(GET_FAST).await.unwrap();
-    let answer = Answer::read(&mut stream).await;
+    let answer = ask(&mut stream, GET_FAST).await;
     assert!(answer.closes() && answer.body == "fast", "{answer:?}");
     assert_eq!(read_to_end(&mut stream).await, "");
 
-    // HTTP/2: GOAWAY, after which the client's connection ends by itself.
+    // On HTTP/2 the server sends GOAWAY, and then the client ends the connection.
     let stream = server.tls(&["h2"]).await;
     let (sender, connection) =
         hyper::client::conn::http2::handshake::<_, _, Full<bytes::Bytes>>(TokioExecutor::new(), TokioIo::new(stream))
             .await
             .unwrap();
-    timeout(PATIENCE, connection).await.expect("no GOAWAY").unwrap();
+    timeout(PATIENCE, connection).await.expect("the server sends no GOAWAY").unwrap();
     assert!(sender.is_closed());
 }
 
 #[tokio::test]
 async fn drain_loses_no_request() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let server = Running::start(slow(&asked, &answer), settings()).await;
+    let server = Running::start(fast_and_slow(&asked, &answer), fast_drain()).await;
     let mut busy = server.http1().await;
     let mut idle = server.http1().await;
-    idle.write_all(GET_FAST).await.unwrap();
-    assert!(!Answer::read(&mut idle).await.closes());
+    assert!(!ask(&mut idle, GET_FAST).await.closes());
     busy.write_all(GET_SLOW).await.unwrap();
     asked.notified().await;
 
     server.drain.cancel();
-    // The connection is left alone until it has an answer to say it with.
+    // The connection stays open until a response can announce the end.
     assert!(timeout(SHORT, idle.read_u8()).await.is_err(), "an idle connection was closed");
-    idle.write_all(GET_FAST).await.unwrap();
-    let last = Answer::read(&mut idle).await;
+    let last = ask(&mut idle, GET_FAST).await;
     assert!(last.closes() && last.body == "fast", "{last:?}");
     assert_eq!(read_to_end(&mut idle).await, "");
 
-    // A client that connects now is served and asked to reconnect.
+    // A client that connects now is served, and asked to reconnect.
     let mut late = server.http1().await;
-    late.write_all(GET_FAST).await.unwrap();
-    assert!(Answer::read(&mut late).await.closes());
+    assert!(ask(&mut late, GET_FAST).await.closes());
 
     assert!(!server.task.is_finished());
     answer.notify_one();
     let done = Answer::read(&mut busy).await;
     assert!(done.closes() && done.body == "done", "{done:?}");
     assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 0 });
-    // The port is closed, or another test with another CA listens there.
+    // The port is closed, or another test with another CA listens on it.
     let (address, root) = (server.address, server.root);
     let again = async { crate::support::connect(TcpStream::connect(address).await?, &root, &[]).await };
-    assert!(!matches!(timeout(PATIENCE, again).await, Ok(Ok(_))), "it listens still");
+    assert!(!matches!(timeout(PATIENCE, again).await, Ok(Ok(_))), "the server still listens");
 }
 
 #[tokio::test]
 async fn drain_ends_http2_with_goaway() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let server = Running::start(slow(&asked, &answer), settings()).await;
+    let server = Running::start(fast_and_slow(&asked, &answer), fast_drain()).await;
     let stream = server.tls(&["h2"]).await;
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
@@ -374,7 +317,7 @@ async fn drain_ends_http2_with_goaway() {
     let response = tokio::spawn(sender.send_request(request));
     asked.notified().await;
     server.drain.cancel();
-    // Time for GOAWAY to arrive before the answer does: the client must not take it for the end of its request.
+    // Lets GOAWAY arrive before the response does. The client must not take it for the end of its request.
     sleep(SHORT).await;
     answer.notify_one();
     let response = response.await.unwrap().unwrap();
@@ -387,13 +330,13 @@ async fn drain_ends_http2_with_goaway() {
 #[tokio::test]
 async fn drain_keeps_port_and_cuts_rest_at_deadline() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.drain_minimum = 5 * SHORT;
     settings.drain_deadline = 10 * SHORT;
-    let server = Running::start(slow(&asked, &answer), settings).await;
+    let server = Running::start(fast_and_slow(&asked, &answer), settings).await;
     let began = Instant::now();
     server.drain.cancel();
-    // There is no connection, and still the next one is accepted.
+    // Without any connection, the server still accepts the next one.
     sleep(SHORT / 4).await;
     let mut stuck = server.http1().await;
     stuck.write_all(GET_SLOW).await.unwrap();
@@ -405,14 +348,13 @@ async fn drain_keeps_port_and_cuts_rest_at_deadline() {
 #[tokio::test]
 async fn operations_port_serves_plain_http() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = Server::plain(listener, fast(), ServerSettings::ops());
+    let server = Server::plain(listener, fast_and_large(), ServerSettings::ops());
     let address = server.local_addr().unwrap();
     let drain = CancellationToken::new();
     let task = tokio::spawn(server.run(drain.clone()));
     let mut stream = TcpStream::connect(address).await.unwrap();
     for _ in 0..2 {
-        stream.write_all(GET_FAST).await.unwrap();
-        assert_eq!(Answer::read(&mut stream).await.body, "fast");
+        assert_eq!(ask(&mut stream, GET_FAST).await.body, "fast");
     }
     drop(stream);
     drain.cancel();
@@ -422,9 +364,9 @@ async fn operations_port_serves_plain_http() {
 #[tokio::test]
 async fn request_without_response_is_cut() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.request_timeout = SHORT;
-    let server = Running::start(slow(&asked, &answer), settings).await;
+    let server = Running::start(fast_and_slow(&asked, &answer), settings).await;
     let mut stream = server.http1().await;
     let began = Instant::now();
     assert_eq!(exchange(&mut stream, GET_SLOW).await, "");
@@ -433,20 +375,19 @@ async fn request_without_response_is_cut() {
 
 #[tokio::test]
 async fn body_in_pieces_keeps_connection() {
-    // Bytes of a body are not taken for the head of a request.
-    let mut settings = settings();
+    // Bytes of a body must not count as the head of a request.
+    let mut settings = fast_drain();
     settings.header_timeout = Duration::from_millis(50);
     let server = Running::start(App::new().router, settings).await;
     let review = review_text();
     let mut stream = server.http1().await;
     for _ in 0..2 {
-        let text = crate::support::post("/mutate", &review);
+        let text = post("/mutate", &review);
         let (first, second) = text.split_at(text.len() - 10);
         stream.write_all(first.as_bytes()).await.unwrap();
         stream.flush().await.unwrap();
         sleep(Duration::from_millis(150)).await;
-        stream.write_all(second.as_bytes()).await.unwrap();
-        assert_eq!(Answer::read(&mut stream).await.status, 200);
+        assert_eq!(ask(&mut stream, second).await.status, 200);
         sleep(Duration::from_millis(150)).await;
     }
 }

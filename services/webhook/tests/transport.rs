@@ -1,28 +1,22 @@
-//! What a server does for its clients while its certificate changes, while it is full and while it ends, and what it does
-//! about those who do not read.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test says what is wrong by panicking, also in its helpers"
-)]
+//! The server under certificate changes, at its connection limit and during the drain, and with clients that do not
+//! read.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::{Answer, App, ClientTls, PATIENCE, Running, cert_text, key_text, read_to_end, until};
+use crate::support::{
+    Answer, App, ClientTls, GET_FAST, GET_SLOW, PATIENCE, Running, ask, cert_text, fast_and_large, fast_and_slow,
+    fast_drain, key_text, post, read_to_end, review_text, until,
+};
 use axum::Router;
-use axum::routing::{MethodRouter, get};
+use axum::routing::get;
 use futures::future::join_all;
 use http::Request;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use pillion_webhook::serve::{Drained, ServerSettings};
+use pillion_webhook::serve::Drained;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
@@ -30,48 +24,22 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::client::TlsStream;
 
 const SHORT: Duration = Duration::from_millis(300);
-const GET_FAST: &[u8] = b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n";
-const LARGE: usize = 256 * 1024;
 
-fn settings() -> ServerSettings {
-    let mut settings = ServerSettings::default();
-    settings.drain_minimum = Duration::ZERO;
-    settings
-}
-
-/// Small and large answers.
-fn app() -> Router {
-    Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
-}
-
-/// A connection from another address than this machine's usual one.
+/// Connects from another loopback address.
 async fn from_elsewhere(server: &Running) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(([127, 0, 0, 2], 0).into()).unwrap();
     socket.connect(server.address).await.unwrap()
 }
 
-/// A route that answers once `answer` is notified, and a signal for each request.
-fn answered_when(answer: &Arc<Notify>) -> (MethodRouter, Arc<Notify>) {
-    let asked = Arc::new(Notify::new());
-    let (answer, tell) = (Arc::clone(answer), Arc::clone(&asked));
-    let route = get(async move || {
-        tell.notify_one();
-        answer.notified().await;
-        "done"
-    });
-    (route, asked)
-}
-
 #[tokio::test]
-async fn greedy_address_gives_up_connections_without_requests() {
-    let mut settings = settings();
+async fn greedy_address_loses_connections_without_requests() {
+    let mut settings = fast_drain();
     settings.max_connections = 6;
-    let answer = Arc::new(Notify::new());
-    let (route, asked) = answered_when(&answer);
-    let server = Running::start(app().route("/slow", route), settings).await;
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let server = Running::start(fast_and_slow(&asked, &answer), settings).await;
     let mut busy = server.http1().await;
-    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    busy.write_all(GET_SLOW).await.unwrap();
     busy.flush().await.unwrap();
     asked.notified().await;
     let mut idle = Vec::new();
@@ -83,14 +51,17 @@ async fn greedy_address_gives_up_connections_without_requests() {
     for _ in 0..3 {
         others.push(ClientTls::new(&server.root).connect(from_elsewhere(&server).await).await.unwrap());
     }
-    assert_eq!(read_to_end(&mut from_elsewhere(&server).await).await, "", "both have three now");
-    let (given_up, kept) = idle.split_at_mut(3);
-    for stream in given_up {
+    assert_eq!(
+        read_to_end(&mut from_elsewhere(&server).await).await,
+        "",
+        "an address with as many connections as the other got one more"
+    );
+    let (closed, kept) = idle.split_at_mut(3);
+    for stream in closed {
         assert_eq!(read_to_end(stream).await, "");
     }
     for stream in others.iter_mut().chain(kept) {
-        stream.write_all(GET_FAST).await.unwrap();
-        assert_eq!(Answer::read(stream).await.body, "fast");
+        assert_eq!(ask(stream, GET_FAST).await.body, "fast");
     }
     answer.notify_one();
     let done = Answer::read(&mut busy).await;
@@ -101,7 +72,7 @@ async fn greedy_address_gives_up_connections_without_requests() {
 
 #[tokio::test]
 async fn serves_tls_1_2_and_1_3_only() {
-    let server = Running::start(app(), settings()).await;
+    let server = Running::start(fast_and_large(), fast_drain()).await;
     for (version, expected) in [
         (&rustls::version::TLS12, rustls::ProtocolVersion::TLSv1_2),
         (&rustls::version::TLS13, rustls::ProtocolVersion::TLSv1_3),
@@ -109,8 +80,7 @@ async fn serves_tls_1_2_and_1_3_only() {
         let client = ClientTls { versions: &[version], ..ClientTls::new(&server.root) };
         let mut stream = client.connect(server.tcp().await).await.unwrap();
         assert_eq!(stream.get_ref().1.protocol_version(), Some(expected));
-        stream.write_all(GET_FAST).await.unwrap();
-        assert_eq!(Answer::read(&mut stream).await.body, "fast");
+        assert_eq!(ask(&mut stream, GET_FAST).await.body, "fast");
     }
     // There is no session resumption: a client that reconnects makes a full handshake.
     let tls = ClientTls::new(&server.root);
@@ -123,8 +93,8 @@ async fn serves_tls_1_2_and_1_3_only() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificate_changes_fail_no_handshake() {
     const SWAPS: usize = 60;
-    let server = Running::start(app(), settings()).await;
-    let leaves = [server.authority.server(), server.authority.server()];
+    let server = Running::start(fast_and_large(), fast_drain()).await;
+    let certificates = [server.ca.server(), server.ca.server()];
     let ended = AtomicBool::new(false);
     let seen = Mutex::new(BTreeSet::new());
     let handshakes = AtomicUsize::new(0);
@@ -135,21 +105,20 @@ async fn certificate_changes_fail_no_handshake() {
         };
         while !ended.load(Ordering::Relaxed) {
             let mut stream = tls.connect(server.tcp().await).await.unwrap();
-            let leaf = stream.get_ref().1.peer_certificates().unwrap()[0].to_vec();
-            seen.lock().unwrap().insert(leaf);
+            let certificate = stream.get_ref().1.peer_certificates().unwrap()[0].to_vec();
+            seen.lock().unwrap().insert(certificate);
             handshakes.fetch_add(1, Ordering::Relaxed);
             if number % 2 == 1 {
-                stream.write_all(GET_FAST).await.unwrap();
-                assert_eq!(Answer::read(&mut stream).await.body, "fast");
+                assert_eq!(ask(&mut stream, GET_FAST).await.body, "fast");
             }
         }
     };
     let swapping = async {
         let (began, mut swaps) = (Instant::now(), 0);
-        // On a machine that is slow, for as long as it takes until there were handshakes enough.
+        // Continues on a slow machine until there were enough handshakes.
         while swaps < SWAPS || (handshakes.load(Ordering::Relaxed) < SWAPS / 2 && began.elapsed() < PATIENCE) {
-            let (leaf, key) = &leaves[swaps % 2];
-            server.certificate.swap(cert_text(leaf), key_text(key)).unwrap();
+            let (certificate, key) = &certificates[swaps % 2];
+            server.certificate.swap(cert_text(certificate), key_text(key)).unwrap();
             swaps += 1;
             sleep(Duration::from_millis(10)).await;
         }
@@ -160,12 +129,12 @@ async fn certificate_changes_fail_no_handshake() {
     println!("{handshakes} handshakes during {SWAPS} swaps or more");
     assert!(handshakes >= SWAPS / 2, "{handshakes}");
     assert!(seen.lock().unwrap().len() >= 2, "the certificate was never seen to change");
-    until("they are counted", || server.handshakes("ok") >= f64::from(u32::try_from(handshakes).unwrap()) - 0.5).await;
+    until("all are counted", || server.handshakes("ok") >= f64::from(u32::try_from(handshakes).unwrap()) - 0.5).await;
     assert!(server.handshakes("failed") < 0.5 && server.handshakes("timed_out") < 0.5);
 }
 
-/// Asks for large answers, one behind the other, until no more of it is taken.
-async fn asks_and_does_not_read(server: &Running) -> (TlsStream<TcpStream>, usize) {
+/// Pipelines requests for large responses without reading them, until the server accepts no more.
+async fn request_without_reading(server: &Running) -> (TlsStream<TcpStream>, usize) {
     let mut stream = server.http1().await;
     let mut asked = 0;
     while let Ok(written) = timeout(SHORT / 3, stream.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")).await {
@@ -173,43 +142,42 @@ async fn asks_and_does_not_read(server: &Running) -> (TlsStream<TcpStream>, usiz
             Ok(_) if timeout(SHORT / 3, stream.flush()).await.is_ok() => asked += 1,
             _ => break,
         }
-        assert!(asked < 100_000, "it takes whatever it is asked");
+        assert!(asked < 100_000, "the server accepts any number of requests");
     }
     (stream, asked)
 }
 
 #[tokio::test]
 async fn client_that_does_not_read_is_cut() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.answer_timeout = 2 * SHORT;
-    let server = Running::start(app(), settings).await;
-    // One small unread response is in the kernel's buffer and costs nothing: the connection can be used again.
+    let server = Running::start(fast_and_large(), settings).await;
+    // One small unread response fits into the kernel's buffer, so the connection can be used again.
     let mut patient = server.http1().await;
     patient.write_all(GET_FAST).await.unwrap();
 
     let began = Instant::now();
-    let (silent, asked) = asks_and_does_not_read(&server).await;
-    until("it is given up", || server.timed_out("reader") > 0.5).await;
+    let (silent, asked) = request_without_reading(&server).await;
+    until("the connection is timed out", || server.timed_out("reader") > 0.5).await;
     println!("given up after {:?} and {asked} requests", began.elapsed());
     assert!(began.elapsed() >= 2 * SHORT, "{:?}", began.elapsed());
-    until("its place is free", || server.connections() < 1.5).await;
+    until("the connection's permit is free", || server.connections() < 1.5).await;
     drop(silent);
 
     sleep(3 * SHORT).await;
     assert_eq!(Answer::read(&mut patient).await.body, "fast");
-    patient.write_all(GET_FAST).await.unwrap();
-    assert_eq!(Answer::read(&mut patient).await.body, "fast");
+    assert_eq!(ask(&mut patient, GET_FAST).await.body, "fast");
     assert!((server.timed_out("reader") - 1.0).abs() < 0.5);
 }
 
 #[tokio::test]
 async fn slow_reader_gets_whole_response() {
     const HUGE: usize = 6 * 1024 * 1024;
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.answer_timeout = 8 * SHORT;
     let huge = Router::new().route("/huge", get(async || "x".repeat(HUGE)));
     let server = Running::start(huge, settings).await;
-    // With a small buffer, so that unread bytes soon block the server.
+    // A small receive buffer, so that unread bytes soon block the server.
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(64 * 1024).unwrap();
     let tcp = socket.connect(server.address).await.unwrap();
@@ -223,7 +191,7 @@ async fn slow_reader_gets_whole_response() {
         let bytes = timeout(PATIENCE, reading.read(&mut buffer)).await.unwrap().unwrap_or(0);
         assert!(bytes > 0, "cut after {read} bytes and {:?}", began.elapsed());
         read += bytes;
-        // For a while some 500 KiB a second, at which it takes much longer than it may stand still.
+        // At first about 500 KiB a second, for much longer than the time allowed without progress.
         if began.elapsed() < 20 * SHORT {
             sleep(Duration::from_millis(30)).await;
         }
@@ -234,10 +202,10 @@ async fn slow_reader_gets_whole_response() {
 
 #[tokio::test]
 async fn timed_out_connections_are_counted_by_event() {
-    let mut settings = settings();
+    let mut settings = fast_drain();
     settings.header_timeout = SHORT / 3;
     settings.request_timeout = SHORT / 3;
-    // Not to come before the others on a machine that is slow.
+    // Long enough that the other timeouts come first on a slow machine.
     settings.idle_timeout = 10 * SHORT;
     let never = Router::new().route("/never", get(async || std::future::pending::<()>().await));
     let server = Running::start(never, settings).await;
@@ -252,16 +220,15 @@ async fn timed_out_connections_are_counted_by_event() {
     }
 }
 
-/// A client of HTTP/1.1 as Go's: it keeps its connection until an answer says that it is the last one.
-async fn keeps_alive(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
+/// An HTTP/1.1 client like Go's: it keeps its connection until a response says that it is the last one.
+async fn run_http1_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
     let (mut answers, mut connections) = (0_usize, 0_usize);
     while !ended.load(Ordering::Relaxed) {
         let server = Arc::clone(&servers.lock().unwrap());
         let mut stream = server.http1().await;
         connections += 1;
         loop {
-            stream.write_all(GET_FAST).await.unwrap();
-            let answer = Answer::read(&mut stream).await;
+            let answer = ask(&mut stream, GET_FAST).await;
             assert_eq!((answer.status, &*answer.body), (200, "fast"));
             answers += 1;
             if answer.closes() || ended.load(Ordering::Relaxed) {
@@ -275,9 +242,9 @@ async fn keeps_alive(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
     (answers, connections)
 }
 
-/// A client of HTTP/2: it goes elsewhere when its connection takes no more requests, and sends those again of which the
-/// server has said that it did not look at them.
-async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
+/// An HTTP/2 client. It reconnects when its connection accepts no more requests, and retries requests that the server
+/// did not process.
+async fn run_http2_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
     let (mut answers, mut connections) = (0, 0);
     while !ended.load(Ordering::Relaxed) {
         let server = Arc::clone(&servers.lock().unwrap());
@@ -294,19 +261,19 @@ async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
                     answers += 1;
                 }
                 Err(mut error) => {
-                    // It is given back if it was never sent. By GOAWAY the server says which streams it has looked at: only
-                    // one that it has not ends with this error.
-                    let given_back = error.take_message().is_some();
+                    // The request is returned if it was never sent. GOAWAY says which streams the server has processed.
+                    // Only an unprocessed stream ends with one of these errors.
+                    let is_unsent = error.take_message().is_some();
                     let error = format!("{:?}", error.into_error());
-                    let not_looked_at = ["REFUSED_STREAM", "GoAway(b\"\", NO_ERROR, Remote)"];
-                    let may_go_again = not_looked_at.iter().any(|text| error.contains(text));
-                    assert!(given_back || may_go_again, "a request was lost: {error}");
+                    let unprocessed = ["REFUSED_STREAM", "GoAway(b\"\", NO_ERROR, Remote)"];
+                    let is_unprocessed = unprocessed.iter().any(|text| error.contains(text));
+                    assert!(is_unsent || is_unprocessed, "a request was lost: {error}");
                     break;
                 }
             }
         }
         drop(sender);
-        let _ = timeout(PATIENCE, connection).await.expect("the connection does not end");
+        let _ = timeout(PATIENCE, connection).await.expect("the connection stays open");
     }
     (answers, connections)
 }
@@ -314,10 +281,10 @@ async fn multiplexes(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usiz
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keep_alive_clients_lose_nothing_over_drains() {
     const DRAINS: usize = 25;
-    let mut settings = settings();
-    // A connection made before the drain is accepted before it, also on a busy machine.
+    let mut settings = fast_drain();
+    // So that a connection made before the drain is accepted in time, also on a busy machine.
     settings.drain_minimum = SHORT / 3;
-    let start = async || Arc::new(Running::start(app(), settings.clone()).await);
+    let start = async || Arc::new(Running::start(fast_and_large(), settings.clone()).await);
     let servers = Mutex::new(start().await);
     let ended = AtomicBool::new(false);
     let drains = async {
@@ -327,7 +294,7 @@ async fn keep_alive_clients_lose_nothing_over_drains() {
             let next = start().await;
             let last = std::mem::replace(&mut *servers.lock().unwrap(), next);
             last.drain.cancel();
-            until("it has drained", || last.task.is_finished()).await;
+            until("the server has drained", || last.task.is_finished()).await;
             let last = Arc::into_inner(last).map(|last| last.task);
             if let Some(task) = last {
                 assert_eq!(task.await.unwrap(), Drained { cut: 0 });
@@ -335,8 +302,8 @@ async fn keep_alive_clients_lose_nothing_over_drains() {
         }
         ended.store(true, Ordering::Relaxed);
     };
-    let old = join_all((0..6).map(|_| keeps_alive(&servers, &ended)));
-    let new = join_all((0..3).map(|_| multiplexes(&servers, &ended)));
+    let old = join_all((0..6).map(|_| run_http1_client(&servers, &ended)));
+    let new = join_all((0..3).map(|_| run_http2_client(&servers, &ended)));
     let (old, new, ()) = futures::join!(old, new, drains);
     for (name, clients) in [("HTTP/1.1", old), ("HTTP/2", new)] {
         let (answers, connections) = clients.iter().fold((0, 0), |sum, client| (sum.0 + client.0, sum.1 + client.1));
@@ -349,28 +316,25 @@ async fn keep_alive_clients_lose_nothing_over_drains() {
 #[tokio::test]
 async fn connection_at_end_of_drain_is_answered() {
     for _ in 0..30 {
-        let answer = Arc::new(Notify::new());
-        let (slow, asked) = answered_when(&answer);
-        let server = Running::start(app().route("/slow", slow), settings()).await;
+        let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let server = Running::start(fast_and_slow(&asked, &answer), fast_drain()).await;
         let mut last = server.http1().await;
-        last.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        last.write_all(GET_SLOW).await.unwrap();
         last.flush().await.unwrap();
         asked.notified().await;
         server.drain.cancel();
-        until("it drains", || server.metric("pillion_draining") > 0.5).await;
-        // Nothing of the server runs between these two.
+        until("the server is draining", || server.metric("pillion_draining") > 0.5).await;
+        // No task of the server runs between these two steps.
         answer.notify_one();
         let late = std::net::TcpStream::connect(server.address).unwrap();
         late.set_nonblocking(true).unwrap();
         let late = TcpStream::from_std(late).unwrap();
-        let mut late = ClientTls::new(&server.root).connect(late).await.expect("it was let in");
+        let mut late = ClientTls::new(&server.root).connect(late).await.expect("the late connection was not accepted");
         assert!(Answer::read(&mut last).await.closes());
         // That client sends nothing yet. The next one does not wait for it.
         let mut latest = server.http1().await;
-        latest.write_all(GET_FAST).await.unwrap();
-        assert!(Answer::read(&mut latest).await.closes());
-        late.write_all(GET_FAST).await.unwrap();
-        let answer = Answer::read(&mut late).await;
+        assert!(ask(&mut latest, GET_FAST).await.closes());
+        let answer = ask(&mut late, GET_FAST).await;
         assert!(answer.closes() && answer.body == "fast", "{answer:?}");
         assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 0 });
     }
@@ -378,20 +342,18 @@ async fn connection_at_end_of_drain_is_answered() {
 
 #[tokio::test]
 async fn end_of_drain_closes_idle_and_answers_last() {
-    let mut settings = settings();
-    // Idle connections are closed a second before that: as long as there is at most for what comes after.
+    let mut settings = fast_drain();
+    // Idle connections are closed a second before the deadline, the maximum for the last requests.
     settings.drain_deadline = Duration::from_secs(10);
-    let answer = Arc::new(Notify::new());
-    let (slow, asked) = answered_when(&answer);
-    let server = Running::start(app().route("/slow", slow), settings).await;
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let server = Running::start(fast_and_slow(&asked, &answer), settings).await;
     let (mut idle, mut busy) = (server.http1().await, server.http1().await);
-    idle.write_all(GET_FAST).await.unwrap();
-    assert!(!Answer::read(&mut idle).await.closes());
-    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    assert!(!ask(&mut idle, GET_FAST).await.closes());
+    busy.write_all(GET_SLOW).await.unwrap();
     asked.notified().await;
     let began = Instant::now();
     server.drain.cancel();
-    // Left alone for nearly all of the time: its client may be about to send a request.
+    // The connection stays open for nearly the whole drain, since its client may be sending a request.
     assert_eq!(read_to_end(&mut idle).await, "");
     let closed = began.elapsed();
     assert!(closed >= Duration::from_secs(8) && closed < Duration::from_secs(10), "{closed:?}");
@@ -404,8 +366,8 @@ async fn end_of_drain_closes_idle_and_answers_last() {
 #[tokio::test]
 async fn disconnected_client_leaves_nothing_behind() {
     let app = App::new();
-    let server = Running::start(app.router.clone(), settings()).await;
-    let review = crate::support::post("/mutate", &crate::support::review_text());
+    let server = Running::start(app.router.clone(), fast_drain()).await;
+    let review = post("/mutate", &review_text());
     for cut in (0..review.len()).step_by(31) {
         let mut stream = server.http1().await;
         stream.write_all(&review.as_bytes()[..cut]).await.unwrap();

@@ -1,11 +1,5 @@
-//! Clients that begin requests and do not finish them, over HTTP/1.1 and HTTP/2, stalled or slow, from one address or many:
-//! other clients are answered at the first try.
-
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test says what is wrong by panicking, also in its helpers"
-)]
+//! Clients that begin requests and never finish them: over HTTP/1.1 and HTTP/2, stalled or slow, from one address or
+//! many. Other clients are always answered at the first try.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,15 +12,15 @@ use tokio::time::Instant;
 use tokio_rustls::client::TlsStream;
 
 use crate::http2::{DATA, END_HEADERS, HEADERS, Raw, frame, header};
-use crate::support::{Answer, App, PATIENCE, Running, connect, post, read_to_end, review_text, until};
+use crate::support::{Answer, App, PATIENCE, Running, ask, connect, post, read_to_end, review_text, until};
 
 const UNFINISHED: &str = "pillion_unfinished_bodies";
 const SHED: &str = "pillion_shed_total{reason=\"unfinished\"}";
 
 type Stream = TlsStream<TcpStream>;
 
-/// Bodies may take a minute, so that only the bounds end them.
-fn patient(total: usize, per_address: usize) -> RequestSettings {
+/// Returns settings in which a body may take a minute, so that only the bounds end it.
+fn long_timeouts(total: usize, per_address: usize) -> RequestSettings {
     let mut settings = RequestSettings::default();
     settings.body_timeout = PATIENCE;
     settings.overload.max_unfinished = total;
@@ -50,7 +44,7 @@ async fn tls_from(server: &Running, host: [u8; 4], protocol: &str) -> Stream {
     connect(tcp_from(server, host).await, &server.root, &[protocol]).await.unwrap()
 }
 
-/// A request from this address whose body lacks its last byte.
+/// Sends a request from this address whose body lacks its last byte.
 async fn stalled(server: &Running, host: [u8; 4]) -> Stream {
     let mut stream = tls_from(server, host, "http/1.1").await;
     send_all_but_the_last_byte(&mut stream, &review_text()).await;
@@ -63,17 +57,16 @@ async fn send_all_but_the_last_byte(stream: &mut Stream, body: &str) {
     stream.flush().await.unwrap();
 }
 
-/// A review of the other clients, each on a connection of its own; all are answered at the first try.
-async fn others_are_answered(server: &Running, host: [u8; 4], times: usize) {
+/// Asserts that reviews from this address are answered at the first try, each on a new connection.
+async fn assert_others_are_answered(server: &Running, host: [u8; 4], times: usize) {
     for _ in 0..times {
         let mut stream = tls_from(server, host, "http/1.1").await;
-        stream.write_all(post("/mutate?timeout=3s", &review_text()).as_bytes()).await.unwrap();
-        let answer = Answer::read(&mut stream).await;
+        let answer = ask(&mut stream, post("/mutate?timeout=3s", &review_text())).await;
         assert_eq!(answer.status, 200, "{answer:?}");
     }
 }
 
-/// A body of a review that comes piece by piece, as a large one does; `false` if it was shed.
+/// Sends a review in pieces, like a large one. Returns `false` if it was shed.
 async fn answered_in_pieces(server: &Running, host: [u8; 4]) -> bool {
     let mut stream = tls_from(server, host, "http/1.1").await;
     let text = post("/mutate?timeout=3s", &review_text());
@@ -87,11 +80,11 @@ async fn answered_in_pieces(server: &Running, host: [u8; 4]) -> bool {
 
 #[tokio::test]
 async fn address_over_its_bound_loses_its_oldest_body() {
-    let (app, server) = serve(patient(100, 4)).await;
+    let (app, server) = serve(long_timeouts(100, 4)).await;
     let mut streams = Vec::new();
     for number in 1..=4 {
         streams.push(stalled(&server, [127, 0, 0, 2]).await);
-        until("it is registered", || app.metric(UNFINISHED) == Some(f64::from(number))).await;
+        until("the body is registered", || app.metric(UNFINISHED) == Some(f64::from(number))).await;
     }
     let _fifth = stalled(&server, [127, 0, 0, 2]).await;
     let answer = Answer::read(&mut streams[0]).await;
@@ -99,34 +92,33 @@ async fn address_over_its_bound_loses_its_oldest_body() {
     assert!(answer.closes() && answer.head.contains("retry-after: 1\r\n"), "{answer:?}");
     assert!(answer.body.starts_with("too many requests are still sending their bodies"), "{answer:?}");
     assert_eq!((app.metric(SHED), app.metric(UNFINISHED)), (Some(1.0), Some(4.0)));
-    // The second oldest still has its place.
-    streams[1].write_all(b"}").await.unwrap();
-    assert_eq!(Answer::read(&mut streams[1]).await.status, 200);
-    others_are_answered(&server, [127, 0, 0, 1], 3).await;
+    // The second-oldest body is still accepted.
+    assert_eq!(ask(&mut streams[1], b"}").await.status, 200);
+    assert_others_are_answered(&server, [127, 0, 0, 1], 3).await;
 }
 
-/// As many as the bound for requests being answered, and more.
+/// More stalled bodies than the limit of requests in flight.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_http1_bodies_cost_others_nothing() {
-    let mut settings = patient(2048, 256);
+    let mut settings = long_timeouts(2048, 256);
     settings.overload.max_in_flight = 8;
     let (app, server) = serve(settings).await;
     let mut streams = Vec::new();
     for _ in 0..300 {
         streams.push(stalled(&server, [127, 0, 0, 2]).await);
     }
-    until("the bound is met", || app.metric(UNFINISHED) == Some(256.0)).await;
-    assert_eq!(app.metric("pillion_inflight"), Some(0.0), "an unfinished body takes no place");
-    others_are_answered(&server, [127, 0, 0, 1], 12).await;
-    // The same address too: a load balancer may stand in front of all clients.
-    others_are_answered(&server, [127, 0, 0, 2], 12).await;
+    until("the bound is reached", || app.metric(UNFINISHED) == Some(256.0)).await;
+    assert_eq!(app.metric("pillion_inflight"), Some(0.0), "an unfinished body takes no request permit");
+    assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
+    // Clients behind the same address are answered too: all clients may share a load balancer.
+    assert_others_are_answered(&server, [127, 0, 0, 2], 12).await;
     drop(streams);
     until("nothing is left", || app.metric(UNFINISHED) == Some(0.0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_http2_streams_cost_others_nothing() {
-    let (app, server) = serve(patient(2048, 256)).await;
+    let (app, server) = serve(long_timeouts(2048, 256)).await;
     let block = [
         header(":method", "POST"),
         header(":scheme", "https"),
@@ -147,29 +139,29 @@ async fn stalled_http2_streams_cost_others_nothing() {
     }
     until("all but the newest were shed", || app.metric(SHED) == Some(9.0 * 128.0 - 256.0)).await;
     assert_eq!((app.metric(UNFINISHED), app.metric("pillion_inflight")), (Some(256.0), Some(0.0)));
-    others_are_answered(&server, [127, 0, 0, 1], 12).await;
+    assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
     // The oldest stream was answered, and its connection goes on.
     assert!(connections[0].answered(1).await);
 }
 
 #[tokio::test]
 async fn stalled_bodies_from_many_addresses_cost_others_nothing() {
-    let (app, server) = serve(patient(32, 4)).await;
+    let (app, server) = serve(long_timeouts(32, 4)).await;
     let mut streams = Vec::new();
     for host in 1..=60 {
         streams.push(stalled(&server, [127, 0, 1, host]).await);
     }
-    until("the bound is met", || app.metric(SHED) == Some(28.0)).await;
+    until("the bound is reached", || app.metric(SHED) == Some(28.0)).await;
     assert_eq!(app.metric(UNFINISHED), Some(32.0));
     for _ in 0..12 {
         assert!(answered_in_pieces(&server, [127, 0, 0, 1]).await);
     }
 }
 
-/// Each connection is of an address of its own, so that no address has more than its share.
+/// Each connection has its own address, so no address exceeds its bound.
 #[tokio::test]
-async fn unfinished_requests_keep_nobody_out() {
-    let app = App::with(patient(100, 4), None);
+async fn unfinished_requests_block_no_client() {
+    let app = App::with(long_timeouts(100, 4), None);
     let mut settings = ServerSettings::default();
     settings.max_connections = 16;
     let server = Running::start(app.router.clone(), settings).await;
@@ -177,14 +169,14 @@ async fn unfinished_requests_keep_nobody_out() {
     for host in 1..=16 {
         streams.push(stalled(&server, [127, 0, 1, host]).await);
     }
-    until("all places are taken", || app.metric(UNFINISHED) == Some(16.0)).await;
-    others_are_answered(&server, [127, 0, 0, 1], 12).await;
+    until("all bodies are registered", || app.metric(UNFINISHED) == Some(16.0)).await;
+    assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
     assert!(server.metric("pillion_connections_given_up_total") > 0.5);
 }
 
 #[tokio::test]
 async fn dripping_body_ends_at_its_deadline() {
-    let mut settings = patient(100, 4);
+    let mut settings = long_timeouts(100, 4);
     settings.body_timeout = Duration::from_millis(400);
     let (app, server) = serve(settings).await;
     let mut stream = tls_from(&server, [127, 0, 0, 2], "http/1.1").await;
@@ -210,11 +202,11 @@ async fn dripping_body_ends_at_its_deadline() {
     assert_eq!(app.metric(UNFINISHED), Some(0.0));
 }
 
-/// Bodies that stall hold all the memory that bodies may have.
+/// Stalled bodies hold the whole memory budget.
 #[tokio::test]
-async fn memory_of_stalled_bodies_goes_to_complete_ones() {
+async fn complete_bodies_take_memory_of_stalled_ones() {
     const MEMORY: usize = 1024 * 1024;
-    let mut settings = patient(100, 50);
+    let mut settings = long_timeouts(100, 50);
     settings.body_budget = MEMORY;
     let (app, server) = serve(settings).await;
     let body = " ".repeat(100 * 1024);
@@ -223,18 +215,17 @@ async fn memory_of_stalled_bodies_goes_to_complete_ones() {
         let mut stream = tls_from(&server, [127, 0, 0, 2], "http/1.1").await;
         send_all_but_the_last_byte(&mut stream, &body).await;
         streams.push(stream);
-        until("it was read, or one was shed", || {
+        until("the body was read, or one was shed", || {
             let shed = app.metric("pillion_shed_total{reason=\"no_memory\"}").unwrap();
             app.metric(UNFINISHED).unwrap() + shed > f64::from(number) + 0.5
         })
         .await;
     }
-    until("the memory is taken", || app.metric("pillion_body_bytes") > Some(0.8 * 1024.0 * 1024.0)).await;
-    others_are_answered(&server, [127, 0, 0, 1], 12).await;
+    until("the memory is in use", || app.metric("pillion_body_bytes") > Some(0.8 * 1024.0 * 1024.0)).await;
+    assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
     assert!(app.metric("pillion_body_bytes") <= Some(1024.0 * 1024.0));
-    // A larger one takes what several of them have.
+    // A larger body evicts several of them.
     let mut stream = tls_from(&server, [127, 0, 0, 1], "http/1.1").await;
     let large = format!("{}{}", review_text(), " ".repeat(120 * 1024));
-    stream.write_all(post("/mutate?timeout=3s", &large).as_bytes()).await.unwrap();
-    assert_eq!(Answer::read(&mut stream).await.status, 200);
+    assert_eq!(ask(&mut stream, post("/mutate?timeout=3s", &large)).await.status, 200);
 }

@@ -13,120 +13,63 @@ use prometheus_client::registry::Registry;
 use sha2::{Digest, Sha256};
 use x509_parser::parse_x509_certificate;
 
-use crate::counters;
+use crate::counters::{Counters, labelled, register};
 use crate::tls::ServingCertificate;
 
-/// Seconds. A handshake takes a millisecond of computing and one or two round trips.
+/// Bounds in seconds. A handshake takes a millisecond of computing and one or two round trips.
 const HANDSHAKE_BUCKETS: [f64; 6] = [0.001, 0.005, 0.025, 0.1, 1.0, 5.0];
 
-/// The event that a connection waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waiting {
-    /// A request.
-    Idle,
-    /// The rest of a request's head.
-    Head,
-    /// A response, or the body that it depends on.
-    Answer,
-    /// The client to read its response.
-    Reader,
-}
-
-impl Waiting {
-    /// All variants.
-    pub(crate) const ALL: [Self; 4] = [Self::Idle, Self::Head, Self::Answer, Self::Reader];
-
-    /// Returns the variant as shown in metrics.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Head => "head",
-            Self::Answer => "answer",
-            Self::Reader => "reader",
-        }
+labelled! {
+    /// The event that a connection waits for.
+    pub(crate) enum Waiting {
+        /// A request.
+        Idle => "idle",
+        /// The rest of a request's head.
+        Head => "head",
+        /// A response, or the body that it depends on.
+        Answer => "answer",
+        /// The client to read its response.
+        Reader => "reader",
     }
 }
 
-/// Why a request was answered with 401 or 403.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Unauthorized {
-    /// The client showed no certificate: 401.
-    NoCertificate,
-    /// The client's certificate is of the right CA, but has none of the required names: 403.
-    Name,
-}
-
-impl Unauthorized {
-    /// All reasons.
-    pub(crate) const ALL: [Self; 2] = [Self::NoCertificate, Self::Name];
-
-    /// Returns the reason as shown in metrics.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::NoCertificate => "no_certificate",
-            Self::Name => "name",
-        }
+labelled! {
+    /// Why a request was answered with 401 or 403.
+    pub(crate) enum Unauthorized {
+        /// The client showed no certificate: 401.
+        NoCertificate => "no_certificate",
+        /// The client's certificate is of the right CA, but has none of the required names: 403.
+        Name => "name",
     }
 }
 
-/// How a TLS handshake ended, or why there was none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HandshakeResult {
-    /// The connection is served.
-    Ok,
-    /// The client did not speak TLS, offered no common version or cipher, or disconnected.
-    Failed,
-    /// The handshake timed out.
-    TimedOut,
-    /// The connection limit was reached.
-    Refused,
-    /// The client's certificate is invalid: expired, or of another CA.
-    ClientCertificate,
-}
-
-impl HandshakeResult {
-    /// All results.
-    pub const ALL: [Self; 5] = [Self::Ok, Self::Failed, Self::TimedOut, Self::Refused, Self::ClientCertificate];
-
-    /// Returns the result as shown in metrics.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Failed => "failed",
-            Self::TimedOut => "timed_out",
-            Self::Refused => "refused",
-            Self::ClientCertificate => "client_certificate",
-        }
+labelled! {
+    /// How a TLS handshake ended, or why there was none.
+    pub(crate) enum HandshakeResult {
+        /// The connection is served.
+        Ok => "ok",
+        /// The client did not speak TLS, offered no common version or cipher, or disconnected.
+        Failed => "failed",
+        /// The handshake timed out.
+        TimedOut => "timed_out",
+        /// The connection limit was reached.
+        Refused => "refused",
+        /// The client's certificate is invalid: expired, or of another CA.
+        ClientCertificate => "client_certificate",
     }
 }
 
-/// The result of a check of the certificate's files or Secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReloadResult {
-    /// A new certificate is active.
-    Served,
-    /// The certificate is the active one.
-    Unchanged,
-    /// The files or the Secret are unreadable or missing; the last good certificate stays active.
-    Unreadable,
-    /// The content is invalid; the last good certificate stays active.
-    Invalid,
-}
-
-impl ReloadResult {
-    /// All results.
-    pub const ALL: [Self; 4] = [Self::Served, Self::Unchanged, Self::Unreadable, Self::Invalid];
-
-    /// Returns the result as shown in metrics.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Served => "served",
-            Self::Unchanged => "unchanged",
-            Self::Unreadable => "unreadable",
-            Self::Invalid => "invalid",
-        }
+labelled! {
+    /// The result of a check of the certificate's files or Secret.
+    pub enum ReloadResult {
+        /// A new certificate is active.
+        Served => "served",
+        /// The certificate is the active one.
+        Unchanged => "unchanged",
+        /// The files or the Secret are unreadable or missing; the last good certificate stays active.
+        Unreadable => "unreadable",
+        /// The content is invalid; the last good certificate stays active.
+        Invalid => "invalid",
     }
 }
 
@@ -134,54 +77,42 @@ impl ReloadResult {
 #[derive(Clone, Debug)]
 pub struct ConnectionMetrics {
     /// Open connections, including those in their handshake.
-    pub connections: Gauge,
+    pub(crate) connections: Gauge,
     /// 1 once the server is draining.
-    pub draining: Gauge,
+    pub(crate) draining: Gauge,
     /// Failed accepts, most likely because no file descriptor was free.
-    pub accept_errors: Counter,
+    pub(crate) accept_errors: Counter,
     /// Connections closed at the limit in favour of a client with fewer.
-    pub given_up: Counter,
-    handshakes: [Counter; HandshakeResult::ALL.len()],
+    pub(crate) given_up: Counter,
+    handshakes: Counters<{ HandshakeResult::ALL.len() }>,
     durations: Histogram,
-    timed_out: [Counter; Waiting::ALL.len()],
-    unauthorized: [Counter; Unauthorized::ALL.len()],
+    timed_out: Counters<{ Waiting::ALL.len() }>,
+    unauthorized: Counters<{ Unauthorized::ALL.len() }>,
 }
 
 impl ConnectionMetrics {
     /// Creates the metrics and registers them. The registry already has the prefix.
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let connections = Gauge::default();
-        registry.register("tls_connections", "TLS connections that are open", connections.clone());
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let connections = register(registry, "tls_connections", "TLS connections that are open");
         let durations = Histogram::new(HANDSHAKE_BUCKETS);
         registry.register(
             "tls_handshake_seconds",
             "Time from a TCP connection to the end of its TLS handshake, in seconds, of those that came to an end",
             durations.clone(),
         );
-        let draining = Gauge::default();
-        registry.register(
-            "draining",
-            "Whether the process was asked to end and answers what still comes: 1 if so",
-            draining.clone(),
-        );
-        let accept_errors = Counter::default();
-        registry.register(
-            "accept_errors",
-            "Failures to accept any connection, for want of a file descriptor most likely",
-            accept_errors.clone(),
-        );
-        let given_up = Counter::default();
-        registry.register(
-            "connections_given_up",
-            "TLS connections that were closed for a client with fewer of them, for there were as many as there may be",
-            given_up.clone(),
-        );
+        let help = "Whether the process was asked to end and answers what still comes: 1 if so";
+        let draining = register(registry, "draining", help);
+        let help = "Failures to accept any connection, for want of a file descriptor most likely";
+        let accept_errors = register(registry, "accept_errors", help);
+        let help =
+            "TLS connections that were closed for a client with fewer of them, for there were as many as there may be";
+        let given_up = register(registry, "connections_given_up", help);
         Self {
             connections,
             draining,
             accept_errors,
             given_up,
-            handshakes: counters::register(
+            handshakes: Counters::register(
                 registry,
                 "tls_handshakes",
                 "TLS handshakes, by how they ended",
@@ -189,14 +120,14 @@ impl ConnectionMetrics {
                 HandshakeResult::ALL.map(HandshakeResult::as_str),
             ),
             durations,
-            timed_out: counters::register(
+            timed_out: Counters::register(
                 registry,
                 "connections_timed_out",
                 "TLS connections that were closed for being too slow, by what was waited for",
                 "waiting",
                 Waiting::ALL.map(Waiting::as_str),
             ),
-            unauthorized: counters::register(
+            unauthorized: Counters::register(
                 registry,
                 "unauthorized_requests",
                 "Requests that were turned away before their body was read, by why",
@@ -207,40 +138,37 @@ impl ConnectionMetrics {
     }
 
     /// Counts a handshake.
-    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
-    pub fn handshake(&self, result: HandshakeResult) {
-        self.handshakes[result as usize].inc();
+    pub(crate) fn handshake(&self, result: HandshakeResult) {
+        self.handshakes.count(result as usize);
     }
 
     /// Counts a completed or failed handshake with its duration.
-    pub fn handshake_ended(&self, result: HandshakeResult, after: Duration) {
+    pub(crate) fn handshake_ended(&self, result: HandshakeResult, after: Duration) {
         self.handshake(result);
         self.durations.observe(after.as_secs_f64());
     }
 
     /// Counts a connection that was closed because its client was too slow.
-    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub(crate) fn timed_out(&self, waiting: Waiting) {
-        self.timed_out[waiting as usize].inc();
+        self.timed_out.count(waiting as usize);
     }
 
     /// Counts a request that was answered with 401 or 403.
-    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub(crate) fn unauthorized(&self, reason: Unauthorized) {
-        self.unauthorized[reason as usize].inc();
+        self.unauthorized.count(reason as usize);
     }
 }
 
 /// Counts reloads of certificates by result.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ReloadMetrics {
-    results: [Counter; ReloadResult::ALL.len()],
+    results: Counters<{ ReloadResult::ALL.len() }>,
 }
 
 impl ReloadMetrics {
     /// Creates the counters and registers them as `pillion_tls_reloads`.
     pub fn register(registry: &mut Registry) -> Self {
-        let results = counters::register(
+        let results = Counters::register(
             registry.sub_registry_with_prefix("pillion"),
             "tls_reloads",
             "Looks at the serving certificate's files or Secret that found them changed, gone or unreadable, by result",
@@ -251,32 +179,30 @@ impl ReloadMetrics {
     }
 
     /// Counts a check of the files or of the Secret.
-    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub fn looked(&self, result: ReloadResult) {
-        self.results[result as usize].inc();
+        self.results.count(result as usize);
     }
 
-    /// Returns how often checks had this result.
+    /// Returns the number of checks with this result.
     #[must_use]
-    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub fn times(&self, result: ReloadResult) -> u64 {
-        self.results[result as usize].get()
+        self.results.get(result as usize)
     }
 }
 
 /// The serving certificate, read at each scrape.
 #[derive(Debug)]
-struct Leaf(Arc<ServingCertificate>);
+struct CertificateCollector(Arc<ServingCertificate>);
 
 /// Registers the metrics of the serving certificate.
 pub fn register_certificate(registry: &mut Registry, certificate: Arc<ServingCertificate>) {
-    registry.sub_registry_with_prefix("pillion").register_collector(Box::new(Leaf(certificate)));
+    registry.sub_registry_with_prefix("pillion").register_collector(Box::new(CertificateCollector(certificate)));
 }
 
-impl Collector for Leaf {
+impl Collector for CertificateCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Some(der) = self.0.leaf() else { return Ok(()) };
-        let validity = parse_x509_certificate(&der).ok().map(|(_, leaf)| leaf.validity().clone());
+        let validity = parse_x509_certificate(&der).ok().map(|(_, certificate)| certificate.validity().clone());
         let times = validity.map(|validity| [validity.not_before.timestamp(), validity.not_after.timestamp()]);
         let [from, until] = times.map_or([None; 2], |times| times.map(Some));
         for (name, help, value) in [
@@ -305,39 +231,8 @@ fn generation(der: &[u8]) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::text;
     use crate::tls::PemText;
-
-    fn text(registry: &Registry) -> String {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-        text
-    }
-
-    #[test]
-    fn handshakes_are_counted_by_result() {
-        let mut registry = Registry::default();
-        let metrics = ConnectionMetrics::register(&mut registry);
-        for result in HandshakeResult::ALL {
-            metrics.handshake_ended(result, Duration::from_millis(2));
-            let line = format!("tls_handshakes_total{{result=\"{}\"}} 1\n", result.as_str());
-            let text = text(&registry);
-            assert!(text.contains(&line), "{line} is not in\n{text}");
-        }
-        let text = text(&registry);
-        assert!(text.contains("tls_handshake_seconds_bucket{le=\"0.005\"} 5\n"), "{text}");
-    }
-
-    #[test]
-    fn reloads_are_counted_by_result() {
-        let mut registry = Registry::default();
-        let metrics = ReloadMetrics::register(&mut registry);
-        for result in ReloadResult::ALL {
-            metrics.looked(result);
-            let line = format!("pillion_tls_reloads_total{{result=\"{}\"}} 1\n", result.as_str());
-            let text = text(&registry);
-            assert!(text.contains(&line), "{line} is not in\n{text}");
-        }
-    }
 
     #[test]
     fn exports_validity_of_serving_certificate() {

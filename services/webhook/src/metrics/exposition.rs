@@ -28,14 +28,14 @@ pub(crate) enum Format {
 
 impl Format {
     /// Returns the format to use for a scraper with these headers.
-    pub(crate) fn wanted(headers: &HeaderMap) -> Self {
-        let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    pub(crate) fn accepted(headers: &HeaderMap) -> Self {
+        let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let is_open = |range: &str| {
             let mut parts = range.split(';').map(str::trim);
             let is_type = parts.next().is_some_and(|name| name.eq_ignore_ascii_case("application/openmetrics-text"));
             is_type && !parts.any(|parameter| parameter.strip_prefix("q=").is_some_and(is_zero))
         };
-        if accepted.flat_map(|value| value.split(',')).any(is_open) { Self::OpenMetrics } else { Self::Classic }
+        if ranges.flat_map(|value| value.split(',')).any(is_open) { Self::OpenMetrics } else { Self::Classic }
     }
 
     pub(crate) const fn content_type(self) -> &'static str {
@@ -160,10 +160,10 @@ mod tests {
     use super::*;
     use crate::metrics::{Metrics, RequestOutcome, Tenant};
 
-    fn wanted(accept: &str) -> Format {
+    fn accepted(accept: &str) -> Format {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_str(accept).unwrap());
-        Format::wanted(&headers)
+        Format::accepted(&headers)
     }
 
     #[test]
@@ -171,12 +171,12 @@ mod tests {
         // The headers of Prometheus 2.42 and 3.
         let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                           text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
-        assert_eq!(wanted(prometheus), Format::OpenMetrics);
-        assert_eq!(wanted("text/plain, application/openmetrics-text; version=1.0.0; q=0.1"), Format::OpenMetrics);
+        assert_eq!(accepted(prometheus), Format::OpenMetrics);
+        assert_eq!(accepted("text/plain, application/openmetrics-text; version=1.0.0; q=0.1"), Format::OpenMetrics);
         for other in ["*/*", "text/plain;version=0.0.4", "application/openmetrics-text;q=0", "text/html", ";,;=", ""] {
-            assert_eq!(wanted(other), Format::Classic, "{other}");
+            assert_eq!(accepted(other), Format::Classic, "{other}");
         }
-        assert_eq!(Format::wanted(&HeaderMap::new()), Format::Classic);
+        assert_eq!(Format::accepted(&HeaderMap::new()), Format::Classic);
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
             let at = line.unwrap_or_else(|| panic!("{expected} is not in\n{open}")).strip_prefix(&expected).unwrap();
             assert!(at.parse::<f64>().unwrap() > 1.7e9, "{at}");
         }
-        assert_eq!(open.matches("trace_id").count(), 3, "none for what was not traced");
+        assert_eq!(open.matches("trace_id").count(), 3, "an untraced request has no exemplar");
         assert!(!exposition.text(Format::Classic).unwrap().contains("trace_id"));
     }
 
@@ -218,8 +218,7 @@ mod tests {
     fn value(name: &str) -> f64 {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(ProcessCollector));
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = crate::counters::text(&registry);
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("{name} is not in\n{text}")).parse().unwrap()
     }

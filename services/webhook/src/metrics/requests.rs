@@ -15,11 +15,11 @@ use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use crate::counters;
+use crate::counters::Counters;
 
 /// The outcome of a request, as shown in metrics and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RequestOutcome {
+pub(crate) enum RequestOutcome {
     /// A decision was made and answered.
     Decided(Outcome),
     /// The request is not a valid admission review: HTTP 4xx.
@@ -32,7 +32,7 @@ pub enum RequestOutcome {
 
 impl RequestOutcome {
     /// All outcomes.
-    pub const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Decided(Outcome::Injected),
         Self::Decided(Outcome::Unchanged),
         Self::Decided(Outcome::Skipped),
@@ -44,8 +44,7 @@ impl RequestOutcome {
     ];
 
     /// Returns the outcome as shown in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Decided(outcome) => outcome.as_str(),
             Self::BadRequest => "bad_request",
@@ -69,7 +68,7 @@ impl RequestOutcome {
     }
 }
 
-/// Seconds. A decision takes some 30 us; the API server waits up to 30 s.
+/// Bounds in seconds. A decision takes about 30 us, and the API server waits up to 30 s.
 const DURATION_BUCKETS: [f64; 15] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
 
@@ -163,8 +162,8 @@ struct OutcomeLabel {
 #[derive(Debug)]
 pub(super) struct DecisionCounters {
     pairs: Pairs,
-    notices: [Counter; NOTICES.len()],
-    validations: [Counter; VALIDATIONS.len()],
+    notices: Counters<{ NOTICES.len() }>,
+    validations: Counters<{ VALIDATIONS.len() }>,
 }
 
 /// A count for each pair of outcome and reason. A pair gets a series on first use, since most never occur.
@@ -196,14 +195,14 @@ impl DecisionCounters {
             pairs.clone(),
         );
 
-        let notices = counters::register(
+        let notices = Counters::register(
             registry,
             "notices",
             "What authors of objects were told beside what was decided about each profile",
             "notice",
             NOTICES,
         );
-        let validations = counters::register(
+        let validations = Counters::register(
             registry,
             "validation_failures",
             "Validations of profiles that an object did not pass, by what followed",
@@ -213,7 +212,6 @@ impl DecisionCounters {
         Self { pairs, notices, validations }
     }
 
-    #[expect(clippy::indexing_slicing, reason = "both indexes are places in the arrays that they index")]
     pub(super) fn decided(&self, decision: &Decision) {
         if decision.profiles.is_empty() {
             self.pairs.count(as_profile_outcome(decision.outcome), decision.reason);
@@ -222,10 +220,10 @@ impl DecisionCounters {
             self.pairs.count(profile.outcome, profile.reason);
         }
         for notice in &decision.notices {
-            self.notices[notice_index(notice)].inc();
+            self.notices.count(notice_index(notice));
         }
         for failed in &decision.validations {
-            self.validations[failed.outcome as usize].inc();
+            self.validations.count(failed.outcome as usize);
         }
     }
 }
@@ -311,8 +309,7 @@ mod tests {
         ];
         for (position, notice) in notices.into_iter().enumerate() {
             counters.decided(&Decision { notices: vec![notice], ..Decision::skipped(Reason::NoProfile) });
-            let mut text = String::new();
-            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let text = crate::counters::text(&registry);
             for (index, name) in NOTICES.iter().enumerate() {
                 let line = format!("notices_total{{notice=\"{name}\"}} {}\n", u8::from(index <= position));
                 assert!(text.contains(&line), "{line} is not in\n{text}");

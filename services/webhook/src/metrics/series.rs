@@ -1,7 +1,7 @@
 //! Series for names that come and go: requests by namespace, injections by profile, and the sizes of the snapshot.
 //!
-//! Counting takes no lock: a name with a slot is found in a map that is replaced as a whole, and a name without room is
-//! counted as [`OTHER`]. Only a name that gets its slot, once, waits for others that do.
+//! Counting takes no lock: a name with a slot is found in a map that is replaced as a whole, and a name without a slot
+//! is counted as [`OTHER`]. Only the first count of a new name takes a lock, to give it a slot.
 //!
 //! A slot is released at a scrape that finds its name deleted for [`GRACE`]: by then every Prometheus has read its last
 //! value. The value is not added to [`OTHER`], where it would look like a burst; a sum over rates loses nothing.
@@ -21,6 +21,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::requests::RequestOutcome;
+use crate::counters::labelled;
 
 /// The name for everything without a slot. Kubernetes names cannot begin with `_`.
 pub(super) const OTHER: &str = "_other";
@@ -34,7 +35,7 @@ pub(super) struct Slots<C> {
     taken: ArcSwap<HashMap<Arc<str>, Arc<Slot<C>>>>,
     other: Arc<Slot<C>>,
     /// Held while the map is replaced.
-    changing: Mutex<()>,
+    replacing: Mutex<()>,
 }
 
 /// The counters of one name.
@@ -42,12 +43,12 @@ pub(super) struct Slots<C> {
 pub(super) struct Slot<C> {
     pub(super) counters: C,
     /// When a scrape first found the name deleted.
-    gone: Mutex<Option<Instant>>,
+    deleted_at: Mutex<Option<Instant>>,
 }
 
 impl<C: Default> Slots<C> {
     pub(super) fn new(max: usize) -> Self {
-        Self { max, taken: ArcSwap::default(), other: Arc::default(), changing: Mutex::new(()) }
+        Self { max, taken: ArcSwap::default(), other: Arc::default(), replacing: Mutex::new(()) }
     }
 
     /// Returns the counters of a name. The caller must know that it exists, so that clients cannot invent names.
@@ -66,7 +67,7 @@ impl<C: Default> Slots<C> {
     }
 
     fn take(&self, name: &str) -> Arc<Slot<C>> {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = self.taken.load();
         // Another thread may have added it meanwhile.
         if let Some(slot) = taken.get(name) {
@@ -84,23 +85,23 @@ impl<C: Default> Slots<C> {
 
     /// Releases the slots of names that were deleted at least [`GRACE`] ago.
     pub(super) fn release(&self, now: Instant, exists: impl Fn(&str) -> bool) {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = self.taken.load();
-        let stays = |name: &str, slot: &Slot<C>| {
-            let mut gone = slot.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        let keeps = |name: &str, slot: &Slot<C>| {
+            let mut deleted_at = slot.deleted_at.lock().unwrap_or_else(PoisonError::into_inner);
             if exists(name) {
-                *gone = None;
+                *deleted_at = None;
                 return true;
             }
-            now.duration_since(*gone.get_or_insert(now)) < GRACE
+            now.duration_since(*deleted_at.get_or_insert(now)) < GRACE
         };
-        let left: HashMap<_, _> = taken
+        let kept: HashMap<_, _> = taken
             .iter()
-            .filter(|(name, slot)| stays(name, slot))
+            .filter(|(name, slot)| keeps(name, slot))
             .map(|(name, slot)| (Arc::clone(name), Arc::clone(slot)))
             .collect();
-        if left.len() < taken.len() {
-            self.taken.store(Arc::new(left));
+        if kept.len() < taken.len() {
+            self.taken.store(Arc::new(kept));
         }
     }
 
@@ -130,27 +131,16 @@ impl Default for TenantSettings {
     }
 }
 
-/// The outcome of a tenant's request: coarser than [`RequestOutcome`], since each value costs a series for each tenant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TenantOutcome {
-    Injected,
-    /// Allowed without changes.
-    Allowed,
-    Denied,
-    /// Rejected for lack of resources, or failed: HTTP 5xx.
-    Failed,
-}
-
-impl TenantOutcome {
-    const ALL: [Self; 4] = [Self::Injected, Self::Allowed, Self::Denied, Self::Failed];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Injected => "injected",
-            Self::Allowed => "allowed",
-            Self::Denied => "denied",
-            Self::Failed => "failed",
-        }
+labelled! {
+    /// The outcome of a tenant's request: coarser than [`RequestOutcome`], since each value costs a series for each
+    /// tenant.
+    enum TenantOutcome {
+        Injected => "injected",
+        /// Allowed without changes.
+        Allowed => "allowed",
+        Denied => "denied",
+        /// Rejected for lack of resources, or failed: HTTP 5xx.
+        Failed => "failed",
     }
 }
 
@@ -166,21 +156,21 @@ impl From<RequestOutcome> for TenantOutcome {
     }
 }
 
-type Counters = [AtomicU64; TenantOutcome::ALL.len()];
+type TenantCounters = [AtomicU64; TenantOutcome::ALL.len()];
 
 /// The counters of all namespaces. `None`: counting is off.
 #[derive(Clone, Debug)]
-pub struct Tenants(Option<Arc<Slots<Counters>>>);
+pub(crate) struct Tenants(Option<Arc<Slots<TenantCounters>>>);
 
 /// The namespace of a request, once known. `None`: counting is off. Clones refer to the same request.
 #[derive(Clone, Debug, Default)]
-pub struct Tenant(Option<Arc<Pending>>);
+pub(crate) struct Tenant(Option<Arc<TenantSlot>>);
 
 #[derive(Debug)]
-struct Pending {
-    slots: Arc<Slots<Counters>>,
+struct TenantSlot {
+    slots: Arc<Slots<TenantCounters>>,
     /// Empty until the namespace is known.
-    found: OnceLock<Arc<Slot<Counters>>>,
+    found: OnceLock<Arc<Slot<TenantCounters>>>,
 }
 
 impl Tenants {
@@ -190,9 +180,8 @@ impl Tenants {
 
     /// Returns a tenant whose namespace is not known yet.
     #[must_use]
-    pub fn request(&self) -> Tenant {
-        let pending = |slots| Arc::new(Pending { slots, found: OnceLock::new() });
-        Tenant(self.0.clone().map(pending))
+    pub(crate) fn request(&self) -> Tenant {
+        Tenant(self.0.clone().map(|slots| Arc::new(TenantSlot { slots, found: OnceLock::new() })))
     }
 
     pub(super) fn release(&self, now: Instant, exists: impl Fn(&str) -> bool) {
@@ -204,8 +193,8 @@ impl Tenants {
 
 impl Tenant {
     /// Sets the request's namespace, and whether the snapshot has it. Only the first call counts.
-    pub fn found(&self, namespace: &str, known: bool) {
-        if let Some(Pending { slots, found }) = self.0.as_deref() {
+    pub(crate) fn set_namespace(&self, namespace: &str, known: bool) {
+        if let Some(TenantSlot { slots, found }) = self.0.as_deref() {
             found.get_or_init(|| if known { slots.of(namespace) } else { slots.other() });
         }
     }
@@ -213,7 +202,7 @@ impl Tenant {
     /// Counts the request, unless its namespace is unknown or counting is off.
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub(super) fn answered(&self, outcome: RequestOutcome) {
-        if let Some(slot) = self.0.as_deref().and_then(|pending| pending.found.get()) {
+        if let Some(slot) = self.0.as_deref().and_then(|tenant| tenant.found.get()) {
             slot.counters[TenantOutcome::from(outcome) as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -236,7 +225,7 @@ impl Collector for Tenants {
 }
 
 /// Profiles with their own series. Injections of all others are counted as `_other`.
-pub const MAX_PROFILES: usize = 200;
+pub(super) const MAX_PROFILES: usize = 200;
 
 /// How often each profile was applied.
 #[derive(Clone, Debug)]
@@ -309,7 +298,7 @@ mod tests {
         slots.of(name).counters.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn shown(slots: &Slots<AtomicU64>) -> Vec<(String, u64)> {
+    fn counts(slots: &Slots<AtomicU64>) -> Vec<(String, u64)> {
         let all = slots.all().into_iter();
         all.map(|(name, slot)| (name.to_string(), slot.counters.load(Ordering::Relaxed))).collect()
     }
@@ -324,8 +313,8 @@ mod tests {
         for name in ["b", "a", "c", "a", "d"] {
             count(&slots, name);
         }
-        assert_eq!(shown(&slots), pairs(&[("a", 2), ("b", 1), (OTHER, 2)]));
-        assert_eq!(shown(&Slots::new(0)), pairs(&[(OTHER, 0)]));
+        assert_eq!(counts(&slots), pairs(&[("a", 2), ("b", 1), (OTHER, 2)]));
+        assert_eq!(counts(&Slots::new(0)), pairs(&[(OTHER, 0)]));
     }
 
     #[test]
@@ -336,15 +325,15 @@ mod tests {
         let first = Instant::now();
         slots.release(first, |name| name == "new");
         slots.release(first + GRACE / 2, |name| name == "new");
-        assert_eq!(shown(&slots), pairs(&[("old", 1), (OTHER, 1)]), "its last value is there to be scraped");
+        assert_eq!(counts(&slots), pairs(&[("old", 1), (OTHER, 1)]), "its last value can still be scraped");
         // It reappears for a moment, so the grace period starts again.
         slots.release(first + GRACE, |_| true);
         slots.release(first + GRACE, |name| name == "new");
         slots.release(first + GRACE * 3 / 2, |name| name == "new");
-        assert_eq!(shown(&slots).len(), 2);
+        assert_eq!(counts(&slots).len(), 2);
         slots.release(first + GRACE * 2, |name| name == "new");
         count(&slots, "new");
-        assert_eq!(shown(&slots), pairs(&[("new", 1), (OTHER, 1)]));
+        assert_eq!(counts(&slots), pairs(&[("new", 1), (OTHER, 1)]));
     }
 
     #[test]
@@ -355,19 +344,16 @@ mod tests {
                 scope.spawn(|| (0..10_000).for_each(|number| count(&slots, &format!("n{}", number % 100))));
             }
         });
-        let shown = shown(&slots);
-        assert_eq!(shown.len(), 51);
-        assert_eq!(shown.iter().map(|(_, count)| count).sum::<u64>(), 40_000);
+        let counts = counts(&slots);
+        assert_eq!(counts.len(), 51);
+        assert_eq!(counts.iter().map(|(_, count)| count).sum::<u64>(), 40_000);
     }
 
     #[test]
     fn request_outcomes_map_to_tenant_outcomes() {
-        for (position, outcome) in TenantOutcome::ALL.into_iter().enumerate() {
-            assert_eq!(outcome as usize, position);
-        }
-        let shown = |outcome| TenantOutcome::from(outcome).as_str();
+        let counts = |outcome| TenantOutcome::from(outcome).as_str();
         assert_eq!(
-            RequestOutcome::ALL.map(shown),
+            RequestOutcome::ALL.map(counts),
             ["injected", "allowed", "allowed", "allowed", "denied", "failed", "failed", "failed"]
         );
     }

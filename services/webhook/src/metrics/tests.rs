@@ -3,14 +3,9 @@ use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet};
 
 use super::exposition::Format;
-use super::series::{GRACE, OTHER};
+use super::series::{GRACE, MAX_PROFILES, OTHER};
 use super::*;
-
-fn text(registry: &Registry) -> String {
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-    text
-}
+use crate::counters::text;
 
 /// Returns a decision that applied a profile of this name.
 fn applied(name: &str) -> ProfileDecision {
@@ -31,13 +26,13 @@ fn tenants(max_namespaces: usize) -> MetricsSettings {
 /// Counts a request about this namespace.
 fn answer(metrics: &Metrics, namespace: &str, known: bool, outcome: RequestOutcome) {
     let tenant = metrics.tenants.request();
-    tenant.found(namespace, known);
-    tenant.clone().found("somebody-else", true);
+    tenant.set_namespace(namespace, known);
+    tenant.clone().set_namespace("another-namespace", true);
     metrics.answered(Endpoint::Any, outcome, Duration::from_micros(30), None, &tenant);
 }
 
 /// Creates every series: each outcome on each path, each reason, and this many profiles and namespaces.
-fn drive_everything(metrics: &Metrics, profiles: usize, namespaces: usize) {
+fn create_all_series(metrics: &Metrics, profiles: usize, namespaces: usize) {
     for outcome in RequestOutcome::ALL {
         for endpoint in Endpoint::ALL {
             metrics.answered(endpoint, outcome, Duration::from_secs(9), None, &Tenant::default());
@@ -57,7 +52,7 @@ fn drive_everything(metrics: &Metrics, profiles: usize, namespaces: usize) {
 }
 
 /// Registers all metrics of this crate as the binary does.
-fn everything(settings: &MetricsSettings) -> (Metrics, Exposition) {
+fn register_all(settings: &MetricsSettings) -> (Metrics, Exposition) {
     let mut registry = Registry::default();
     let metrics = Metrics::register_with(&mut registry, settings);
     metrics.register_snapshot(&mut registry, Arc::default());
@@ -203,22 +198,22 @@ fn deleted_profile_loses_its_series() {
 }
 
 /// Series of other parts of the program: lookups, queues, caches.
-const OF_OTHERS: usize = 80;
+const OTHER_SERIES: usize = 80;
 
 #[test]
 fn number_of_series_is_bounded() {
-    let (metrics, exposition) = everything(&MetricsSettings::default());
-    drive_everything(&metrics, 0, 10_000);
+    let (metrics, exposition) = register_all(&MetricsSettings::default());
+    create_all_series(&metrics, 0, 10_000);
     let without_profiles = series(&exposition);
-    assert!(without_profiles + OF_OTHERS <= 400, "{without_profiles}");
+    assert!(without_profiles + OTHER_SERIES <= 400, "{without_profiles}");
     assert!(!exposition.text(Format::Classic).unwrap().contains("team-"), "tenants are off");
 
-    let (metrics, exposition) = everything(&tenants(TenantSettings::default().max_namespaces));
-    drive_everything(&metrics, MAX_PROFILES + 10, 10_000);
+    let (metrics, exposition) = register_all(&tenants(TenantSettings::default().max_namespaces));
+    create_all_series(&metrics, MAX_PROFILES + 10, 10_000);
     let began = std::time::Instant::now();
     let all = series(&exposition);
     println!("{without_profiles} series, {all} with tenants and profiles, written in {:?}", began.elapsed());
-    assert!(all > 2200 && all + OF_OTHERS <= 3000, "{all}");
+    assert!(all > 2200 && all + OTHER_SERIES <= 3000, "{all}");
     let text = exposition.text(Format::OpenMetrics).unwrap();
     assert!(text.contains(&format!("{{namespace=\"{OTHER}\",outcome=\"injected\"}} 9500\n")), "{text}");
 }

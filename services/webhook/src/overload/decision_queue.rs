@@ -1,11 +1,13 @@
-//! Permits to decide: a limited number at one time, given in a fair order when more requests wait.
+//! Gives permits to decide: a limited number at one time, and in a fair order when more requests wait.
 //!
 //! Deciding computes and does not wait. If permits equalled worker threads, the queue would never fill and fairness
-//! would never apply: requests would wait in the runtime's own queue, which is fair to connections and not to
+//! would never apply. Requests would wait in the runtime's own queue, which is fair to connections and not to
 //! namespaces. So this module counts the requests decided on arrival since all ready tasks last ran, and allows only a
-//! few. Further requests wait here. A task yields, so that all ready tasks run, and only then gives permits: every
+//! few.
+//!
+//! Further requests wait here. A task yields, so that all ready tasks run, and only then gives permits. So every
 //! request that has arrived by that moment takes part in the order. Once the queue is empty, a few requests may again
-//! be decided on arrival. Without load, the cost is one look at a counter.
+//! be decided on arrival. Without load, a request reads one counter.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -45,7 +47,7 @@ pub(crate) struct DecisionQueue {
 struct State {
     queue: FairQueue<oneshot::Sender<Result<Permit, Shed>>>,
     /// Permits that were given to waiting requests and are not returned yet.
-    given: usize,
+    held: usize,
     /// Whether the task that gives permits is running.
     is_served: bool,
 }
@@ -56,8 +58,8 @@ struct State {
 pub(crate) struct Permit(Option<Arc<DecisionQueue>>);
 
 /// A request in the queue. When it is dropped, it leaves the queue.
-struct Waiting<'l> {
-    queue: &'l DecisionQueue,
+struct QueuedRequest<'q> {
+    queue: &'q DecisionQueue,
     class: u64,
     ticket: Ticket,
     since: Instant,
@@ -69,17 +71,17 @@ impl DecisionQueue {
             slots: bounds.slots,
             unqueued_limit: bounds.unqueued,
             unqueued: AtomicUsize::new(0),
-            state: Mutex::new(State { queue: FairQueue::new(bounds.queue.clone()), given: 0, is_served: false }),
+            state: Mutex::new(State { queue: FairQueue::new(bounds.queue.clone()), held: 0, is_served: false }),
             returned: Notify::new(),
             metrics,
         })
     }
 
-    /// Returns a permit at once, if only a few were given so recently.
+    /// Returns a permit at once, or none if the limit of requests decided on arrival is reached.
     pub(super) fn unqueued(&self) -> Option<Permit> {
-        let is_one_of_few = self.unqueued.load(Ordering::Relaxed) < self.unqueued_limit
+        let is_within_limit = self.unqueued.load(Ordering::Relaxed) < self.unqueued_limit
             && self.unqueued.fetch_add(1, Ordering::Relaxed) < self.unqueued_limit;
-        is_one_of_few.then_some(Permit(None))
+        is_within_limit.then_some(Permit(None))
     }
 
     /// Waits for a permit until the deadline.
@@ -88,7 +90,7 @@ impl DecisionQueue {
         let (ticket, displaced) = {
             let mut state = self.state();
             let fair::Pushed { ticket, displaced } = state.queue.push(class, cost, sender)?;
-            self.show(&state);
+            self.update_gauge(&state);
             if !state.is_served {
                 state.is_served = true;
                 tokio::spawn(Arc::clone(self).serve());
@@ -96,10 +98,10 @@ impl DecisionQueue {
             (ticket, displaced)
         };
         if let Some(displaced) = displaced {
-            // Err: the request has left the queue by itself.
+            // Err: the request has already left the queue.
             let _ = displaced.send(Err(Shed::QueueFull));
         }
-        let _waiting = Waiting { queue: self, class, ticket, since: Instant::now() };
+        let _queued = QueuedRequest { queue: self, class, ticket, since: Instant::now() };
         match timeout_at(deadline.0, permit).await {
             Ok(Ok(permit)) if deadline.has_passed() => permit.and(Err(Shed::Deadline)),
             Ok(Ok(permit)) => permit,
@@ -120,7 +122,7 @@ impl DecisionQueue {
                     self.unqueued.store(0, Ordering::Relaxed);
                     return;
                 }
-                self.next(&mut state)
+                self.take_next(&mut state)
             };
             if chosen.is_empty() {
                 self.returned.notified().await;
@@ -133,21 +135,21 @@ impl DecisionQueue {
     }
 
     /// Takes the next requests from the queue, as many as there are free permits.
-    fn next(&self, state: &mut State) -> Vec<oneshot::Sender<Result<Permit, Shed>>> {
-        let free = self.slots.saturating_sub(state.given);
+    fn take_next(&self, state: &mut State) -> Vec<oneshot::Sender<Result<Permit, Shed>>> {
+        let free = self.slots.saturating_sub(state.held);
         let chosen: Vec<_> = std::iter::from_fn(|| state.queue.pop()).take(free).collect();
-        state.given += chosen.len();
-        self.show(state);
+        state.held += chosen.len();
+        self.update_gauge(state);
         chosen
     }
 
     /// Whether no queued request holds a permit.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        self.state().given == 0
+        self.state().held == 0
     }
 
-    fn show(&self, state: &State) {
+    fn update_gauge(&self, state: &State) {
         self.metrics.queued.set(i64::try_from(state.queue.len()).unwrap_or(i64::MAX));
     }
 
@@ -159,19 +161,19 @@ impl DecisionQueue {
 impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(queue) = &self.0 {
-            queue.state().given -= 1;
+            queue.state().held -= 1;
             queue.returned.notify_one();
         }
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for QueuedRequest<'_> {
     fn drop(&mut self) {
         let mut state = self.queue.state();
-        let left = state.queue.remove(self.class, self.ticket);
-        self.queue.show(&state);
+        let removed = state.queue.remove(self.class, self.ticket);
+        self.queue.update_gauge(&state);
         drop(state);
-        drop(left);
+        drop(removed);
         self.queue.metrics.waited.observe(self.since.elapsed().as_secs_f64());
     }
 }
@@ -198,9 +200,9 @@ mod tests {
 
     /// Asserts that the queue is empty, all permits are returned, and the task has ended.
     #[track_caller]
-    fn assert_at_rest(queue: &DecisionQueue) {
+    fn assert_idle(queue: &DecisionQueue) {
         let state = queue.state();
-        assert_eq!((state.queue.len(), state.given, queue.metrics.queued.get()), (0, 0, 0));
+        assert_eq!((state.queue.len(), state.held, queue.metrics.queued.get()), (0, 0, 0));
         assert!(!state.is_served);
         drop(state);
         assert_eq!(queue.unqueued.load(Ordering::Relaxed), 0);
@@ -231,7 +233,7 @@ mod tests {
         for _ in 0..10 {
             let note = noting("ready");
             tasks.spawn(async move {
-                // Four tasks, each ready once the one before has run.
+                // Runs four tasks in sequence: each becomes ready when the previous one has run.
                 note();
                 for _ in 0..3 {
                     let note = note.clone();
@@ -243,7 +245,7 @@ mod tests {
         let order = order.lock().unwrap().clone();
         assert_eq!(order.iter().position(|name| *name == "queued"), Some(40), "{order:?}");
         settle().await;
-        assert_at_rest(&queue);
+        assert_idle(&queue);
         assert!(queue.unqueued().is_some());
     }
 
@@ -263,7 +265,7 @@ mod tests {
         join_all(all).await;
         assert_eq!(most.load(Ordering::Relaxed), 3);
         settle().await;
-        assert_at_rest(&queue);
+        assert_idle(&queue);
     }
 
     #[tokio::test(start_paused = true)]
@@ -283,7 +285,7 @@ mod tests {
         drop(permit);
         waiting.await.unwrap().unwrap();
         settle().await;
-        assert_at_rest(&queue);
+        assert_idle(&queue);
     }
 
     #[tokio::test]
@@ -307,7 +309,7 @@ mod tests {
         assert_eq!(ended.iter().filter(|ended| **ended == Err(Shed::QueueFull)).count(), 1);
     }
 
-    /// Tasks leave the queue while waiting, when they get a permit, while deciding, and by a panic.
+    /// Cancels tasks while they wait, when they get a permit, and while they decide. Other tasks panic.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn cancelled_request_returns_permit() {
         let queue = queue(2, 4, 64);
@@ -345,6 +347,6 @@ mod tests {
         }
         // All were decided on arrival, so the counter was not reset.
         queue.unqueued.store(0, Ordering::Relaxed);
-        assert_at_rest(&queue);
+        assert_idle(&queue);
     }
 }

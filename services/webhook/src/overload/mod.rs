@@ -3,7 +3,7 @@
 //!
 //! A request passes these parts in order: its `Deadline`, the bound of `unfinished` bodies, a `RequestPermit`, and a
 //! `Permit` to compute from one of two `decision_queue`s, each with a `fair` queue of namespaces. A rejected request has a
-//! [`Shed`] as its reason.
+//! `Shed` as its reason.
 
 mod decision_queue;
 mod fair;
@@ -30,7 +30,7 @@ use decision_queue::DecisionQueue;
 pub(crate) use decision_queue::Permit;
 pub(crate) use request::{Deadline, peek_namespace};
 use shed::QueueMetrics;
-pub use shed::{OverloadMetrics, Shed};
+pub(crate) use shed::{OverloadMetrics, Shed};
 pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, UnfinishedBodies};
 
 /// Bytes up to which a body is small: it may use the whole memory budget, and is decided on the thread that read it. A
@@ -38,11 +38,11 @@ pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, Un
 pub(crate) const SMALL: usize = 128 * 1024;
 /// The base cost of a request, in bytes: even a small pod takes time to decide.
 const BASE_COST: u64 = 4096;
-/// Added to the niceness of these threads: on a busy machine they get about a tenth of a core.
-const NICER: i32 = 10;
+/// Added to the niceness of the threads for large bodies. On a busy machine they get about a tenth of a core.
+const NICE_INCREMENT: i32 = 10;
 
 /// The payload of a panic.
-pub(crate) type Panicked = Box<dyn Any + Send>;
+pub(crate) type PanicPayload = Box<dyn Any + Send>;
 
 /// Limits on concurrent requests and on their time.
 #[derive(Clone, Debug)]
@@ -125,7 +125,7 @@ impl Overload {
             queue: fair::Bounds {
                 length: settings.max_queued,
                 per_class: settings.max_queued_per_tenant,
-                // About one request of a small pod.
+                // About the cost of one small pod.
                 quantum: 2 * BASE_COST,
             },
         };
@@ -188,7 +188,7 @@ impl Overload {
     pub(crate) async fn offload<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Panicked> {
+    ) -> Result<T, PanicPayload> {
         self.large_bodies.run(work).await
     }
 
@@ -199,7 +199,7 @@ impl Overload {
         client: IpAddr,
         deadline: Deadline,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<Result<T, Panicked>, Shed> {
+    ) -> Result<Result<T, PanicPayload>, Shed> {
         let class = self.keys.hash_one(client);
         let permit = self.profiles.queued(class, BASE_COST, deadline).await.map_err(|shed| match shed {
             // Its classes are client addresses, not tenants.
@@ -290,7 +290,7 @@ impl LargeBodyPool {
     ///
     /// # Errors
     /// `work` panicked.
-    async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Panicked> {
+    async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, PanicPayload> {
         let (done, result) = oneshot::channel();
         // The worker logs to the caller's subscriber.
         let subscriber = tracing::dispatcher::get_default(Clone::clone);
@@ -324,7 +324,7 @@ fn start_threads(name: &str, threads: usize) -> Option<Sender<Job>> {
 }
 
 fn run_jobs(jobs: &Mutex<Receiver<Job>>) {
-    if let Err(error) = rustix::process::nice(NICER) {
+    if let Err(error) = rustix::process::nice(NICE_INCREMENT) {
         tracing::debug!(%error, "a thread for large bodies has the priority of all others");
     }
     loop {
@@ -390,25 +390,20 @@ mod tests {
         assert_eq!((gauge.get(), permits.taken.into_inner()), (0, 0));
     }
 
-    #[test]
-    fn limit_of_zero_gives_no_permit() {
-        assert!(RequestPermits::new(0, Gauge::default()).take().is_none());
-    }
-
     #[tokio::test]
     async fn panic_is_returned_and_thread_continues() {
         let pool = LargeBodyPool::new("pillion-test", 1);
         let panicked = pool.run(|| panic!("for a test")).await;
-        let panicked: Panicked = Result::<(), _>::unwrap_err(panicked);
+        let panicked: PanicPayload = Result::<(), _>::unwrap_err(panicked);
         assert_eq!(panicked.downcast_ref::<&str>(), Some(&"for a test"));
         assert_eq!(pool.run(|| 7).await.unwrap(), 7);
     }
 
     #[tokio::test]
     async fn pool_threads_have_lower_priority() {
-        let ours = rustix::process::nice(0).unwrap();
-        let theirs = LargeBodyPool::new("pillion-test", 1).run(|| rustix::process::nice(0).unwrap()).await.unwrap();
-        assert_eq!(theirs, (ours + NICER).min(19));
+        let own = rustix::process::nice(0).unwrap();
+        let pool = LargeBodyPool::new("pillion-test", 1).run(|| rustix::process::nice(0).unwrap()).await.unwrap();
+        assert_eq!(pool, (own + NICE_INCREMENT).min(19));
     }
 
     #[tokio::test]

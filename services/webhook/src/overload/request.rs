@@ -1,11 +1,11 @@
-//! What is known of a request before its body is parsed: its deadline and its namespace.
+//! Reads the deadline and the namespace of a request before its body is parsed.
 //!
 //! The API server sends its own timeout as `?timeout=`, in Go's duration format. An invalid or empty value means the
 //! default; a value longer than any API server's timeout is reduced to that.
 //!
-//! The namespace decides in which class a request waits. The API server writes `request.namespace` before the object, so
-//! the first bytes of the body suffice. The peek knows enough JSON not to mistake a text inside the object or a string
-//! for the field. A body that does not look like the API server's belongs to no namespace.
+//! The namespace decides in which class a request waits. The API server writes `request.namespace` before the object,
+//! so the first bytes of the body suffice. The peek skips nested objects and strings, so that text inside them is not
+//! taken for the field. A body that does not look like the API server's belongs to no namespace.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::OverloadSettings;
 /// An upper bound on any timeout, so that the clock's arithmetic cannot overflow.
 const LONGEST: Duration = Duration::from_hours(24);
 
-/// A deadline that is at most the longest timeout away.
+/// The time by which a request must be answered, at most the longest timeout away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadline(pub(crate) Instant);
 
@@ -29,11 +29,11 @@ impl Deadline {
     }
 
     pub(crate) fn has_passed(self) -> bool {
-        self.left().is_zero()
+        self.remaining().is_zero()
     }
 
     /// Returns the remaining time.
-    pub(crate) fn left(self) -> Duration {
+    pub(crate) fn remaining(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
 }
@@ -41,8 +41,8 @@ impl Deadline {
 /// Returns how long the caller waits.
 fn timeout(query: Option<&str>, settings: &OverloadSettings) -> Duration {
     let text = query.and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("timeout=")));
-    let said = text.and_then(go_duration).filter(|said| !said.is_zero());
-    said.unwrap_or(settings.default_timeout).min(settings.longest_timeout)
+    let requested = text.and_then(go_duration).filter(|timeout| !timeout.is_zero());
+    requested.unwrap_or(settings.default_timeout).min(settings.longest_timeout)
 }
 
 /// Parses a duration in Go's format: `10s`, `1m30s`, `1.5h`. `None` if it is invalid or negative. A duration that is
@@ -267,7 +267,7 @@ mod tests {
             (Some("timeouts=2s&xtimeout=2s"), 9_800),
         ] {
             let deadline = Deadline::of(query, &OverloadSettings::default());
-            assert_eq!(deadline.left(), Duration::from_millis(milliseconds), "{query:?}");
+            assert_eq!(deadline.remaining(), Duration::from_millis(milliseconds), "{query:?}");
         }
         let deadline = Deadline::of(Some("timeout=1s"), &OverloadSettings::default());
         tokio::time::advance(Duration::from_millis(799)).await;
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(class_of(a), class_of(r#"{"x":1,"request":{"uid":"","namespace":"a","operation":""}}"#));
         assert_ne!(class_of(a), class_of(b));
         assert_eq!(class_of("{}"), class_of("[]"));
-        assert_ne!(class_of("{}"), class_of(r#"{"request":{"namespace":""}}"#), "an object of the cluster's own");
+        assert_ne!(class_of("{}"), class_of(r#"{"request":{"namespace":""}}"#), "a cluster-scoped object");
     }
 
     fn any_json() -> impl Strategy<Value = Value> {

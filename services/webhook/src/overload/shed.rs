@@ -3,65 +3,38 @@
 use std::fmt;
 
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::counters;
+use crate::counters::{Counters, labelled};
 
-/// Why a valid request was rejected with 503.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Shed {
-    /// The limit of concurrent requests is reached.
-    InFlight,
-    /// Too many bodies were incomplete, and this one was the oldest.
-    Unfinished,
-    /// The queue for permits is full.
-    QueueFull,
-    /// The queue of its namespace is full.
-    TenantQueueFull,
-    /// Its deadline passed before it got a permit.
-    Deadline,
-    /// The memory budget for bodies is exhausted.
-    NoMemory,
-    /// The first lists of the cluster are not complete yet.
-    NotReady,
-    /// The namespace is missing from the snapshot, and its lookup failed.
-    Namespace,
+labelled! {
+    /// Why a valid request was rejected with 503.
+    pub(crate) enum Shed {
+        /// The limit of concurrent requests is reached.
+        InFlight => "in_flight",
+        /// Too many bodies were incomplete, and this one was the oldest.
+        Unfinished => "unfinished",
+        /// The queue for permits is full.
+        QueueFull => "queue_full",
+        /// The queue of its namespace is full.
+        TenantQueueFull => "tenant_queue_full",
+        /// Its deadline passed before it got a permit.
+        Deadline => "deadline",
+        /// The memory budget for bodies is exhausted.
+        NoMemory => "no_memory",
+        /// The first lists of the cluster are not complete yet.
+        NotReady => "not_ready",
+        /// The namespace is missing from the snapshot, and its lookup failed.
+        Namespace => "namespace",
+    }
 }
 
 impl Shed {
-    /// All reasons.
-    pub const ALL: [Self; 8] = [
-        Self::InFlight,
-        Self::Unfinished,
-        Self::QueueFull,
-        Self::TenantQueueFull,
-        Self::Deadline,
-        Self::NoMemory,
-        Self::NotReady,
-        Self::Namespace,
-    ];
-
-    /// Returns the reason as shown in metrics, logs and traces.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::InFlight => "in_flight",
-            Self::Unfinished => "unfinished",
-            Self::QueueFull => "queue_full",
-            Self::TenantQueueFull => "tenant_queue_full",
-            Self::Deadline => "deadline",
-            Self::NoMemory => "no_memory",
-            Self::NotReady => "not_ready",
-            Self::Namespace => "namespace",
-        }
-    }
-
     /// Whether to send `Retry-After`. After the deadline it is useless, since the caller has given up.
-    pub(crate) const fn is_worth_a_retry(self) -> bool {
+    pub(crate) const fn sends_retry_after(self) -> bool {
         !matches!(self, Self::Deadline)
     }
 }
@@ -88,7 +61,7 @@ impl fmt::Display for Shed {
     }
 }
 
-/// Seconds. Without overload, a permit comes within a few decisions of some 50 us.
+/// Bounds in seconds. Without overload, a permit comes within a few decisions of about 50 us.
 const WAIT_BUCKETS: [f64; 6] = [0.0001, 0.001, 0.01, 0.1, 1.0, 10.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -98,8 +71,8 @@ struct SizeLabel {
 
 /// The metrics of overload.
 #[derive(Clone, Debug)]
-pub struct OverloadMetrics {
-    shed: [Counter; Shed::ALL.len()],
+pub(crate) struct OverloadMetrics {
+    shed: Counters<{ Shed::ALL.len() }>,
     pub(super) small: QueueMetrics,
     pub(super) large: QueueMetrics,
 }
@@ -122,8 +95,8 @@ impl QueueMetrics {
 
 impl OverloadMetrics {
     /// Creates the metrics and registers them under the registry's own prefix.
-    pub fn register(registry: &mut Registry) -> Self {
-        let shed = counters::register(
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let shed = Counters::register(
             registry,
             "shed",
             "Requests that were turned away with 503, by the bound that they met",
@@ -145,28 +118,7 @@ impl OverloadMetrics {
         Self { shed, small: queue("small"), large: queue("large") }
     }
 
-    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub(crate) fn count(&self, shed: Shed) {
-        self.shed[shed as usize].inc();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shed_requests_are_counted_by_reason() {
-        let mut registry = Registry::with_prefix("pillion");
-        let metrics = OverloadMetrics::register(&mut registry);
-        for (times, shed) in Shed::ALL.into_iter().enumerate() {
-            (0..=times).for_each(|_| metrics.count(shed));
-        }
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        for (times, shed) in Shed::ALL.into_iter().enumerate() {
-            let line = format!("pillion_shed_total{{reason=\"{}\"}} {}\n", shed.as_str(), times + 1);
-            assert!(text.contains(&line), "{line} is not in\n{text}");
-        }
+        self.shed.count(shed as usize);
     }
 }

@@ -20,9 +20,9 @@ use super::shed::Shed;
 /// How many bodies may be unfinished.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// In all.
+    /// For all clients together.
     pub(crate) total: usize,
-    /// From one client address.
+    /// For one client address.
     pub(crate) per_address: usize,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Unfinished {
 /// Makes the reader of a body give it up. The reader drops this once it has released the body's memory.
 #[derive(Debug)]
 pub(crate) struct Eviction {
-    pub(crate) why: Shed,
+    pub(crate) reason: Shed,
     _released: oneshot::Sender<()>,
 }
 
@@ -89,7 +89,7 @@ impl UnfinishedBodies {
         state.bodies.insert(number, Entry { address, bytes: Arc::clone(&bytes), evict });
         let oldest = || state.bodies.keys().next().copied().filter(|_| state.bodies.len() > self.bounds.total);
         let victim = own_oldest.or_else(oldest).and_then(|number| state.remove(number));
-        self.show(&state);
+        self.update_gauge(&state);
         drop(state);
         if let Some(victim) = victim {
             victim.evict(Shed::Unfinished);
@@ -98,8 +98,8 @@ impl UnfinishedBodies {
     }
 
     /// Evicts the oldest bodies until they hold this many bytes together. Returns `None` if the bodies older than
-    /// `than` hold less. `None` as `than` stands for a body that is younger than all registered ones.
-    pub(crate) fn make_room(&self, than: Option<&Unfinished>, bytes: usize) -> Option<Released> {
+    /// `than` hold less. If `than` is `None`, all registered bodies count as older.
+    pub(crate) fn evict_older(&self, than: Option<&Unfinished>, bytes: usize) -> Option<Released> {
         let than = than.map_or(u64::MAX, |unfinished| unfinished.number);
         let mut state = self.state();
         let mut held = 0_usize;
@@ -108,9 +108,9 @@ impl UnfinishedBodies {
             if held >= bytes {
                 break;
             }
-            let has = entry.bytes.load(Ordering::Relaxed);
-            if has > 0 {
-                held = held.saturating_add(has);
+            let bytes_held = entry.bytes.load(Ordering::Relaxed);
+            if bytes_held > 0 {
+                held = held.saturating_add(bytes_held);
                 victims.push(*number);
             }
         }
@@ -118,12 +118,12 @@ impl UnfinishedBodies {
             return None;
         }
         let victims: Vec<_> = victims.into_iter().filter_map(|number| state.remove(number)).collect();
-        self.show(&state);
+        self.update_gauge(&state);
         drop(state);
         Some(Released(victims.into_iter().map(|victim| victim.evict(Shed::NoMemory)).collect()))
     }
 
-    fn show(&self, state: &State) {
+    fn update_gauge(&self, state: &State) {
         self.gauge.set(i64::try_from(state.bodies.len()).unwrap_or(i64::MAX));
     }
 
@@ -146,17 +146,17 @@ impl State {
 }
 
 impl Entry {
-    fn evict(self, why: Shed) -> oneshot::Receiver<()> {
+    fn evict(self, reason: Shed) -> oneshot::Receiver<()> {
         let (released, receiver) = oneshot::channel();
         // Err: the reader is gone, and its memory with it.
-        let _ = self.evict.send(Eviction { why, _released: released });
+        let _ = self.evict.send(Eviction { reason, _released: released });
         receiver
     }
 }
 
 impl Unfinished {
     /// Records how many bytes the body holds now.
-    pub(crate) fn holds(&self, bytes: usize) {
+    pub(crate) fn set_bytes(&self, bytes: usize) {
         self.bytes.store(bytes, Ordering::Relaxed);
     }
 
@@ -174,7 +174,7 @@ impl Drop for Unfinished {
     fn drop(&mut self) {
         let mut state = self.bodies.state();
         let entry = state.remove(self.number);
-        self.bodies.show(&state);
+        self.bodies.update_gauge(&state);
         drop(state);
         drop(entry);
     }
@@ -196,74 +196,74 @@ mod tests {
 
     use super::*;
 
-    const ONE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const FIRST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
     const OTHER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 
     fn bodies(total: usize, per_address: usize) -> Arc<UnfinishedBodies> {
         UnfinishedBodies::new(Bounds { total, per_address }, Gauge::default())
     }
 
-    fn why(body: &mut Unfinished) -> Option<Shed> {
-        body.evicted().now_or_never().map(|eviction| eviction.why)
+    fn eviction(body: &mut Unfinished) -> Option<Shed> {
+        body.evicted().now_or_never().map(|eviction| eviction.reason)
     }
 
     #[test]
-    fn address_over_its_bound_loses_its_own_oldest() {
+    fn address_above_bound_loses_its_oldest_body() {
         let bodies = bodies(10, 2);
         let mut other = bodies.register(OTHER, 0);
-        let mut own: Vec<_> = (0..3).map(|_| bodies.register(ONE, 0)).collect();
-        let whys: Vec<_> = own.iter_mut().map(why).collect();
-        assert_eq!(whys, [Some(Shed::Unfinished), None, None]);
-        assert_eq!((why(&mut other), bodies.gauge.get()), (None, 3));
+        let mut own: Vec<_> = (0..3).map(|_| bodies.register(FIRST, 0)).collect();
+        let evictions: Vec<_> = own.iter_mut().map(eviction).collect();
+        assert_eq!(evictions, [Some(Shed::Unfinished), None, None]);
+        assert_eq!((eviction(&mut other), bodies.gauge.get()), (None, 3));
     }
 
     #[test]
-    fn full_registry_evicts_the_oldest_of_all() {
+    fn total_bound_evicts_oldest_body() {
         let bodies = bodies(3, 3);
         let address = |host| IpAddr::from([192, 0, 2, host]);
         let mut all: Vec<_> = (0..5).map(|host| bodies.register(address(host), 0)).collect();
-        let evicted: Vec<_> = all.iter_mut().map(|body| why(body).is_some()).collect();
+        let evicted: Vec<_> = all.iter_mut().map(|body| eviction(body).is_some()).collect();
         assert_eq!(evicted, [true, true, false, false, false]);
     }
 
     #[test]
-    fn completed_bodies_leave_nothing_behind() {
+    fn completed_bodies_are_removed() {
         let bodies = bodies(2, 1);
-        let first = bodies.register(ONE, 0);
-        let evicting = bodies.register(ONE, 0);
+        let first = bodies.register(FIRST, 0);
+        let evicting = bodies.register(FIRST, 0);
         drop((first, evicting));
         let state = bodies.state();
         assert_eq!((state.bodies.len(), state.numbers_of.len(), bodies.gauge.get()), (0, 0, 0));
     }
 
     #[test]
-    fn room_is_made_by_older_bodies_only_if_they_hold_enough() {
+    fn older_bodies_are_evicted_if_they_suffice() {
         let bodies = bodies(10, 10);
-        let (mut empty, mut older) = (bodies.register(ONE, 0), bodies.register(ONE, 60));
+        let (mut empty, mut older) = (bodies.register(FIRST, 0), bodies.register(FIRST, 60));
         let own = bodies.register(OTHER, 10);
-        let mut younger = bodies.register(ONE, 100);
-        assert!(bodies.make_room(Some(&own), 61).is_none(), "older bodies hold 60 bytes");
-        assert!(bodies.make_room(Some(&own), 60).is_some());
-        assert_eq!(why(&mut older), Some(Shed::NoMemory));
-        assert_eq!((why(&mut empty), why(&mut younger)), (None, None));
-        younger.holds(5);
-        assert!(bodies.make_room(None, 16).is_none(), "10 and 5 are left");
-        assert!(bodies.make_room(None, 15).is_some());
+        let mut younger = bodies.register(FIRST, 100);
+        assert!(bodies.evict_older(Some(&own), 61).is_none(), "older bodies hold 60 bytes");
+        assert!(bodies.evict_older(Some(&own), 60).is_some());
+        assert_eq!(eviction(&mut older), Some(Shed::NoMemory));
+        assert_eq!((eviction(&mut empty), eviction(&mut younger)), (None, None));
+        younger.set_bytes(5);
+        assert!(bodies.evict_older(None, 16).is_none(), "bodies of 10 and 5 bytes are left");
+        assert!(bodies.evict_older(None, 15).is_some());
     }
 
     #[tokio::test]
-    async fn evicted_memory_is_released_when_the_reader_says_so() {
+    async fn release_completes_when_eviction_is_dropped() {
         let bodies = bodies(10, 10);
-        let mut older = bodies.register(ONE, 60);
-        let released = bodies.make_room(None, 1).unwrap();
+        let mut older = bodies.register(FIRST, 60);
+        let released = bodies.evict_older(None, 1).unwrap();
         let mut waiting = std::pin::pin!(released.wait());
         assert!(futures::poll!(waiting.as_mut()).is_pending());
         let eviction = older.evicted().await;
         assert!(futures::poll!(waiting.as_mut()).is_pending());
         drop(eviction);
         waiting.await;
-        let gone = bodies.register(ONE, 60);
-        let released = bodies.make_room(None, 1).unwrap();
+        let gone = bodies.register(FIRST, 60);
+        let released = bodies.evict_older(None, 1).unwrap();
         drop(gone);
         released.wait().await;
     }

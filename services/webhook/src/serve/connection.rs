@@ -1,4 +1,4 @@
-//! One connection, from its first byte to its last: hyper serves it, and a timer of its own watches it.
+//! Serves one connection with hyper, and watches it with a timer.
 //!
 //! hyper's `header_read_timeout` also runs between requests, so it would close idle connections after ten seconds. But
 //! the API server pools them for ninety seconds and does not repeat a POST that met a closing connection. So this timer
@@ -38,10 +38,10 @@ use crate::clients::{Caller, ClientAddress};
 use crate::metrics::Waiting;
 
 /// The minimum read rate of a client with pending data, in bytes per second.
-const LEAST_RATE: u64 = 256 * 1024;
-/// In [`Activity::blocked_since`]: the socket accepts all data.
+const MIN_RATE: u64 = 256 * 1024;
+/// The value of [`Activity::blocked_since`] while the socket accepts all data.
 const NOT_BLOCKED: u64 = u64::MAX;
-/// How many bytes a connection reads before other connections get their turn. Decrypting them takes some 50 µs.
+/// How many bytes a connection reads before other connections get their turn. Decrypting them takes about 50 µs.
 const BYTES_PER_TURN: usize = 64 * 1024;
 /// Streams on HTTP/2 that the client may open and reset before the server accepts them.
 const RESET_STREAMS: usize = 20;
@@ -66,7 +66,7 @@ pub(crate) enum Ended {
     TimedOut(Waiting),
 }
 
-/// The terms of one connection: everything that differs between connections of a server.
+/// The properties in which connections of a server differ.
 pub(crate) struct ConnectionContext {
     /// The client's address.
     pub(crate) address: IpAddr,
@@ -86,7 +86,7 @@ pub(crate) struct Builders {
 impl Builders {
     pub(crate) fn new(settings: &ServerSettings) -> Self {
         let mut http1 = auto::Builder::new(TokioExecutor::new());
-        // [`Activity`] has its own timer instead, as the head of this file explains.
+        // [`Activity`] has its own timer instead, as the module documentation explains.
         http1.http1().header_read_timeout(None).max_buf_size(settings.max_buffer_bytes);
         let mut http2 = auto::Builder::new(TokioExecutor::new());
         http2
@@ -128,12 +128,12 @@ pub(crate) struct Requests {
 
 impl Requests {
     /// Whether there are no unanswered requests.
-    pub(crate) fn are_none(&self) -> bool {
+    pub(crate) fn all_answered(&self) -> bool {
         self.unanswered.load(Ordering::Relaxed) == 0
     }
 
     /// Whether a request has arrived completely, and its client does not have the response.
-    pub(crate) fn has_pending_answer(&self) -> bool {
+    pub(crate) fn has_pending_response(&self) -> bool {
         self.unread.load(Ordering::Relaxed) > 0
             || self.unanswered.load(Ordering::Relaxed) > self.arriving.load(Ordering::Relaxed)
     }
@@ -144,7 +144,7 @@ impl Requests {
     }
 
     /// Marks the current requests as the last.
-    pub(crate) fn end(&self) {
+    pub(crate) fn set_last(&self) {
         self.are_last.store(true, Ordering::Relaxed);
     }
 
@@ -194,7 +194,7 @@ struct Activity {
     /// Since when the socket has not accepted all data, or [`NOT_BLOCKED`].
     blocked_since: AtomicU64,
     /// Bytes that the socket accepted since then.
-    moved: AtomicU64,
+    accepted: AtomicU64,
     pending: Mutex<PendingResponses>,
 }
 
@@ -224,7 +224,7 @@ impl Activity {
             head_begun: AtomicBool::new(false),
             since: AtomicU64::new(0),
             blocked_since: AtomicU64::new(NOT_BLOCKED),
-            moved: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
             pending: Mutex::default(),
         }
     }
@@ -237,13 +237,13 @@ impl Activity {
         self.since.store(self.now(), Ordering::Relaxed);
     }
 
-    fn bytes_came(&self) {
-        if self.requests.are_none() && !self.head_begun.swap(true, Ordering::Relaxed) {
+    fn bytes_received(&self) {
+        if self.requests.all_answered() && !self.head_begun.swap(true, Ordering::Relaxed) {
             self.touch();
         }
     }
 
-    fn request_begins(self: &Arc<Self>) -> RequestGuard {
+    fn begin_request(self: &Arc<Self>) -> RequestGuard {
         self.requests.begin();
         self.head_begun.store(false, Ordering::Relaxed);
         self.touch();
@@ -251,27 +251,27 @@ impl Activity {
     }
 
     /// Records the result of a write to the socket.
-    fn wrote(&self, polled: &Poll<io::Result<usize>>) {
+    fn record_write(&self, polled: &Poll<io::Result<usize>>) {
         match polled {
-            Poll::Pending => self.blocks(),
+            Poll::Pending => self.block(),
             Poll::Ready(Ok(bytes)) if self.blocked_since.load(Ordering::Relaxed) != NOT_BLOCKED => {
-                self.moved.fetch_add(u64::try_from(*bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
+                self.accepted.fetch_add(u64::try_from(*bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
             }
             Poll::Ready(_) => {}
         }
     }
 
     /// Records the result of a flush of the socket.
-    fn flushed(&self, polled: &Poll<io::Result<()>>) {
+    fn record_flush(&self, polled: &Poll<io::Result<()>>) {
         match polled {
-            Poll::Pending => self.blocks(),
+            Poll::Pending => self.block(),
             Poll::Ready(_) => self.blocked_since.store(NOT_BLOCKED, Ordering::Relaxed),
         }
     }
 
-    fn blocks(&self) {
+    fn block(&self) {
         if self.blocked_since.load(Ordering::Relaxed) == NOT_BLOCKED {
-            self.moved.store(0, Ordering::Relaxed);
+            self.accepted.store(0, Ordering::Relaxed);
             self.blocked_since.store(self.now(), Ordering::Relaxed);
         }
     }
@@ -281,7 +281,7 @@ impl Activity {
     }
 
     /// Records that hyper took a response of this many bytes.
-    fn answered(self: &Arc<Self>, bytes: usize) -> PendingResponseGuard {
+    fn take_response(self: &Arc<Self>, bytes: usize) -> PendingResponseGuard {
         let now = self.now();
         let mut pending = self.pending();
         let number = pending.next;
@@ -294,7 +294,7 @@ impl Activity {
     }
 
     fn state(&self) -> Waiting {
-        if !self.requests.are_none() {
+        if !self.requests.all_answered() {
             Waiting::Answer
         } else if self.head_begun.load(Ordering::Relaxed) {
             Waiting::Head
@@ -306,12 +306,12 @@ impl Activity {
     /// Returns the time by which the client has to read its pending responses, if there are any.
     fn reader_deadline(&self, settings: &ServerSettings) -> Option<Instant> {
         let at = |since: u64, bytes: u64| {
-            let while_they_move = bytes.saturating_mul(1000) / LEAST_RATE;
-            self.opened + Duration::from_millis(since.saturating_add(while_they_move)) + settings.answer_timeout
+            let transfer_time = bytes.saturating_mul(1000) / MIN_RATE;
+            self.opened + Duration::from_millis(since.saturating_add(transfer_time)) + settings.answer_timeout
         };
         let blocked = match self.blocked_since.load(Ordering::Relaxed) {
             NOT_BLOCKED => None,
-            since => Some(at(since, self.moved.load(Ordering::Relaxed))),
+            since => Some(at(since, self.accepted.load(Ordering::Relaxed))),
         };
         let pending = self.pending();
         if pending.bytes > settings.max_untaken_bytes && pending.responses.len() > 1 {
@@ -373,20 +373,20 @@ impl Drop for PendingResponseGuard {
 struct RequestBody {
     body: Incoming,
     /// Set until the body is complete.
-    of: Option<Arc<Requests>>,
+    arriving: Option<Arc<Requests>>,
 }
 
 impl RequestBody {
     fn new(body: Incoming, requests: &Arc<Requests>) -> Self {
-        let of = (!body.is_end_stream()).then(|| {
+        let arriving = (!body.is_end_stream()).then(|| {
             requests.body_arriving();
             Arc::clone(requests)
         });
-        Self { body, of }
+        Self { body, arriving }
     }
 
-    fn arrived(&mut self) {
-        if let Some(requests) = self.of.take() {
+    fn complete(&mut self) {
+        if let Some(requests) = self.arriving.take() {
             requests.body_arrived();
         }
     }
@@ -394,7 +394,7 @@ impl RequestBody {
 
 impl Drop for RequestBody {
     fn drop(&mut self) {
-        self.arrived();
+        self.complete();
     }
 }
 
@@ -408,7 +408,7 @@ impl HttpBody for RequestBody {
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if polled.is_ready() && self.body.is_end_stream() {
-            self.arrived();
+            self.complete();
         }
         polled
     }
@@ -471,21 +471,21 @@ impl HttpBody for ResponseBody {
 }
 
 /// A socket that records when bytes arrive, and when writes block.
-struct Watched<S> {
+struct WatchedSocket<S> {
     socket: S,
     activity: Arc<Activity>,
     /// False on HTTP/2, where bytes between requests are pings and window updates, not a request's head that might
     /// stall.
     watches_heads: bool,
-    /// How many bytes were read since the connection last waited, for its client or for its turn.
+    /// The number of bytes read since the connection last waited for its client or for its turn.
     read_in_turn: usize,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WatchedSocket<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.read_in_turn >= BYTES_PER_TURN {
             self.read_in_turn = 0;
-            // The runtime wakes this task after it has looked for bytes on the other connections.
+            // The runtime wakes this task after it has polled the other connections for data.
             let _ = pin!(yield_now()).poll(cx);
             return Poll::Pending;
         }
@@ -494,28 +494,28 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         let read = buffer.filled().len() - before;
         self.read_in_turn = if polled.is_ready() { self.read_in_turn + read } else { 0 };
         if self.watches_heads && read > 0 {
-            self.activity.bytes_came();
+            self.activity.bytes_received();
         }
         polled
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedSocket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.socket).poll_write(cx, bytes);
-        self.activity.wrote(&polled);
+        self.activity.record_write(&polled);
         polled
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.socket).poll_flush(cx);
-        self.activity.flushed(&polled);
+        self.activity.record_flush(&polled);
         polled
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.socket).poll_shutdown(cx);
-        self.activity.flushed(&polled);
+        self.activity.record_flush(&polled);
         polled
     }
 
@@ -525,7 +525,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.socket).poll_write_vectored(cx, slices);
-        self.activity.wrote(&polled);
+        self.activity.record_write(&polled);
         polled
     }
 
@@ -548,16 +548,16 @@ where
     let ConnectionContext { address, protocol, retire, caller, requests } = context;
     let address = ClientAddress(address.to_canonical());
     // A client whose requests will be rejected must not hold a permit that others need.
-    let idle_timeout = if caller.is_refused() { settings.handshake_timeout } else { settings.idle_timeout };
+    let idle_timeout = if caller.is_rejected() { settings.handshake_timeout } else { settings.idle_timeout };
     let activity = Arc::new(Activity::new(idle_timeout, requests));
     let watches_heads = protocol == Protocol::Http1;
-    let socket = Watched { socket, activity: Arc::clone(&activity), watches_heads, read_in_turn: 0 };
+    let socket = WatchedSocket { socket, activity: Arc::clone(&activity), watches_heads, read_in_turn: 0 };
     let retire = Arc::new(retire);
     let service = service_fn({
         let (activity, retire) = (Arc::clone(&activity), Arc::clone(&retire));
         move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(address);
-            let in_flight = activity.request_begins();
+            let in_flight = activity.begin_request();
             let close = (protocol == Protocol::Http1).then(|| Arc::clone(&retire));
             answer(app.clone(), request, in_flight, close, caller.clone())
         }
@@ -567,16 +567,16 @@ where
     // HTTP/2 has a GOAWAY frame, which loses no request. On HTTP/1.1 a response has to announce the end: hyper's
     // graceful shutdown closes an idle connection at once, even if a request is on its way. So it is used only at the
     // end of the drain.
-    let mut retired = pin!(async move {
+    let mut shutdown_due = pin!(async move {
         match protocol {
-            Protocol::Http1 => retire.last().await,
-            Protocol::Http2 => retire.due().await,
+            Protocol::Http1 => retire.closes_idle().await,
+            Protocol::Http2 => retire.wait().await,
         }
     });
-    let mut retiring = false;
+    let mut is_shutting_down = false;
     poll_fn(move |cx| {
-        if !retiring && retired.as_mut().poll(cx).is_ready() {
-            retiring = true;
+        if !is_shutting_down && shutdown_due.as_mut().poll(cx).is_ready() {
+            is_shutting_down = true;
             connection.as_mut().graceful_shutdown();
         }
         if let Poll::Ready(result) = connection.as_mut().poll(cx) {
@@ -609,19 +609,19 @@ async fn answer(
 ) -> Result<Response<ResponseBody>, Infallible> {
     // A client that sends a length beside its chunks may mean another end of the body than the server does (RFC 9112,
     // section 6.1). So no request is accepted after a chunked body. The API server sends no chunks.
-    let chunked = close.is_some() && request.headers().contains_key(TRANSFER_ENCODING);
+    let is_chunked = close.is_some() && request.headers().contains_key(TRANSFER_ENCODING);
     let mut response = match caller.admit(request) {
         ControlFlow::Continue(request) => {
             Service::call(&mut app, request.map(|body| RequestBody::new(body, &in_flight.0.requests))).await?
         }
-        ControlFlow::Break(refusal) => refusal,
+        ControlFlow::Break(rejection) => rejection,
     };
-    if chunked || close.is_some_and(|retire| retire.is_due() || in_flight.0.requests.are_last()) {
+    if is_chunked || close.is_some_and(|retire| retire.is_due() || in_flight.0.requests.are_last()) {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let response = response.map(|body| {
         let bytes = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
-        ResponseBody { pending: Some(in_flight.0.answered(bytes)), body }
+        ResponseBody { pending: Some(in_flight.0.take_response(bytes)), body }
     });
     drop(in_flight);
     Ok(response)

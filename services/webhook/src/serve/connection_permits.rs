@@ -1,10 +1,10 @@
 //! Limits connections, and decides which client keeps its connections when not all can.
 //!
 //! If further connections were simply closed, the client that opens the most would keep out all others, among them the
-//! API servers. So when all permits are taken, the address with the most permits gives one up to an address with fewer.
+//! API servers. So when all permits are taken, the address with the most permits loses one to an address with fewer.
 //! Each address thus gets its share, however many connections another one opens. If all addresses have one connection
 //! each, a newcomer replaces the oldest connection with an incomplete handshake or request: an honest client completes
-//! these within milliseconds. A client with a valid certificate gives up none, and no request that has arrived
+//! these within milliseconds. A client with a valid certificate loses none, and no request that has arrived
 //! completely is lost.
 
 use std::collections::{BTreeMap, HashMap};
@@ -25,7 +25,7 @@ pub(super) struct ConnectionPermits {
     max: usize,
     /// Cuts all connections.
     cut: CancellationToken,
-    taken: Arc<Mutex<Taken>>,
+    taken: Arc<Mutex<TakenPermits>>,
 }
 
 /// The permit of a connection, returned on drop.
@@ -35,58 +35,46 @@ pub(super) struct ConnectionPermit {
     cut: CancellationToken,
     address: IpAddr,
     number: u64,
-    taken: Arc<Mutex<Taken>>,
+    taken: Arc<Mutex<TakenPermits>>,
 }
 
 /// How far a client has been authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Standing {
+pub(super) enum Authentication {
     /// Only its address is known: the handshake is not complete.
-    New,
+    Pending,
     /// The handshake is complete, or the server uses no TLS.
-    Open,
+    Anonymous,
     /// The client has shown an accepted certificate.
-    Known,
-}
-
-/// Why a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
-    /// It ended by itself.
-    ByItself,
-    /// All connections were cut.
-    Cut,
-    /// It was closed for a client with fewer connections.
-    GivenUp,
+    Certificate,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
-    all: usize,
+struct TakenPermits {
+    count: usize,
     /// The number of the next permit.
-    next: u64,
+    next_number: u64,
     /// Permits by address and number: the first of an address is its oldest.
-    of: HashMap<IpAddr, BTreeMap<u64, Arc<Holder>>>,
+    by_address: HashMap<IpAddr, BTreeMap<u64, Arc<Holder>>>,
 }
 
 /// The connection that holds a permit.
 #[derive(Debug)]
 struct Holder {
     requests: Arc<Requests>,
-    standing: AtomicU8,
-    /// Ends the connection: its permit was given up, or all are cut. Each connection has its own token, so that
-    /// requests do not contend for a lock.
+    authentication: AtomicU8,
+    /// Ends the connection: its permit was revoked, or all are cut. Each connection has its own token, so that requests
+    /// do not contend for a lock.
     end: CancellationToken,
 }
 
-/// The loss if a permit is given up, the least first.
+/// What is lost if a permit is revoked, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Loss {
     Handshake,
     Nothing,
-    /// An incomplete request.
-    Beginning,
+    IncompleteRequest,
 }
 
 impl ConnectionPermits {
@@ -99,18 +87,18 @@ impl ConnectionPermits {
     pub(super) fn take(&self, address: IpAddr) -> Option<ConnectionPermit> {
         let address = address.to_canonical();
         let mut taken = lock(&self.taken);
-        if taken.all >= self.max {
-            taken.give_up_for(address)?;
+        if taken.count >= self.max {
+            taken.revoke_for(address)?;
         }
-        let number = taken.next;
-        taken.next += 1;
-        taken.all += 1;
+        let number = taken.next_number;
+        taken.next_number += 1;
+        taken.count += 1;
         let holder = Arc::new(Holder {
             requests: Arc::default(),
-            standing: AtomicU8::new(Standing::New as u8),
+            authentication: AtomicU8::new(Authentication::Pending as u8),
             end: self.cut.child_token(),
         });
-        taken.of.entry(address).or_default().insert(number, Arc::clone(&holder));
+        taken.by_address.entry(address).or_default().insert(number, Arc::clone(&holder));
         drop(taken);
         Some(ConnectionPermit { holder, cut: self.cut.clone(), address, number, taken: Arc::clone(&self.taken) })
     }
@@ -123,26 +111,25 @@ impl ConnectionPermit {
     }
 
     /// Sets how far the client has been authenticated.
-    pub(super) fn stands(&self, standing: Standing) {
-        self.holder.standing.store(standing as u8, Ordering::Relaxed);
+    pub(super) fn set_authentication(&self, authentication: Authentication) {
+        self.holder.authentication.store(authentication as u8, Ordering::Relaxed);
     }
 
-    /// Runs a connection until it ends or has to give up its permit.
-    pub(super) async fn run(&self, connection: impl Future<Output = ()>) -> Left {
+    /// Runs a connection until it ends, its permit is revoked, or all connections are cut. Returns whether the permit
+    /// was revoked.
+    pub(super) async fn run(&self, connection: impl Future<Output = ()>) -> bool {
         let mut connection = pin!(connection);
-        if self.holder.end.run_until_cancelled(connection.as_mut()).await.is_some() {
-            return Left::ByItself;
+        let has_ended = self.holder.end.run_until_cancelled(connection.as_mut()).await.is_some();
+        if has_ended || lock(&self.taken).contains(self.address, self.number) {
+            return false;
         }
-        if lock(&self.taken).has(self.address, self.number) {
-            return Left::Cut;
-        }
-        // A request may have arrived just when the permit was given up.
+        // A request may have arrived just when the permit was revoked.
         let answered = poll_fn(|cx| {
             let is_over = connection.as_mut().poll(cx).is_ready();
-            if is_over || !self.holder.requests.has_pending_answer() { Poll::Ready(()) } else { Poll::Pending }
+            if is_over || !self.holder.requests.has_pending_response() { Poll::Ready(()) } else { Poll::Pending }
         });
         self.cut.run_until_cancelled(answered).await;
-        Left::GivenUp
+        true
     }
 }
 
@@ -155,71 +142,73 @@ impl Drop for ConnectionPermit {
 impl Holder {
     /// Returns the loss if this connection were closed, or `None` if it must stay.
     fn loss(&self) -> Option<Loss> {
-        let standing = self.standing.load(Ordering::Relaxed);
-        if standing == Standing::Known as u8 || self.requests.has_pending_answer() {
+        let authentication = self.authentication.load(Ordering::Relaxed);
+        if authentication == Authentication::Certificate as u8 || self.requests.has_pending_response() {
             None
-        } else if standing == Standing::New as u8 {
+        } else if authentication == Authentication::Pending as u8 {
             Some(Loss::Handshake)
-        } else if self.requests.are_none() {
+        } else if self.requests.all_answered() {
             Some(Loss::Nothing)
         } else {
-            Some(Loss::Beginning)
+            Some(Loss::IncompleteRequest)
         }
     }
 }
 
-impl Taken {
-    /// Revokes a permit for the newcomer. Considers addresses that have more permits than the newcomer will have, and
-    /// takes the one with the most that can give one up. Revokes its oldest permit among those with the least loss. In
-    /// the worst case this looks at every connection, which costs less than the handshake that follows.
-    fn give_up_for(&mut self, newcomer: IpAddr) -> Option<()> {
-        let (address, number) = self.of_the_most(newcomer).or_else(|| self.oldest_unfinished(newcomer))?;
+impl TakenPermits {
+    /// Revokes a permit for the newcomer, or returns `None` if none can be revoked. In the worst case this looks at every
+    /// connection, which costs less than the handshake that follows.
+    fn revoke_for(&mut self, newcomer: IpAddr) -> Option<()> {
+        let (address, number) = self.of_busiest_address(newcomer).or_else(|| self.oldest_unfinished(newcomer))?;
         let holder = self.remove(address, number)?;
-        holder.requests.end();
+        holder.requests.set_last();
         holder.end.cancel();
         Some(())
     }
 
-    fn of_the_most(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
-        let has = self.of.get(&newcomer).map_or(0, BTreeMap::len);
-        let givers = self.of.iter().filter(|(_, permits)| permits.len() > has + 1).filter_map(|(address, permits)| {
+    /// Considers addresses that have more permits than the newcomer will have, and selects the one with the most that has
+    /// a permit to revoke. Returns the oldest of its permits with the least loss.
+    fn of_busiest_address(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
+        let own = self.by_address.get(&newcomer).map_or(0, BTreeMap::len);
+        let larger = self.by_address.iter().filter(|(_, permits)| permits.len() > own + 1);
+        let candidates = larger.filter_map(|(address, permits)| {
             let losses = permits.iter().filter_map(|(number, holder)| Some((holder.loss()?, *number)));
             Some((permits.len(), *address, losses.min()?.1))
         });
-        let (_, address, number) = givers.max_by_key(|(count, ..)| *count)?;
+        let (_, address, number) = candidates.max_by_key(|(count, ..)| *count)?;
         Some((address, number))
     }
 
     /// Returns the oldest connection with an incomplete handshake or request, for an address without connections.
     fn oldest_unfinished(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
-        if self.of.contains_key(&newcomer) {
+        if self.by_address.contains_key(&newcomer) {
             return None;
         }
-        let is_unfinished = |holder: &Holder| matches!(holder.loss(), Some(Loss::Handshake | Loss::Beginning));
-        let unfinished = self.of.iter().flat_map(|(address, permits)| {
+        let is_unfinished = |holder: &Holder| matches!(holder.loss(), Some(Loss::Handshake | Loss::IncompleteRequest));
+        let unfinished = self.by_address.iter().flat_map(|(address, permits)| {
             let unfinished = permits.iter().filter(|(_, holder)| is_unfinished(holder));
             unfinished.map(|(number, _)| (*number, *address))
         });
         unfinished.min().map(|(number, address)| (address, number))
     }
 
-    fn has(&self, address: IpAddr, number: u64) -> bool {
-        self.of.get(&address).is_some_and(|permits| permits.contains_key(&number))
+    fn contains(&self, address: IpAddr, number: u64) -> bool {
+        self.by_address.get(&address).is_some_and(|permits| permits.contains_key(&number))
     }
 
-    /// Returns a permit, unless it was given up before.
+    /// Removes a permit, unless it was revoked before.
     fn remove(&mut self, address: IpAddr, number: u64) -> Option<Arc<Holder>> {
-        let permits = self.of.get_mut(&address)?;
+        let permits = self.by_address.get_mut(&address)?;
         let holder = permits.remove(&number)?;
         if permits.is_empty() {
-            self.of.remove(&address);
+            self.by_address.remove(&address);
         }
-        self.all -= 1;
+        self.count -= 1;
         Some(holder)
     }
 }
 
-fn lock(taken: &Mutex<Taken>) -> MutexGuard<'_, Taken> {
+fn lock(taken: &Mutex<TakenPermits>) -> MutexGuard<'_, TakenPermits> {
     taken.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -238,23 +227,23 @@ mod tests {
     }
 
     fn take(permits: &ConnectionPermits, address: IpAddr, count: usize) -> Vec<ConnectionPermit> {
-        let taken = (0..count).map(|_| permits.take(address).expect("there is room"));
-        taken.inspect(|permit| permit.stands(Standing::Open)).collect()
+        let taken = (0..count).map(|_| permits.take(address).expect("a permit is free"));
+        taken.inspect(|permit| permit.set_authentication(Authentication::Anonymous)).collect()
     }
 
-    fn given_up(permits: &[ConnectionPermit]) -> Vec<bool> {
+    fn revoked(permits: &[ConnectionPermit]) -> Vec<bool> {
         permits.iter().map(|permit| permit.holder.end.is_cancelled()).collect()
     }
 
     #[test]
-    fn address_with_most_gives_up_its_oldest() {
+    fn address_with_most_loses_its_oldest() {
         let permits = permits(6);
         let greedy = take(&permits, GREEDY, 6);
         let others = take(&permits, OTHER, 3);
-        assert_eq!(given_up(&greedy), [true, true, true, false, false, false]);
-        assert!(permits.take(OTHER).is_none(), "it would have more than the one that gives up");
+        assert_eq!(revoked(&greedy), [true, true, true, false, false, false]);
+        assert!(permits.take(OTHER).is_none(), "it would have more connections than the other address");
         assert!(permits.take(GREEDY).is_none());
-        assert_eq!(given_up(&others), [false; 3]);
+        assert_eq!(revoked(&others), [false; 3]);
     }
 
     #[test]
@@ -264,51 +253,51 @@ mod tests {
         assert!(permits.take(GREEDY).is_none());
         greedy.pop();
         let other = take(&permits, OTHER, 1);
-        assert_eq!((given_up(&greedy), given_up(&other)), (vec![false; 2], vec![false]));
+        assert_eq!((revoked(&greedy), revoked(&other)), (vec![false; 2], vec![false]));
     }
 
     #[test]
     fn permit_with_least_loss_is_revoked_first() {
         let permits = permits(5);
         let greedy = take(&permits, GREEDY, 5);
-        let [beginning, answering, idle, known, new] = &greedy[..] else { panic!("there are five") };
-        beginning.holder.requests.begin();
-        beginning.holder.requests.body_arriving();
-        answering.holder.requests.begin();
-        known.stands(Standing::Known);
-        new.stands(Standing::New);
+        let [incomplete, complete, idle, known, new] = &greedy[..] else { panic!("there are five") };
+        incomplete.holder.requests.begin();
+        incomplete.holder.requests.body_arriving();
+        complete.holder.requests.begin();
+        known.set_authentication(Authentication::Certificate);
+        new.set_authentication(Authentication::Pending);
         let _others = take(&permits, OTHER, 1);
         assert!(new.holder.end.is_cancelled());
         let _others = take(&permits, THIRD, 1);
         assert!(idle.holder.end.is_cancelled());
         let _others = take(&permits, IpAddr::from([192, 0, 2, 4]), 1);
-        assert!(beginning.holder.end.is_cancelled());
-        assert!(permits.take(IpAddr::from([192, 0, 2, 5])).is_none(), "nothing is left that can be lost");
-        assert!(!answering.holder.end.is_cancelled() && !known.holder.end.is_cancelled());
+        assert!(incomplete.holder.end.is_cancelled());
+        assert!(permits.take(IpAddr::from([192, 0, 2, 5])).is_none(), "no connection may be closed");
+        assert!(!complete.holder.end.is_cancelled() && !known.holder.end.is_cancelled());
     }
 
     #[test]
     fn newcomer_replaces_oldest_unfinished_connection() {
         let permits = permits(5);
         let all: Vec<_> = (1..=5).map(|host| take(&permits, IpAddr::from([198, 51, 100, host]), 1).remove(0)).collect();
-        let [idle, answering, beginning, younger, known] = &all[..] else { panic!("there are five") };
-        answering.holder.requests.begin();
-        for permit in [beginning, younger, known] {
+        let [idle, complete, incomplete, younger, known] = &all[..] else { panic!("there are five") };
+        complete.holder.requests.begin();
+        for permit in [incomplete, younger, known] {
             permit.holder.requests.begin();
             permit.holder.requests.body_arriving();
         }
-        known.stands(Standing::Known);
+        known.set_authentication(Authentication::Certificate);
         let newcomer = take(&permits, OTHER, 1);
-        assert_eq!(given_up(&all), [false, false, true, false, false]);
-        assert!(permits.take(OTHER).is_none(), "it has one already");
+        assert_eq!(revoked(&all), [false, false, true, false, false]);
+        assert!(permits.take(OTHER).is_none(), "the address already has a connection");
         let third = take(&permits, THIRD, 1);
         assert!(younger.holder.end.is_cancelled() && !idle.holder.end.is_cancelled());
-        assert_eq!((given_up(&newcomer), given_up(&third)), (vec![false], vec![false]));
+        assert_eq!((revoked(&newcomer), revoked(&third)), (vec![false], vec![false]));
         assert!(permits.take(GREEDY).is_none(), "idle connections and finished requests stay");
     }
 
     #[test]
-    fn next_address_gives_up_if_first_cannot() {
+    fn next_address_loses_permit_if_first_cannot() {
         let permits = permits(5);
         let busy = take(&permits, GREEDY, 3);
         for permit in &busy {
@@ -316,7 +305,7 @@ mod tests {
         }
         let idle = take(&permits, OTHER, 2);
         let _third = take(&permits, THIRD, 1);
-        assert_eq!((given_up(&busy), given_up(&idle)), (vec![false; 3], vec![true, false]));
+        assert_eq!((revoked(&busy), revoked(&idle)), (vec![false; 3], vec![true, false]));
     }
 
     #[tokio::test]
@@ -327,31 +316,31 @@ mod tests {
         let (finish, answered) = tokio::sync::oneshot::channel::<()>();
         let connection = async {
             // The request arrives just after the permit was chosen.
-            let _third = permits.take(OTHER).expect("the first gives up");
+            let _third = permits.take(OTHER).expect("the first permit is revoked");
             assert!(holder.end.is_cancelled() && holder.requests.are_last());
             holder.requests.begin();
             answered.await.unwrap();
             holder.requests.response_taken();
             holder.requests.answered();
-            assert!(holder.requests.has_pending_answer());
+            assert!(holder.requests.has_pending_response());
             holder.requests.response_read();
             pending::<()>().await;
         };
         let mut run = pin!(greedy[0].run(connection));
         assert!(futures::poll!(run.as_mut()).is_pending());
         finish.send(()).unwrap();
-        assert_eq!(run.await, Left::GivenUp);
+        assert!(run.await);
     }
 
     #[tokio::test]
     async fn cut_ends_connections_with_and_without_permit() {
         let permits = permits(2);
         let greedy = take(&permits, GREEDY, 2);
-        let _other = permits.take(OTHER).expect("the first gives up");
+        let _other = permits.take(OTHER).expect("the first permit is revoked");
         greedy[0].holder.requests.begin();
         permits.cut.cancel();
-        assert_eq!(greedy[0].run(pending()).await, Left::GivenUp);
-        assert_eq!(greedy[1].run(pending()).await, Left::Cut);
+        assert!(greedy[0].run(pending()).await);
+        assert!(!greedy[1].run(pending()).await);
     }
 
     #[test]
@@ -362,7 +351,7 @@ mod tests {
         drop(greedy);
         drop(other);
         let taken = lock(&permits.taken);
-        assert_eq!((taken.all, taken.of.len()), (0, 0));
+        assert_eq!((taken.count, taken.by_address.len()), (0, 0));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
+use prometheus_client::registry::Registry;
 use rustls::ServerConfig;
 use rustls::server::{Acceptor, NoServerSessionStorage};
 use rustls_pki_types::CertificateDer;
@@ -31,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::connection::{Builders, ConnectionContext, Ended, Protocol};
-use self::connection_permits::{ConnectionPermit, ConnectionPermits, Left, Standing};
+use self::connection_permits::{Authentication, ConnectionPermit, ConnectionPermits};
 use crate::clients::{Caller, ClientCertificates};
 use crate::metrics::{ConnectionMetrics, HandshakeResult};
 use crate::tls::{ServingCertificate, provider};
@@ -42,9 +43,9 @@ const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 const ACCEPT_QUIET: Duration = Duration::from_secs(5);
 /// Connections accepted in a row during the drain. The kernel's queue has about this length.
 const BACKLOG: usize = 1024;
-/// How long before the end of a drain idle connections are closed. Requests in flight have this time to be answered. At
-/// most a tenth of the drain.
-const LAST_ANSWERS: Duration = Duration::from_secs(1);
+/// How long before the end of a drain idle connections are closed. Requests in flight have this time to be answered. It
+/// is at most a tenth of the drain.
+const LAST_RESPONSES: Duration = Duration::from_secs(1);
 /// The random variation of a connection's maximum age, so that clients do not all reconnect at once.
 const AGE_JITTER: f64 = 0.2;
 
@@ -165,8 +166,8 @@ impl Tls {
     }
 
     /// Returns the authenticated client for these verified certificates.
-    pub(crate) fn caller(&self, shown: Option<&[CertificateDer<'_>]>, metrics: &ConnectionMetrics) -> Caller {
-        self.clients.as_ref().map_or_else(Caller::unauthenticated, |clients| clients.caller(shown, metrics))
+    pub(crate) fn caller(&self, certificates: Option<&[CertificateDer<'_>]>, metrics: &ConnectionMetrics) -> Caller {
+        self.clients.as_ref().map_or_else(Caller::unauthenticated, |clients| clients.caller(certificates, metrics))
     }
 }
 
@@ -177,13 +178,8 @@ pub struct Server {
     listener: TcpListener,
     app: Router,
     settings: ServerSettings,
-    security: Security,
-}
-
-#[derive(Clone, Debug)]
-enum Security {
-    Tls { tls: Tls, metrics: ConnectionMetrics },
-    Plain,
+    tls: Option<Tls>,
+    metrics: ConnectionMetrics,
 }
 
 /// How a server ended.
@@ -202,14 +198,15 @@ impl Server {
         settings: ServerSettings,
         metrics: ConnectionMetrics,
     ) -> Self {
-        bound_buffers(&listener, &settings);
-        Self { listener, app, settings, security: Security::Tls { tls, metrics } }
+        limit_send_buffer(&listener, &settings);
+        Self { listener, app, settings, tls: Some(tls), metrics }
     }
 
-    /// Serves `app` over HTTP/1.1 without TLS.
+    /// Serves `app` over HTTP/1.1 without TLS, and exports no metrics of its connections.
     pub fn plain(listener: TcpListener, app: Router, settings: ServerSettings) -> Self {
-        bound_buffers(&listener, &settings);
-        Self { listener, app, settings, security: Security::Plain }
+        limit_send_buffer(&listener, &settings);
+        let metrics = ConnectionMetrics::register(&mut Registry::default());
+        Self { listener, app, settings, tls: None, metrics }
     }
 
     /// Returns the address that the server listens on.
@@ -222,53 +219,51 @@ impl Server {
 
     /// Serves until `drain` is cancelled and all connections have ended, or until the deadline.
     pub async fn run(self, drain: CancellationToken) -> Drained {
-        let Self { listener, app, settings, security } = self;
+        let Self { listener, app, settings, tls, metrics } = self;
         let drain = Drain::when(drain);
-        let metrics = match &security {
-            Security::Tls { metrics, .. } => Some(metrics.clone()),
-            Security::Plain => None,
-        };
         let tracker = TaskTracker::new();
         let cut = CancellationToken::new();
         let acceptor = Connections {
             permits: ConnectionPermits::new(settings.max_connections, cut.clone()),
             tracker: tracker.clone(),
-            shared: Arc::new(Shared {
+            context: Arc::new(ServerContext {
                 builders: Builders::new(&settings),
                 handshakes: Semaphore::new(settings.max_handshakes),
                 app,
-                security,
+                tls,
+                metrics: metrics.clone(),
                 drain: drain.clone(),
                 settings: settings.clone(),
             }),
         };
         let deadline = tokio::select! {
             never = acceptor.accept(&listener) => match never {},
-            deadline = drain.ended(&tracker, &settings, metrics.as_ref()) => deadline,
+            deadline = drain.run(&tracker, &settings, &metrics) => deadline,
         };
         acceptor.accept_until_drained(&listener, deadline).await;
         drop(listener);
-        let left = tracker.len();
+        let cut_connections = tracker.len();
         cut.cancel();
         tracker.close();
         tracker.wait().await;
-        Drained { cut: left }
+        Drained { cut: cut_connections }
     }
 }
 
 /// Sets the send buffer on the listener, since accepted connections inherit it.
-fn bound_buffers(listener: &TcpListener, settings: &ServerSettings) {
+fn limit_send_buffer(listener: &TcpListener, settings: &ServerSettings) {
     if let Err(error) = SockRef::from(listener).set_send_buffer_size(settings.send_buffer_bytes) {
         tracing::debug!(%error, "the buffers of connections cannot be bounded");
     }
 }
 
 /// The state that all connections of a server share.
-struct Shared {
+struct ServerContext {
     builders: Builders,
     handshakes: Semaphore,
     app: Router,
-    security: Security,
+    tls: Option<Tls>,
+    metrics: ConnectionMetrics,
     drain: Drain,
     settings: ServerSettings,
 }
@@ -276,7 +271,7 @@ struct Shared {
 struct Connections {
     permits: ConnectionPermits,
     tracker: TaskTracker,
-    shared: Arc<Shared>,
+    context: Arc<ServerContext>,
 }
 
 impl Connections {
@@ -287,13 +282,11 @@ impl Connections {
             match listener.accept().await {
                 Ok((stream, peer)) => self.spawn(stream, peer),
                 // Only this connection failed, so accepting continues at once.
-                Err(error) if is_of_one_connection(&error) => {
+                Err(error) if affects_one_connection(&error) => {
                     tracing::debug!(%error, "a connection could not be accepted");
                 }
                 Err(error) => {
-                    if let Security::Tls { metrics, .. } = &self.shared.security {
-                        metrics.accept_errors.inc();
-                    }
+                    self.context.metrics.accept_errors.inc();
                     if last_logged.is_none_or(|at| at.elapsed() >= ACCEPT_QUIET) {
                         last_logged = Some(Instant::now());
                         tracing::error!(
@@ -311,8 +304,8 @@ impl Connections {
     /// Keeps accepting after the last connection has ended, until none waits. The kernel completes connections before
     /// the process accepts them, and would reset those with the listener.
     async fn accept_until_drained(&self, listener: &TcpListener, deadline: Instant) {
-        let Shared { drain, settings, .. } = &*self.shared;
-        let mut last_answers = pin!(drain.last_answers(deadline, settings));
+        let ServerContext { drain, settings, .. } = &*self.context;
+        let mut close_idle = pin!(drain.close_idle(deadline, settings));
         while Instant::now() < deadline {
             self.accept_pending(listener);
             if self.tracker.is_empty() {
@@ -328,7 +321,7 @@ impl Connections {
                 },
                 () = self.tracker.wait() => {}
                 () = sleep_until(deadline) => {}
-                never = &mut last_answers => match never {},
+                never = &mut close_idle => match never {},
             }
         }
     }
@@ -344,7 +337,7 @@ impl Connections {
             });
             match accepted {
                 Ok((stream, peer)) => self.spawn(stream, peer),
-                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) if affects_one_connection(&error) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => return tracing::debug!(%error, "a connection could not be accepted"),
             }
@@ -353,62 +346,58 @@ impl Connections {
 
     fn spawn(&self, stream: TcpStream, peer: SocketAddr) {
         let Some(permit) = self.permits.take(peer.ip()) else {
-            if let Security::Tls { metrics, .. } = &self.shared.security {
-                metrics.handshake(HandshakeResult::Refused);
-            }
-            tracing::debug!(%peer, limit = self.shared.settings.max_connections, "too many connections: one is refused");
+            self.context.metrics.handshake(HandshakeResult::Refused);
+            tracing::debug!(%peer, limit = self.context.settings.max_connections, "too many connections: one is refused");
             return;
         };
-        let shared = Arc::clone(&self.shared);
+        let context = Arc::clone(&self.context);
         self.tracker.spawn(async move {
-            if permit.run(shared.serve(stream, peer, &permit)).await == Left::GivenUp {
-                shared.gave_up(peer);
+            if permit.run(context.serve(stream, peer, &permit)).await {
+                context.count_revoked(peer);
             }
         });
     }
 }
 
-impl Shared {
+impl ServerContext {
     async fn serve(&self, stream: TcpStream, peer: SocketAddr, permit: &ConnectionPermit) {
         // A response is one small write, so waiting to combine it with more data would only delay it.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%peer, %error, "TCP_NODELAY cannot be set");
         }
-        let ended = match &self.security {
-            Security::Plain => {
-                permit.stands(Standing::Open);
+        let _open = OpenConnection::new(&self.metrics);
+        let ended = match &self.tls {
+            None => {
+                permit.set_authentication(Authentication::Anonymous);
                 self.http(stream, (peer, Protocol::Http1), Caller::unauthenticated(), permit).await
             }
-            Security::Tls { tls, metrics } => {
-                let _open = Open::new(metrics);
-                let Some(stream) = self.handshake(stream, peer, tls, metrics).await else { return };
-                let caller = tls.caller(stream.get_ref().1.peer_certificates(), metrics);
-                permit.stands(if caller.is_known() { Standing::Known } else { Standing::Open });
+            Some(tls) => {
+                let Some(stream) = self.handshake(stream, peer, tls).await else { return };
+                let caller = tls.caller(stream.get_ref().1.peer_certificates(), &self.metrics);
+                let is_accepted = caller.has_certificate();
+                permit.set_authentication(if is_accepted {
+                    Authentication::Certificate
+                } else {
+                    Authentication::Anonymous
+                });
                 let protocol = match stream.get_ref().1.alpn_protocol() {
                     Some(b"h2") => Protocol::Http2,
                     _ => Protocol::Http1,
                 };
-                let ended = self.http(stream, (peer, protocol), caller, permit).await;
-                if let Ended::TimedOut(waiting) = ended {
-                    metrics.timed_out(waiting);
-                }
-                ended
+                self.http(stream, (peer, protocol), caller, permit).await
             }
         };
         match ended {
             Ended::Closed => {}
             Ended::Failed(error) => tracing::debug!(%peer, error = %Causes(&*error), "a connection failed"),
-            Ended::TimedOut(waiting) => tracing::debug!(%peer, ?waiting, "a connection was too slow and is closed"),
+            Ended::TimedOut(waiting) => {
+                self.metrics.timed_out(waiting);
+                tracing::debug!(%peer, ?waiting, "a connection was too slow and is closed");
+            }
         }
     }
 
-    async fn handshake(
-        &self,
-        stream: TcpStream,
-        peer: SocketAddr,
-        tls: &Tls,
-        metrics: &ConnectionMetrics,
-    ) -> Option<TlsStream<TcpStream>> {
+    async fn handshake(&self, stream: TcpStream, peer: SocketAddr, tls: &Tls) -> Option<TlsStream<TcpStream>> {
         let began = Instant::now();
         let handshake = async {
             let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
@@ -420,23 +409,21 @@ impl Shared {
             Ok(Ok(stream)) => (HandshakeResult::Ok, Some(stream)),
             Ok(Err(error)) => {
                 tracing::debug!(%peer, %error, "a TLS handshake failed");
-                let of_client = is_of_clients_certificate(&error);
-                (if of_client { HandshakeResult::ClientCertificate } else { HandshakeResult::Failed }, None)
+                let is_certificate = is_client_certificate_error(&error);
+                (if is_certificate { HandshakeResult::ClientCertificate } else { HandshakeResult::Failed }, None)
             }
             Err(_) => {
                 tracing::debug!(%peer, "a TLS handshake took too long");
                 (HandshakeResult::TimedOut, None)
             }
         };
-        metrics.handshake_ended(result, began.elapsed());
+        self.metrics.handshake_ended(result, began.elapsed());
         stream
     }
 
     /// Counts and logs a connection that was closed for a client with fewer connections.
-    fn gave_up(&self, peer: SocketAddr) {
-        if let Security::Tls { metrics, .. } = &self.security {
-            metrics.given_up.inc();
-        }
+    fn count_revoked(&self, peer: SocketAddr) {
+        self.metrics.given_up.inc();
         let limit = self.settings.max_connections;
         tracing::debug!(%peer, limit, "too many connections: one is closed for a client that has fewer");
     }
@@ -470,29 +457,22 @@ pub(crate) struct Retire {
 struct Drain {
     flag: Arc<AtomicBool>,
     token: CancellationToken,
-    /// Cancelled shortly before the drain ends.
-    last: CancellationToken,
+    /// Cancelled shortly before the drain ends, to close idle connections.
+    idle: CancellationToken,
 }
 
 impl Drain {
     /// Returns a drain that begins when the token is cancelled.
     fn when(token: CancellationToken) -> Self {
-        Self { flag: Arc::default(), token, last: CancellationToken::new() }
+        Self { flag: Arc::default(), token, idle: CancellationToken::new() }
     }
 
     /// Waits until the drain has begun and ended: no connection is left, or its deadline has passed. Returns the
     /// deadline.
-    async fn ended(
-        &self,
-        tracker: &TaskTracker,
-        settings: &ServerSettings,
-        metrics: Option<&ConnectionMetrics>,
-    ) -> Instant {
+    async fn run(&self, tracker: &TaskTracker, settings: &ServerSettings, metrics: &ConnectionMetrics) -> Instant {
         self.token.cancelled().await;
         self.flag.store(true, Ordering::Relaxed);
-        if let Some(metrics) = metrics {
-            metrics.draining.set(1);
-        }
+        metrics.draining.set(1);
         let deadline = Instant::now() + settings.drain_deadline;
         sleep(settings.drain_minimum.min(settings.drain_deadline)).await;
         // A closed tracker still accepts new tasks; `wait` completes only after `close`.
@@ -500,16 +480,16 @@ impl Drain {
         tokio::select! {
             () = tracker.wait() => {}
             () = sleep_until(deadline) => {}
-            never = self.last_answers(deadline, settings) => match never {},
+            never = self.close_idle(deadline, settings) => match never {},
         }
         deadline
     }
 
     /// Closes idle connections shortly before the deadline. They lose no request, and requests in flight get this time
     /// before their connections are cut.
-    async fn last_answers(&self, deadline: Instant, settings: &ServerSettings) -> Infallible {
-        sleep_until(deadline - LAST_ANSWERS.min(settings.drain_deadline / 10)).await;
-        self.last.cancel();
+    async fn close_idle(&self, deadline: Instant, settings: &ServerSettings) -> Infallible {
+        sleep_until(deadline - LAST_RESPONSES.min(settings.drain_deadline / 10)).await;
+        self.idle.cancel();
         pending().await
     }
 }
@@ -524,7 +504,8 @@ impl Retire {
         self.drain.flag.load(Ordering::Relaxed) || self.at.is_some_and(|at| at <= Instant::now())
     }
 
-    pub(crate) async fn due(&self) {
+    /// Waits until the connection retires.
+    pub(crate) async fn wait(&self) {
         match self.at {
             Some(at) => tokio::select! {
                 () = self.drain.token.cancelled() => {}
@@ -535,22 +516,22 @@ impl Retire {
     }
 
     /// Waits until idle connections are to be closed.
-    pub(crate) async fn last(&self) {
-        self.drain.last.cancelled().await;
+    pub(crate) async fn closes_idle(&self) {
+        self.drain.idle.cancelled().await;
     }
 }
 
-/// Counts an open connection for as long as it lives.
-struct Open<'m>(&'m ConnectionMetrics);
+/// Counts a connection while it is open.
+struct OpenConnection<'m>(&'m ConnectionMetrics);
 
-impl<'m> Open<'m> {
+impl<'m> OpenConnection<'m> {
     fn new(metrics: &'m ConnectionMetrics) -> Self {
         metrics.connections.inc();
         Self(metrics)
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenConnection<'_> {
     fn drop(&mut self) {
         self.0.connections.dec();
     }
@@ -571,7 +552,7 @@ impl std::fmt::Display for Causes<'_> {
     }
 }
 
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn affects_one_connection(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted
@@ -582,7 +563,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 }
 
 /// Whether a handshake failed because of the client's certificate, the only one that a server verifies.
-fn is_of_clients_certificate(error: &io::Error) -> bool {
+fn is_client_certificate_error(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     matches!(cause, Some(rustls::Error::InvalidCertificate(_)))
 }
@@ -614,8 +595,8 @@ mod tests {
 
     #[test]
     fn only_general_accept_errors_pause_the_loop() {
-        assert!(is_of_one_connection(&io::ErrorKind::ConnectionAborted.into()));
+        assert!(affects_one_connection(&io::ErrorKind::ConnectionAborted.into()));
         // EMFILE: the process has no file descriptor left.
-        assert!(!is_of_one_connection(&io::Error::from_raw_os_error(24)));
+        assert!(!affects_one_connection(&io::Error::from_raw_os_error(24)));
     }
 }

@@ -1,10 +1,10 @@
-//! What is wrong below HTTP, or with its very text: B10, B19 to B24. What needs time to go wrong is in `tls_server.rs` and
+//! Malformed HTTP and TLS: cases B10 and B19 to B24. Cases that depend on time are in `tls_server.rs` and
 //! `transport.rs`.
 
 use pillion_webhook::serve::ServerSettings;
 use tokio::io::AsyncWriteExt;
 
-use crate::support::{Answer, App, ClientTls, KNOWN, Running, exchange, post, read_to_end, review, sidecar, until};
+use crate::support::{App, ClientTls, Running, ask, exchange, post, read_to_end, review_text, sidecar, until};
 
 async fn start() -> (App, Running) {
     let app = App::with_profile(&sidecar(), None);
@@ -12,11 +12,7 @@ async fn start() -> (App, Running) {
     (app, server)
 }
 
-fn text() -> String {
-    review(KNOWN).to_string()
-}
-
-/// B10: a path that does not fit into the buffer of a head.
+/// B10: the path is larger than the buffer for a request's head.
 #[tokio::test]
 async fn path_of_100_kib_is_refused() {
     let (app, server) = start().await;
@@ -26,13 +22,13 @@ async fn path_of_100_kib_is_refused() {
     assert!(app.sum("pillion_admission_requests_total{") < 0.5);
 }
 
-/// B19: chunks with an extension, and a chunk that is none.
+/// B19: chunks with an extension, and chunks with an invalid size.
 #[tokio::test]
 async fn chunked_bodies_are_read_or_refused() {
     let (_app, server) = start().await;
     let head =
         "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
-    let text = text();
+    let text = review_text();
     let good = format!("{head}{:X};name=value\r\n{text}\r\n0\r\n\r\n", text.len());
     let answer = exchange(&mut server.http1().await, good).await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
@@ -43,14 +39,14 @@ async fn chunked_bodies_are_read_or_refused() {
     }
 }
 
-/// B20: two that could take the end of a body to be elsewhere never get to disagree about the next request.
+/// B20: a request with ambiguous body lengths cannot smuggle in a second request.
 ///
-/// A length beside chunks is not refused but passed over, as RFC 9112 lets a server do, and the connection ends with the
-/// answer, as it then has to: nothing behind the chunks is taken for a request.
+/// A `Content-Length` beside chunks is ignored, as RFC 9112 allows. The connection then has to end with the response,
+/// so nothing after the chunks is read as a request.
 #[tokio::test]
 async fn nothing_is_smuggled_behind_body() {
     let (app, server) = start().await;
-    let text = text();
+    let text = review_text();
     let smuggled = post("/mutate/required", &text);
     let head = "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
     let chunks = format!("{:x}\r\n{text}\r\n0\r\n\r\n", text.len());
@@ -82,7 +78,7 @@ async fn nothing_is_smuggled_behind_body() {
     assert_eq!(app.metric("pillion_panics_total"), Some(0.0));
 }
 
-/// Heads that are no heads.
+/// Malformed request heads get 400 or end the connection.
 #[tokio::test]
 async fn invalid_head_is_refused_and_ends_connection() {
     let (app, server) = start().await;
@@ -103,13 +99,13 @@ async fn invalid_head_is_refused_and_ends_connection() {
     assert_eq!(app.metric("pillion_panics_total"), Some(0.0));
 }
 
-/// B21: the number itself; what happens beyond it is shown with a smaller one.
+/// B21: checks the default limit. Other tests show the behaviour at a smaller limit.
 #[test]
 fn connection_limit_matches_table() {
     assert_eq!(ServerSettings::default().max_connections, 4096);
 }
 
-/// The hello of a client that knows TLS 1.1 and no more.
+/// Returns the `ClientHello` of a client that supports TLS 1.1 at most.
 fn hello_of_tls_1_1() -> Vec<u8> {
     let mut body = vec![3, 2];
     body.extend_from_slice(&[7; 32]);
@@ -121,8 +117,8 @@ fn hello_of_tls_1_1() -> Vec<u8> {
     record
 }
 
-/// B22: an old TLS ends with an alert; a client that says no name, or another one, is shown the certificate. It compares the
-/// names by itself, and a replica does not know all names that people have for it.
+/// B22: a client with an old TLS version gets an alert. The certificate is served for any server name, or none: clients
+/// verify the name, and a replica does not know all names that clients use for it.
 #[tokio::test]
 async fn tls_names_and_versions_are_checked() {
     let (_app, server) = start().await;
@@ -130,32 +126,33 @@ async fn tls_names_and_versions_are_checked() {
     old.write_all(&hello_of_tls_1_1()).await.unwrap();
     let mut alert = Vec::new();
     tokio::io::AsyncReadExt::read_to_end(&mut old, &mut alert).await.unwrap();
-    // A fatal alert: protocol_version, or handshake_failure where the suites are looked at first.
+    // A fatal alert: protocol_version, or handshake_failure if the server checks the cipher suites first.
     assert!(alert.len() == 7 && alert[0] == 0x15 && alert[5] == 2 && matches!(alert[6], 70 | 40), "{alert:?}");
-    until("it is counted", || server.handshakes("failed") > 0.5).await;
+    until("the failed handshake is counted", || server.handshakes("failed") > 0.5).await;
 
     let nameless = ClientTls { name: None, ..ClientTls::new(&server.root) };
     let mut stream = nameless.connect(server.tcp().await).await.unwrap();
-    stream.write_all(post("/mutate", &text()).as_bytes()).await.unwrap();
-    assert_eq!(Answer::read(&mut stream).await.status, 200);
+    assert_eq!(ask(&mut stream, post("/mutate", &review_text())).await.status, 200);
 
     let misled = ClientTls { name: Some("other.test"), ..ClientTls::new(&server.root) };
     let error = misled.connect(server.tcp().await).await.unwrap_err().to_string();
     assert!(error.contains("not valid for name"), "{error}");
-    until("it is counted", || server.handshakes("failed") > 1.5).await;
+    until("the rejected certificate is counted", || server.handshakes("failed") > 1.5).await;
 }
 
 /// B23: bytes that are not TLS.
 #[tokio::test]
 async fn plain_text_on_tls_port_is_closed() {
     let (app, server) = start().await;
-    for garbage in [post("/mutate", &text()).into_bytes(), vec![0xff; 600], vec![0; 600], b"SSH-2.0-x\r\n".to_vec()] {
+    for garbage in
+        [post("/mutate", &review_text()).into_bytes(), vec![0xff; 600], vec![0; 600], b"SSH-2.0-x\r\n".to_vec()]
+    {
         let mut stream = server.tcp().await;
         stream.write_all(&garbage).await.unwrap();
         stream.shutdown().await.unwrap();
         let answer = read_to_end(&mut stream).await;
         assert!(!answer.contains("HTTP"), "{answer:?}");
     }
-    until("they are counted", || server.handshakes("failed") > 3.5).await;
+    until("the failed handshakes are counted", || server.handshakes("failed") > 3.5).await;
     assert!(app.sum("pillion_admission_requests_total{") < 0.5);
 }

@@ -1,16 +1,7 @@
 //! Bad inputs, each with its expected result, in process and over a TLS socket.
 //!
-//! Whatever comes, nothing panics, no request stays in flight, no memory stays taken, the outcome is counted under a name
-//! of a closed set, and the next good review is answered, on the same connection where the answer did not end it.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    reason = "a test says what is wrong by panicking, also in its helpers"
-)]
+//! No input causes a panic, or leaves a request in flight or memory in use. Each outcome is counted under a name of a
+//! closed set. The next good review is answered, on the same connection unless the response closed it.
 
 mod connections;
 mod pods;

@@ -3,25 +3,22 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
-use http::Request;
 use pillion_api::names::InjectionLevel;
 use pillion_engine::decision::Outcome;
 use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
 use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
-use tower::ServiceExt;
 
 use crate::bad_inputs::table::{ALONE, Expected, Injected, Row, good, run};
-use crate::support::{App, KNOWN, anonymous_memory, review, sidecar};
+use crate::support::{App, KNOWN, anonymous_memory, review, review_response, send, sidecar};
 
 const SKIP: Expected = Expected::Skip { warned: false };
 const WARNED: Expected = Expected::Skip { warned: true };
 const MIB: usize = 1024 * 1024;
 
-/// Container, volume, annotation and record are there.
-fn whole(injected: &Injected) {
+/// Asserts that the container, the volume, the annotation and the record are present.
+fn check_sidecar(injected: &Injected) {
     let object = &injected.object;
     let names = |list: &str| {
         let list = object["spec"][list].as_array().unwrap();
@@ -34,17 +31,17 @@ fn whole(injected: &Injected) {
 }
 
 fn row(number: u8, name: &'static str) -> Row {
-    good(number, name).is(Expected::Injected(whole))
+    good(number, name).is(Expected::Injected(check_sidecar))
 }
 
-/// The numbers are outside the changed fields.
+/// Asserts that the patch leaves the numbers unchanged, which are outside the changed fields.
 fn numbers_stay(injected: &Injected) {
     assert!(!injected.patch.contains("spec/numbers") && !injected.patch.contains("1e999"), "{}", injected.patch);
 }
 
-/// `fields` that no build knows, after which the object is the same but for what was added.
+/// Asserts that unknown fields are preserved, and that removing the additions restores the object.
 fn fields_stay(injected: &Injected) {
-    whole(injected);
+    check_sidecar(injected);
     assert_eq!(injected.object["spec"]["fooBar"], json!({"deep": [1, {"x": null}]}));
     assert_eq!(injected.object["spec"]["containers"][0]["fooBar"], json!(["é", "\u{0}"]));
     assert!(!injected.patch.contains("fooBar"), "{}", injected.patch);
@@ -58,7 +55,7 @@ fn keys_are_escaped(injected: &Injected) {
 }
 
 fn status_stays(injected: &Injected) {
-    whole(injected);
+    check_sidecar(injected);
     assert_eq!(injected.object["status"]["phase"], "Running");
     assert_eq!(injected.object["metadata"]["uid"], "11111111-2222-3333-4444-555555555555");
     assert_eq!(injected.object["metadata"]["resourceVersion"], "7");
@@ -67,7 +64,7 @@ fn status_stays(injected: &Injected) {
     }
 }
 
-/// The parameter's value is a text in one place, whatever stands in it.
+/// Asserts that the parameter's value, whatever it contains, is a string in one place.
 fn stays_a_text(injected: &Injected) {
     let added = &injected.object["spec"]["containers"][1];
     assert_eq!(added["env"][0]["value"], "\"\nprivileged: true\nx: \"${1+1}{{ . }}\u{0}");
@@ -100,7 +97,7 @@ fn denies(profile: &mut Json) {
     profile["onError"] = json!("Deny");
 }
 
-/// Managed fields as long appliers leave them.
+/// Returns managed fields of about this size, as server-side apply leaves them.
 fn managed_fields(bytes: usize) -> Json {
     let entry = |number: usize| {
         json!({
@@ -117,11 +114,11 @@ fn managed_fields(bytes: usize) -> Json {
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn rows() -> Vec<Row> {
     let numbers = "\"spec\":{\"numbers\":[1e999,-0,18446744073709551616,0.1000000000000000055511151231257827,-1E+2],";
-    let taken = |pod: &mut Json, name: &str| {
+    let add_container = |pod: &mut Json, name: &str| {
         let container = json!({"name": name, "image": "registry.example/mine:1"});
         pod["spec"]["containers"].as_array_mut().unwrap().push(container);
     };
-    let same = |pod: &mut Json| {
+    let with_sidecar = |pod: &mut Json| {
         let profile = sidecar();
         pod["metadata"]["annotations"] = profile["template"]["metadata"]["annotations"].clone();
         let container = profile["template"]["spec"]["containers"][0].clone();
@@ -133,76 +130,78 @@ fn rows() -> Vec<Row> {
     let key = "sidecar.example/value";
     let forged_record = r#"{"profiles":[{"profile":"profile","revision":"x","added":["/spec/containers/sidecar"]}]}"#;
     let mut rows = vec![
-        good(15, "numbers that no number holds").text("\"spec\":{", numbers).is(Expected::Injected(numbers_stay)),
+        good(15, "numbers that a parser may change").text("\"spec\":{", numbers).is(Expected::Injected(numbers_stay)),
         row(31, "no annotations, labels or volumes"),
-        row(31, "no metadata at all").pod(|pod| _ = pod.as_object_mut().unwrap().remove("metadata")),
-        row(32, "null for absent").pod(|pod| {
+        row(31, "no metadata").pod(|pod| _ = pod.as_object_mut().unwrap().remove("metadata")),
+        row(32, "null and empty fields").pod(|pod| {
             pod["metadata"]["annotations"] = json!(null);
             pod["metadata"]["labels"] = json!(null);
             pod["spec"]["volumes"] = json!(null);
             pod["spec"]["initContainers"] = json!([]);
         }),
-        good(33, "all of it is there").pod(same).is(SKIP),
-        good(34, "its name with another image").pod(|pod| taken(pod, "sidecar")).is(WARNED),
-        // 403 and not 409: a controller that gets a conflict tries again at once, and would for ever.
-        good(34, "the same, and the profile insists")
-            .pod(|pod| taken(pod, "sidecar"))
+        good(33, "everything is already present").pod(with_sidecar).is(SKIP),
+        good(34, "a container of the same name with another image").pod(|pod| add_container(pod, "sidecar")).is(WARNED),
+        // 403 and not 409: a controller that gets a conflict retries at once, and would retry forever.
+        good(34, "a container name conflict with onError: Deny")
+            .pod(|pod| add_container(pod, "sidecar"))
             .profile(denies)
             .is(Expected::Deny(403, "sidecar")),
-        good(35, "a volume's name is taken")
+        good(35, "a volume of the same name")
             .pod(|pod| pod["spec"]["volumes"] = json!([{"name": "config", "emptyDir": {}}]))
             .is(WARNED),
-        row(36, "a forged record and nothing behind it").pod(annotated("pillion.dev/injected", forged_record)),
-        row(36, "a record that is none").pod(annotated("pillion.dev/injected", "{")),
+        row(36, "a forged record without injected parts").pod(annotated("pillion.dev/injected", forged_record)),
+        row(36, "an invalid record").pod(annotated("pillion.dev/injected", "{")),
         good(37, "slashes and tildes in keys")
             .pod(annotated("a/b~0~1", "kept"))
             .profile(|profile| profile["template"]["metadata"]["annotations"]["sidecar.example/of_0"] = json!("x"))
             .is(Expected::Injected(keys_are_escaped)),
-        // Without a warning: the API server refuses the pod by itself, with the field's path.
+        // Without a warning: the API server rejects the pod itself, and names the field.
         good(38, "no containers").pod(|pod| pod["spec"]["containers"] = json!([])).is(SKIP),
         good(38, "containers null").pod(|pod| pod["spec"]["containers"] = json!(null)).is(SKIP),
-        row(39, "1,000 containers").pod(|pod| (0..1000).for_each(|number| taken(pod, &format!("c-{number}")))),
+        row(39, "1,000 containers").pod(|pod| (0..1000).for_each(|number| add_container(pod, &format!("c-{number}")))),
         row(39, "10,000 variables").pod(|pod| {
             let env = (0..10_000).map(|number| json!({"name": format!("V{number}"), "value": "x"}));
             pod["spec"]["containers"][0]["env"] = env.collect();
         }),
         good(39, "3 MiB").pod(annotated("large", "x".repeat(3 * MIB))).is(WARNED),
-        good(40, "1.4 MiB and what is added").pod(annotated("large", "x".repeat(1_400 * 1024 - 200))).is(WARNED),
-        // 403 for every refusal: what is too large is said in words, and 413 would be the request's size to a client.
-        good(40, "the same, and the profile insists")
+        good(40, "1.4 MiB, so that the additions exceed the limit")
+            .pod(annotated("large", "x".repeat(1_400 * 1024 - 200)))
+            .is(WARNED),
+        // Every denial has code 403. To a client, 413 would mean that its own request is too large.
+        good(40, "the size limit with onError: Deny")
             .pod(annotated("large", "x".repeat(1_400 * 1024 - 200)))
             .profile(denies)
             .is(Expected::Deny(403, "would exceed a limit")),
-        row(41, "a name to be made, and no namespace in the object")
+        row(41, "generateName, and no namespace in the object")
             .pod(|pod| pod["metadata"] = json!({"generateName": "web-"}))
             .request(|request| _ = request.as_object_mut().unwrap().remove("name")),
-        // Without a warning: the API server has refused a request whose object is of another namespace long before.
+        // Without a warning: the API server has already rejected a request whose object names another namespace.
         row(42, "another namespace in the object").pod(|pod| pod["metadata"]["namespace"] = json!("team-b")),
         good(44, "a mirror pod of the kubelet")
             .pod(mirror)
             .request(|request| request["userInfo"] = json!({"username": "system:node:n1", "groups": ["system:nodes"]}))
             .is(SKIP),
-        row(44, "somebody who says that it is one").pod(mirror),
+        row(44, "a mirror pod annotation from another user").pod(mirror),
         // Without a warning: the profile excludes the pod on purpose.
-        good(45, "the host's network, and a profile that captures ports")
+        good(45, "the host network, and a profile that excludes it")
             .pod(|pod| pod["spec"]["hostNetwork"] = json!(true))
             .profile(|profile| {
                 profile["matchConditions"] =
                     json!([{"name": "own-network", "expression": "!object.spec.?hostNetwork.orValue(false)"}]);
             })
             .is(SKIP),
-        good(51, "more than a value")
+        good(51, "a value with YAML, template and expression syntax")
             .pod(annotated(key, "\"\nprivileged: true\nx: \"${1+1}{{ . }}\u{0}"))
             .profile(parameter(&json!({"type": "string", "default": ""}), key))
             .is(Expected::Injected(stays_a_text)),
-        row(59, "fields that no build knows")
+        row(59, "unknown fields")
             .pod(|pod| {
                 pod["spec"]["fooBar"] = json!({"deep": [1, {"x": null}]});
                 pod["spec"]["containers"][0]["fooBar"] = json!(["é", "\u{0}"]);
             })
             .is(Expected::Injected(fields_stay)),
         good(61, "a pod for Windows").pod(windows).is(WARNED),
-        row(62, "a pod that has been stored once")
+        row(62, "a pod with fields of a stored object")
             .pod(|pod| {
                 pod["metadata"]["uid"] = json!("11111111-2222-3333-4444-555555555555");
                 pod["metadata"]["resourceVersion"] = json!("7");
@@ -216,18 +215,20 @@ fn rows() -> Vec<Row> {
         }),
         row(70, "2 MiB of managed fields")
             .pod(|pod| pod["metadata"]["managedFields"] = managed_fields(2 * MIB))
-            // Untouched is what counts: with them the object is larger than the API server would store.
+            // Skipped: with the managed fields, the object is larger than the API server's limit.
             .is(WARNED),
         row(70, "1 MiB of managed fields").pod(|pod| pod["metadata"]["managedFields"] = managed_fields(MIB)),
     ];
-    // By default a value that is not allowed is as if it were not there, and its author is warned; or the pod is refused.
-    for (name, value) in [("too large", "11".to_owned()), ("no number", "ten".to_owned()), ("1 MiB", "9".repeat(MIB))] {
+    // By default an invalid value is ignored with a warning. Here the profile denies the pod instead.
+    for (name, value) in
+        [("too large", "11".to_owned()), ("not a number", "ten".to_owned()), ("1 MiB", "9".repeat(MIB))]
+    {
         rows.push(
             good(52, name)
                 .pod(annotated(key, value))
                 .profile(parameter(&integer, key))
                 .profile(|profile| profile["parameters"][0]["onInvalid"] = json!("Deny"))
-                // 403 for every refusal, see B34; the name of the annotation is the path that its author knows.
+                // Every denial has code 403, as in B34. The annotation's name tells the author where the value is.
                 .is(Expected::Deny(403, "sidecar.example/value")),
         );
     }
@@ -239,25 +240,19 @@ async fn pods() {
     run(rows()).await;
 }
 
-async fn answer(app: &App, review: &Json) -> Vec<u8> {
-    let request = Request::post("/mutate").header("content-type", "application/json");
-    let response = app.router.clone().oneshot(request.body(Body::from(review.to_string())).unwrap()).await.unwrap();
-    axum::body::to_bytes(response.into_body(), 16 * MIB).await.unwrap().to_vec()
-}
-
-/// B68: what a dry run is answered is what the real one is.
+/// B68: a dry run gets the same response as the real request.
 #[tokio::test]
 async fn dry_run_gets_same_response() {
     let app = App::with_profile(&sidecar(), None);
     let real = review(KNOWN);
     let mut dry = real.clone();
     dry["request"]["dryRun"] = json!(true);
-    let real = answer(&app, &real).await;
-    assert_eq!(answer(&app, &dry).await, real);
-    assert!(String::from_utf8(real).unwrap().contains("\"patch\""));
+    let real = review_response(send(&app.router, "/mutate", real.to_string()).await).await;
+    assert_eq!(review_response(send(&app.router, "/mutate", dry.to_string()).await).await, real);
+    assert!(real["patch"].is_string());
 }
 
-/// B70: 2 MiB of managed fields are read past, and cost no more than a few times what reading past them must.
+/// B70: 2 MiB of managed fields are skipped. They cost at most a few times as much as the fastest scan.
 #[tokio::test]
 async fn managed_fields_cost_little() {
     let app = App::with_profile(&sidecar(), None);
@@ -270,15 +265,14 @@ async fn managed_fields_cost_little() {
         let began = Instant::now();
         serde_json::from_str::<serde::de::IgnoredAny>(&text).unwrap();
         scans.push(began.elapsed());
-        let request = Request::post("/mutate").header("content-type", "application/json");
-        let request = request.body(Body::from(text.clone())).unwrap();
+        let body = text.clone();
         let began = Instant::now();
-        assert_eq!(app.router.clone().oneshot(request).await.unwrap().status(), 200);
+        assert_eq!(send(&app.router, "/mutate", body).await.status(), 200);
         answers.push(began.elapsed());
     }
     let (scan, answer) = (best(&scans), best(&answers));
-    println!("{} bytes: {answer:?}, and {scan:?} for the least that a parser does", text.len());
-    // 20 ms, or on a machine or in a build that is slow, so many times what any parser takes there.
+    println!("{} bytes: {answer:?}, and {scan:?} for a scan by serde_json", text.len());
+    // 20 ms; on a slow machine or in a slow build, six times the scan by `serde_json`.
     assert!(answer < Duration::from_millis(20).max(scan * 6), "{answer:?}, and {scan:?} for a scan");
 }
 
@@ -306,9 +300,9 @@ fn literal_is_there(injected: &Injected) {
 
 fn profile_rows() -> Vec<Row> {
     vec![
-        // Not refused: what a variable is called does not tell what is in it (`*_TOKEN` is the path of a file as often), and
-        // who may write a profile may write the same into a pod. That a patch stands in audit logs is told in the
-        // documentation of profiles, which has a form for references to Secrets.
+        // Not denied: the name of a variable does not show what it contains, since `*_TOKEN` is often the path of a
+        // file. The author of a profile could also write the value into a pod. The documentation of profiles says that
+        // audit logs contain patches, and shows references to Secrets.
         good(49, "a variable that looks like a secret")
             .profile(|profile| {
                 profile["template"]["spec"]["containers"][0]["env"] =
@@ -323,11 +317,12 @@ async fn profiles() {
     run(profile_rows()).await;
 }
 
-/// B56: a profile of one namespace never changes a pod of another, whatever it selects and whichever pod requests it.
+/// B56: a namespaced profile never changes a pod of another namespace, whatever it selects and whichever pod requests
+/// it.
 #[test]
 fn namespaced_profile_ignores_other_namespaces() {
     let name = ProfileName::namespaced("team-b", "profile");
-    // A namespaceSelector, by which it could mean others, does not even compile.
+    // A namespaced profile with a namespaceSelector does not compile.
     let mut reaching = sidecar();
     reaching["namespaceSelector"] = json!({});
     compile(&name, &serde_json::from_value(reaching).unwrap()).unwrap_err();
@@ -335,23 +330,23 @@ fn namespaced_profile_ignores_other_namespaces() {
     let snapshot = Snapshot::new(ProfileSet::new([compiled(&name, &sidecar())]))
         .with_namespace(KNOWN, Some(opted_in()))
         .with_namespace("team-b", Some(opted_in()));
-    let asks = |name: &'static str| {
+    let request = |name: &'static str| {
         move |review: &mut Json| {
             review["request"]["object"]["metadata"]["annotations"] = json!({"pillion.dev/profiles": name});
         }
     };
     assert_eq!(outcome(&snapshot, "team-b", |_| {}).0, Outcome::Injected);
     for name in ["profile", "team-b/profile", "../team-b/profile"] {
-        let (outcome, patch) = outcome(&snapshot, KNOWN, asks(name));
+        let (outcome, patch) = outcome(&snapshot, KNOWN, request(name));
         assert_eq!((outcome, patch), (Outcome::Skipped, None), "{name}");
     }
-    // The namespace that counts is the request's, not the one that the object names.
-    let lying = |review: &mut Json| review["request"]["object"]["metadata"]["namespace"] = json!("team-b");
-    assert_eq!(outcome(&snapshot, KNOWN, lying).0, Outcome::Skipped);
+    // The namespace of the request counts, not the one in the object.
+    let foreign = |review: &mut Json| review["request"]["object"]["metadata"]["namespace"] = json!("team-b");
+    assert_eq!(outcome(&snapshot, KNOWN, foreign).0, Outcome::Skipped);
 }
 
-/// B58: 10,000 profiles in one namespace. How many a namespace may have is a quota of the cluster's (`count/…` of a
-/// `ResourceQuota`); whoever has none set is served all the same, in memory and time that grow with nothing but their texts.
+/// B58: 10,000 profiles in one namespace. A `ResourceQuota` (`count/…`) limits their number. Without a quota they are
+/// served, and memory and time grow only with the size of their texts.
 #[test]
 fn ten_thousand_profiles_in_namespace_are_served() {
     const COUNT: usize = 10_000;
@@ -364,14 +359,14 @@ fn ten_thousand_profiles_in_namespace_are_served() {
         compiled(&ProfileName::namespaced(KNOWN, format!("profile-{number}")), &spec)
     });
     let snapshot = Snapshot::new(ProfileSet::new(profiles)).with_namespace(KNOWN, Some(opted_in()));
-    let asks = |review: &mut Json| {
+    let request = |review: &mut Json| {
         review["request"]["object"]["metadata"]["annotations"] = json!({"profile-7777.example/inject": "true"});
     };
-    assert_eq!(outcome(&snapshot, KNOWN, asks).0, Outcome::Injected);
+    assert_eq!(outcome(&snapshot, KNOWN, request).0, Outcome::Injected);
     let memory = anonymous_memory().saturating_sub(before);
     let best = (0..20).map(|_| {
         let began = Instant::now();
-        outcome(&snapshot, KNOWN, asks);
+        outcome(&snapshot, KNOWN, request);
         began.elapsed()
     });
     let best = best.min().unwrap();

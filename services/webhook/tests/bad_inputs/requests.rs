@@ -1,4 +1,4 @@
-//! Requests that differ from those of the API server, and bodies that are no reviews: B1 to B4, B7 to B18, B25 to B30.
+//! Requests that the API server does not send, and bodies that are not reviews: B1 to B4, B7 to B18, B25 to B30.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::support::{KNOWN, review};
 const JSON: (&str, &str) = ("Content-Type", "application/json");
 const SKIP: Expected = Expected::Skip { warned: false };
 
-/// The first bytes of 1 MiB of zero bytes in gzip. The server does not decompress them.
+/// The first bytes of 1 MiB of zeros in gzip. The server never decompresses a body.
 const BOMB: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 3];
 
 fn rows() -> Vec<Row> {
@@ -19,7 +19,7 @@ fn rows() -> Vec<Row> {
             .headers(&[("Content-Type", "text/plain")])
             .refused(415, "\"text/plain\": expected application/json"),
         good(7, "no content type").headers(&[]).refused(415, "no Content-Type: expected application/json"),
-        good(7, "a longer one")
+        good(7, "a longer content type")
             .headers(&[("Content-Type", "application/json-patch+json")])
             .refused(415, "expected application/json"),
         good(7, "with a charset").headers(&[("Content-Type", "application/json; charset=utf-8")]),
@@ -33,14 +33,14 @@ fn rows() -> Vec<Row> {
             .headers(&[JSON, ("Content-Encoding", "identity"), ("Content-Encoding", "br")])
             .refused(415, "\"br\""),
         good(8, "identity").headers(&[JSON, ("Content-Encoding", "identity")]),
-        good(8, "gzip that nobody speaks of").body(BOMB).refused(400, "UTF-8"),
+        good(8, "gzip without Content-Encoding").body(BOMB).refused(400, "UTF-8"),
         good(9, "GET").to("GET", "/mutate").refused(405, "POST"),
         good(9, "PUT").to("PUT", "/mutate/enabled").refused(405, "POST"),
         good(9, "HEAD").to("HEAD", "/mutate/required").refused(405, ""),
         good(9, "DELETE").to("DELETE", "/validate").refused(405, "POST"),
         good(10, "unknown").to("POST", "/mutate/other").refused(404, "expected /mutate"),
-        good(10, "the root").to("POST", "/").refused(404, ""),
-        good(10, "a slash more").to("POST", "/mutate/").refused(404, ""),
+        good(10, "the root path").to("POST", "/").refused(404, ""),
+        good(10, "a trailing slash").to("POST", "/mutate/").refused(404, ""),
         good(10, "dots").to("POST", "/mutate/../mutate").refused(404, ""),
         good(10, "escaped dots").to("POST", "/mutate/%2e%2e/mutate").refused(404, ""),
         good(10, "10 KiB").to("POST", format!("/{}", "x".repeat(10 * 1024))).refused(404, ""),
@@ -64,9 +64,9 @@ fn rows() -> Vec<Row> {
                 request["object"] = json!({"apiVersion": "v1", "kind": "PodExecOptions"});
             })
             .is(SKIP),
-        good(28, "an operation that there is not").request(|request| request["operation"] = json!("MERGE")).is(SKIP),
-        // Without the warning that the table asks for: who made the object did nothing wrong, the rules of a webhook
-        // configuration did, and a warning would stand below every `kubectl apply`. The metric and the log tell.
+        good(28, "an unknown operation").request(|request| request["operation"] = json!("MERGE")).is(SKIP),
+        // Without the warning that the table asks for. The mistake is in the rules of a webhook configuration, not in
+        // the object, and the warning would appear below every `kubectl apply`. The metric and the log show it.
         good(29, "a Deployment")
             .request(|request| {
                 request["kind"] = json!({"group": "apps", "version": "v1", "kind": "Deployment"});
@@ -86,7 +86,7 @@ fn rows() -> Vec<Row> {
         good(30, "a list as the object")
             .request(|request| request["object"] = json!([]))
             .refused(400, "request.object is []"),
-        good(30, "a text as the object")
+        good(30, "a string as the object")
             .request(|request| request["object"] = json!("pod"))
             .refused(400, "request.object"),
     ];
@@ -98,7 +98,7 @@ fn rows() -> Vec<Row> {
         "é",
         "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
     ];
-    rows.extend(traces.map(|trace| good(25, "a traceparent that is none").headers(&[JSON, ("traceparent", trace)])));
+    rows.extend(traces.map(|trace| good(25, "an invalid traceparent").headers(&[JSON, ("traceparent", trace)])));
     // An invalid or long timeout is replaced or capped, and is no reason to reject the review.
     let timeouts = [
         "timeout=0s",
@@ -110,7 +110,7 @@ fn rows() -> Vec<Row> {
         "timeout=99999999999999999999s",
         "%ff",
     ];
-    rows.extend(timeouts.map(|query| good(26, "a strange timeout").to("POST", format!("/mutate?{query}"))));
+    rows.extend(timeouts.map(|query| good(26, "an unusual timeout").to("POST", format!("/mutate?{query}"))));
     rows
 }
 
@@ -135,37 +135,39 @@ fn body_rows() -> Vec<Row> {
         good(1, "spaces").body("  \n").refused(400, "not JSON"),
         good(2, "null").body("null").refused(400, "the body is null"),
         good(2, "a list").body("[]").refused(400, "the body is []"),
-        good(2, "a text").body("\"x\"").refused(400, "the body is"),
+        good(2, "a string").body("\"x\"").refused(400, "the body is"),
         good(2, "an empty object").body("{}").refused(400, "apiVersion"),
-        good(3, "half of it").body(&text.as_bytes()[..text.len() / 2]).refused(400, "not JSON"),
-        good(3, "all but the end").body(&text.as_bytes()[..text.len() - 1]).refused(400, "not JSON"),
-        good(3, "twice").body(format!("{text}{text}")).refused(400, "not JSON"),
-        good(4, "a byte too many").body(" ".repeat(LIMIT + 1)).refused(413, "7340032"),
-        good(4, "as large as may be").body(format!("{text}{}", " ".repeat(LIMIT - text.len()))),
-        good(11, "129 deep").text("\"web-0\"", &nested(129)).refused(400, "deep"),
-        good(11, "100,000 deep").text("\"web-0\"", &nested(100_000)).refused(400, "deep"),
-        good(11, "100,000 deep and no end").text("\"web-0\"", &"[{\"a\":".repeat(100_000)).refused(400, "deep"),
+        good(3, "half of the review").body(&text.as_bytes()[..text.len() / 2]).refused(400, "not JSON"),
+        good(3, "all but the last byte").body(&text.as_bytes()[..text.len() - 1]).refused(400, "not JSON"),
+        good(3, "the review twice").body(format!("{text}{text}")).refused(400, "not JSON"),
+        good(4, "one byte above the limit").body(" ".repeat(LIMIT + 1)).refused(413, "7340032"),
+        good(4, "exactly the limit").body(format!("{text}{}", " ".repeat(LIMIT - text.len()))),
+        good(11, "nested 129 levels deep").text("\"web-0\"", &nested(129)).refused(400, "deep"),
+        good(11, "nested 100,000 levels deep").text("\"web-0\"", &nested(100_000)).refused(400, "deep"),
+        good(11, "nested 100,000 levels deep without an end")
+            .text("\"web-0\"", &"[{\"a\":".repeat(100_000))
+            .refused(400, "deep"),
         good(12, "uid twice").text(UID, &format!("{UID},{UID}")).refused(400, "stands twice"),
         good(12, "request twice").text("\"request\":", "\"request\":{},\"request\":").refused(400, "stands twice"),
-        good(13, "no UTF-8").body(not_utf8).refused(400, "UTF-8"),
-        good(13, "no UTF-8 behind the end").body([text.as_bytes(), b"\xff"].concat()).refused(400, "UTF-8"),
+        good(13, "not UTF-8").body(not_utf8).refused(400, "UTF-8"),
+        good(13, "not UTF-8 after the end").body([text.as_bytes(), b"\xff"].concat()).refused(400, "UTF-8"),
         good(13, "half of a surrogate pair").body(name("\\ud800")).refused(400, "surrogate"),
         good(13, "a zero byte").body(name("web\0")).refused(400, "not JSON"),
-        // Not 400: an escaped NUL is a text as JSON has it. The API server refuses names with it by itself, and says so
-        // better than a webhook could; and an annotation may have it.
+        // Not 400: an escaped NUL is valid JSON, and allowed in an annotation. The API server itself rejects names with
+        // it, with a better message than a webhook's.
         good(13, "an escaped zero byte").body(name("web\\u0000")),
         good(14, "a byte order mark").body(format!("\u{feff}{text}")).refused(400, "not JSON"),
         good(16, "request null").review(|review| review["request"] = json!(null)).refused(400, "request is null"),
         good(16, "no request")
             .review(|review| _ = review.as_object_mut().unwrap().remove("request"))
             .refused(400, "request is absent"),
-        good(16, "request a list").review(|review| review["request"] = json!([])).refused(400, "request is []"),
+        good(16, "a list as the request").review(|review| review["request"] = json!([])).refused(400, "request is []"),
         good(17, "no uid").text(&format!("{UID},"), "").refused(400, "request.uid is absent"),
         good(17, "an empty uid").text(UID, "\"uid\":\"\"").refused(400, "request.uid"),
         good(17, "a uid of 10 KiB")
             .text(UID, &format!("\"uid\":\"{}\"", "u".repeat(10_240)))
             .refused(400, "request.uid"),
-        // Not 400 but an answer in kind: API servers of before 1.22 speak v1beta1, and so do tools that people still have.
+        // Answered in the same version: API servers before 1.22 send v1beta1, and some tools still do.
         good(18, "v1beta1").text("admission.k8s.io/v1", "admission.k8s.io/v1beta1").is(Expected::Injected(
             |injected| {
                 assert_eq!(injected.answer["apiVersion"], "admission.k8s.io/v1beta1");
@@ -174,7 +176,7 @@ fn body_rows() -> Vec<Row> {
         good(18, "v2").text("admission.k8s.io/v1", "admission.k8s.io/v2").refused(400, "admission.k8s.io/v2"),
         good(18, "another kind").text("\"AdmissionReview\"", "\"TokenReview\"").refused(400, "kind is"),
     ];
-    // A text that would forge a line of the log, or fill it.
+    // A string that would forge a line of the log, or fill the log.
     let forged = format!("admission\n{}", "x".repeat(100_000));
     rows.push(
         good(18, "a long version").review(|review| review["apiVersion"] = json!(forged)).refused(400, "apiVersion"),

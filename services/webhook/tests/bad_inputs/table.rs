@@ -1,4 +1,4 @@
-//! A row of the table, and the runner that tries it by both ways.
+//! A row of the table of bad inputs, and the runner that sends each row in process and over TLS.
 
 use axum::body::Body;
 use base64::Engine;
@@ -10,50 +10,50 @@ use serde_json::Value as Json;
 use tokio::io::AsyncWriteExt;
 use tower::ServiceExt;
 
-use crate::support::{Answer, App, KNOWN, Running, anonymous_memory, post, review, sidecar};
+use crate::support::{Answer, App, KNOWN, Running, anonymous_memory, ask, post, review, review_text, sidecar};
 
-/// An input and what must come of it.
+/// An input and its expected result.
 pub(crate) struct Row {
-    /// B1 to B70.
+    /// The number of the case, from 1 to 70 (B1 to B70).
     pub(crate) number: u8,
     pub(crate) name: &'static str,
     pub(crate) method: &'static str,
     pub(crate) path: String,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
-    /// The profile that is served: always applied, unless it says otherwise.
+    /// The profile that is served. Its activation is `Always` unless the row changes it.
     pub(crate) profile: Json,
     pub(crate) expected: Expected,
 }
 
-/// What must come of an input.
+/// The expected result of an input.
 pub(crate) enum Expected {
-    /// No review: this status, and these words in one line of text.
+    /// No review: a response with this status, and a line of text that contains this.
     Status(u16, &'static str),
-    /// Allowed without a patch; with a warning, or without any.
+    /// Allowed without a patch, with or without a warning.
     Skip { warned: bool },
-    /// Refused with this code, and these words.
+    /// Rejected with this code, and a message that contains this.
     Deny(u16, &'static str),
-    /// Injected, and this holds.
+    /// Injected, and this check passes.
     Injected(fn(&Injected)),
 }
 
-/// An object before and after.
+/// An injected object.
 pub(crate) struct Injected {
     pub(crate) answer: Json,
     pub(crate) patch: String,
-    /// As the patch makes it; null if JSON of the test's own cannot hold what came.
+    /// The patched object. Null if `serde_json` cannot represent the input.
     pub(crate) object: Json,
 }
 
-/// What came back.
-struct Came {
+/// The response to a row's request.
+struct Received {
     status: u16,
     content_type: String,
     body: String,
 }
 
-/// The good review, which every row changes in one way.
+/// Returns a row with a valid review, which each case changes in one way.
 pub(crate) fn good(number: u8, name: &'static str) -> Row {
     Row {
         number,
@@ -91,7 +91,7 @@ impl Row {
         self.request(|request| change(&mut request["object"]))
     }
 
-    /// Changes the text of the review, in one place that must be there.
+    /// Replaces one occurrence of `from`, which must exist, in the text of the review.
     pub(crate) fn text(mut self, from: &str, to: &str) -> Self {
         let text = String::from_utf8(self.body).unwrap();
         assert!(text.contains(from), "{}: {from} is not in {text}", self.name);
@@ -104,7 +104,7 @@ impl Row {
         self
     }
 
-    /// With these headers alone.
+    /// Replaces all headers.
     pub(crate) fn headers(mut self, headers: &[(&'static str, &str)]) -> Self {
         self.headers = headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
         self
@@ -120,7 +120,7 @@ impl Row {
         self
     }
 
-    /// Not a review that can be answered.
+    /// Expects a rejection that contains this text.
     pub(crate) fn refused(self, status: u16, says: &'static str) -> Self {
         self.is(Expected::Status(status, says))
     }
@@ -129,7 +129,8 @@ impl Row {
         App::with_profile(&self.profile, None)
     }
 
-    /// Whether the row's request reaches an endpoint. Other requests are not counted.
+    /// Returns the acceptable outcomes of the row's request. None if it reaches no endpoint, since such requests are
+    /// not counted.
     fn outcomes(&self) -> &'static [&'static str] {
         match self.expected {
             Expected::Status(404 | 405, _) => &[],
@@ -140,17 +141,17 @@ impl Row {
         }
     }
 
-    fn check(&self, way: &str, came: &Came) {
+    fn check(&self, way: &str, received: &Received) {
         let at = format!("B{} {} ({way})", self.number, self.name);
-        let short: String = came.body.chars().take(600).collect();
+        let short: String = received.body.chars().take(600).collect();
         if let Expected::Status(status, says) = self.expected {
-            assert_eq!(came.status, status, "{at}: {short}");
-            assert!(came.body.contains(says), "{at}: {short:?} does not say {says:?}");
-            assert!(came.body.len() <= 1100 && came.body.trim_end().lines().count() <= 1, "{at}: {short:?}");
+            assert_eq!(received.status, status, "{at}: {short}");
+            assert!(received.body.contains(says), "{at}: {short:?} does not say {says:?}");
+            assert!(received.body.len() <= 1100 && received.body.trim_end().lines().count() <= 1, "{at}: {short:?}");
             return;
         }
-        assert_eq!((came.status, &*came.content_type), (200, "application/json"), "{at}: {short}");
-        let answer: Json = serde_json::from_str(&came.body).unwrap();
+        assert_eq!((received.status, &*received.content_type), (200, "application/json"), "{at}: {short}");
+        let answer: Json = serde_json::from_str(&received.body).unwrap();
         let response = &answer["response"];
         let allowed = response["allowed"].as_bool().unwrap();
         let warned = response["warnings"].as_array().is_some_and(|warnings| !warnings.is_empty());
@@ -184,22 +185,20 @@ impl Row {
         }
     }
 
-    /// Nothing panicked, nothing is left, and the row was counted as it should be, beside so many good reviews.
-    fn check_metrics(&self, way: &str, app: &App, good: f64) {
+    /// Asserts that nothing panicked, nothing is left in use, and that the row was counted correctly. `more` requests with
+    /// any outcome were sent after it.
+    fn check_metrics(&self, way: &str, app: &App, more: u8) {
         let at = format!("B{} {} ({way})", self.number, self.name);
         for series in ["pillion_panics_total", "pillion_inflight", "pillion_body_bytes"] {
             assert_eq!(app.metric(series), Some(0.0), "{at}: {series}");
         }
+        let outcomes = self.outcomes();
+        let own = f64::from(u8::from(!outcomes.is_empty()));
         let all = app.sum("pillion_admission_requests_total{");
-        let of = |outcome: &str| app.sum_with("pillion_admission_requests_total{", &format!("outcome=\"{outcome}\""));
-        let expected = self.outcomes();
-        let own = if expected.is_empty() { 0.0 } else { 1.0 };
-        assert!((all - good - own).abs() < 0.5, "{at}: {all} requests were counted");
-        if !expected.is_empty() {
-            let good_among = if expected.contains(&"injected") { good } else { 0.0 };
-            let counted: f64 = expected.iter().map(|outcome| of(outcome)).sum();
-            assert!((counted - own - good_among).abs() < 0.5, "{at}: {counted} are counted as {expected:?}");
-        }
+        assert!((all - own - f64::from(more)).abs() < 0.5, "{at}: {all} requests were counted");
+        let of = |outcome: &&str| app.sum_with("pillion_admission_requests_total{", &format!("outcome=\"{outcome}\""));
+        let counted: f64 = outcomes.iter().map(of).sum();
+        assert!(counted > own - 0.5, "{at}: {counted} are counted as {outcomes:?}");
     }
 
     async fn in_process(&self) {
@@ -214,8 +213,8 @@ impl Row {
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         let body = String::from_utf8(body.to_vec()).unwrap();
-        self.check("in process", &Came { status, content_type: content_type.unwrap_or_default(), body });
-        self.check_metrics("in process", &app, 0.0);
+        self.check("in process", &Received { status, content_type: content_type.unwrap_or_default(), body });
+        self.check_metrics("in process", &app, 0);
     }
 
     async fn over_tls(&self) {
@@ -228,44 +227,31 @@ impl Row {
         text.extend_from_slice(format!("Content-Length: {}\r\n\r\n", self.body.len()).as_bytes());
         text.extend_from_slice(&self.body);
         let mut stream = server.http1().await;
-        // The server may have answered and closed before it has read all of it.
+        // The server may respond and close before it has read the whole request.
         let _ = stream.write_all(&text).await;
         let _ = stream.flush().await;
-        // An answer to HEAD says how long its body would be.
+        // The response to HEAD declares the length of a body that is not sent.
         let mut answer =
             if self.method == "HEAD" { Answer::read_head(&mut stream).await } else { Answer::read(&mut stream).await };
-        let content_type = answer.head.split("content-type: ").nth(1).and_then(|rest| rest.split("\r\n").next());
-        let content_type = content_type.unwrap_or_default().to_owned();
+        let content_type = answer.header("content-type").unwrap_or_default().to_owned();
         let body = std::mem::take(&mut answer.body);
-        self.check("over TLS", &Came { status: answer.status, content_type, body });
+        self.check("over TLS", &Received { status: answer.status, content_type, body });
 
         if answer.closes() {
             stream = server.http1().await;
         }
-        let next = String::from_utf8(good(0, "the next one").body).unwrap();
-        stream.write_all(post("/mutate", &next).as_bytes()).await.unwrap();
-        assert_eq!(Answer::read(&mut stream).await.status, 200, "B{} {}: the next one", self.number, self.name);
-        // What the next one is decided to be is the row's profile's business.
-        self.check_metrics_after_next(&app);
-    }
-
-    fn check_metrics_after_next(&self, app: &App) {
-        let at = format!("B{} {}", self.number, self.name);
-        for series in ["pillion_panics_total", "pillion_inflight", "pillion_body_bytes"] {
-            assert_eq!(app.metric(series), Some(0.0), "{at}: {series}");
-        }
-        let all = app.sum("pillion_admission_requests_total{");
-        let own = if self.outcomes().is_empty() { 0.0 } else { 1.0 };
-        assert!((all - 1.0 - own).abs() < 0.5, "{at}: {all} requests were counted");
+        let next = ask(&mut stream, post("/mutate", &review_text())).await;
+        assert_eq!(next.status, 200, "B{} {}: the next request", self.number, self.name);
+        self.check_metrics("over TLS", &app, 1);
     }
 }
 
-/// One at a time of those that take much memory: they share a process, whose memory is looked at.
+/// Held by each test that uses much memory: tests of one process share the memory that they measure.
 pub(crate) static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Tries all rows by both ways.
+/// Runs all rows, in process and over TLS.
 pub(crate) async fn run(rows: Vec<Row>) {
-    // More than all bodies of one row at a time, and what the allocator keeps of them.
+    // More than all bodies of one row together, plus what the allocator retains of them.
     const SLACK: usize = 96 * 1024 * 1024;
     let _alone = ALONE.lock().await;
     let before = anonymous_memory();

@@ -1,11 +1,6 @@
-//! What the tests of this crate share: a review, a server on a loopback port, and clients that can misbehave.
+//! Shared by the tests of this crate: a review, a server on a loopback port, and clients that can misbehave.
 
-#![allow(
-    dead_code,
-    unreachable_pub,
-    unused_imports,
-    reason = "each test binary compiles this module, and uses a part of it"
-)]
+#![allow(unreachable_pub, reason = "the module is shared by the test program")]
 
 mod tls;
 
@@ -16,6 +11,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use axum::routing::get;
+use http::Request;
+use http_body_util::BodyExt;
 use pillion_api::names::InjectionLevel;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
@@ -31,25 +31,56 @@ use pillion_webhook::tls::ServingCertificate;
 use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
 
-pub use self::tls::{Authority, ClientTls, Purpose, cert_text, certificate, client_hello, connect, key_text};
+pub use self::tls::{ClientTls, Purpose, TestCa, cert_text, certificate, client_hello, connect, key_text};
 
 /// Longer than anything takes that does not hang.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 /// The name in the test certificates.
 pub const NAME: &str = "pillion.test";
-/// Opted in, and known to the snapshot of the tests.
+/// A namespace that is opted in, and in the snapshot of the tests.
 pub const KNOWN: &str = "team-a";
 
-/// What is logged; clones write to the same text.
+/// A request to [`fast_and_large`].
+pub const GET_FAST: &[u8] = b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n";
+pub const GET_SLOW: &[u8] = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n";
+/// Bytes of the large response.
+pub const LARGE: usize = 256 * 1024;
+
+/// Returns routes with a small and a large response.
+pub fn fast_and_large() -> Router {
+    Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
+}
+
+/// Returns a fast route, and a slow one that notifies `asked` of each request and responds once `answer` is notified.
+pub fn fast_and_slow(asked: &Arc<Notify>, answer: &Arc<Notify>) -> Router {
+    let (asked, answer) = (Arc::clone(asked), Arc::clone(answer));
+    let slow = get(async move || {
+        asked.notify_one();
+        answer.notified().await;
+        "done"
+    });
+    fast_and_large().route("/slow", slow)
+}
+
+/// Returns settings without a minimum drain time.
+pub fn fast_drain() -> ServerSettings {
+    let mut settings = ServerSettings::default();
+    settings.drain_minimum = Duration::ZERO;
+    settings
+}
+
+/// Captured log lines. Clones write to the same text.
 #[derive(Clone, Default)]
 pub struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
-    /// All of it so far.
+    /// Returns everything that was logged so far.
     pub fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
@@ -66,7 +97,7 @@ impl io::Write for Lines {
     }
 }
 
-/// A review of the creation of a small pod.
+/// Returns a review of the creation of a small pod.
 pub fn review(namespace: &str) -> serde_json::Value {
     serde_json::json!({
         "apiVersion": "admission.k8s.io/v1",
@@ -94,12 +125,12 @@ pub fn review(namespace: &str) -> serde_json::Value {
     })
 }
 
-/// [`review`] of a pod in the namespace that is known, as text.
+/// Returns [`review`] for the known namespace, as text.
 pub fn review_text() -> String {
     review(KNOWN).to_string()
 }
 
-/// The profile of most rows: a container, a volume and an annotation.
+/// Returns the profile of most tests: a container, a volume and an annotation.
 pub fn sidecar() -> serde_json::Value {
     serde_json::json!({
         "activation": "Always",
@@ -113,14 +144,14 @@ pub fn sidecar() -> serde_json::Value {
     })
 }
 
-/// Bytes of memory that belong to this process alone.
+/// Returns the anonymous memory of this process, in bytes.
 pub fn anonymous_memory() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * 1024
 }
 
-/// The router with its metrics; without profiles.
+/// The router with its metrics.
 pub struct App {
     pub router: Router,
     registry: Registry,
@@ -131,107 +162,99 @@ impl App {
         Self::with(RequestSettings::default(), None)
     }
 
+    /// Creates an app without profiles.
     pub fn with(settings: RequestSettings, live_namespace: Option<LiveNamespace>) -> Self {
+        Self::of(opted_in_snapshot(None), |admission| {
+            admission.settings = settings;
+            admission.live_namespace = live_namespace;
+        })
+    }
+
+    /// Creates an app with one cluster profile, and the function that looks up the objects it reads.
+    pub fn with_profile(spec: &serde_json::Value, look_ups: Option<LookUps>) -> Self {
+        Self::of(opted_in_snapshot(Some(spec)), |admission| {
+            let cluster = Some(Arc::new(OwnedTape::parse(r#"{"region":"eu-west-1"}"#).unwrap()));
+            admission.policy = Arc::new(ArcSwap::from_pointee(Policy { cluster, ..Policy::default() }));
+            admission.look_ups = look_ups;
+        })
+    }
+
+    /// Creates an app with this snapshot. `change` changes the default settings and lookup functions.
+    pub fn of(snapshot: Snapshot, change: impl FnOnce(&mut Admission)) -> Self {
         let mut registry = Registry::default();
-        let metrics = Arc::new(Metrics::register(&mut registry));
-        let snapshot = Snapshot::default().with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
-        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let router = router(Admission {
-            snapshot,
-            live_namespace,
+        let mut admission = Admission {
+            snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
+            live_namespace: None,
             look_ups: None,
             policy: Arc::default(),
             switch: Switch::default(),
-            metrics,
-            settings,
-        });
-        Self { router, registry }
+            metrics: Arc::new(Metrics::register(&mut registry)),
+            settings: RequestSettings::default(),
+        };
+        change(&mut admission);
+        Self { router: router(admission), registry }
     }
 
-    /// With one cluster profile, and what looks up what it reads.
-    pub fn with_profile(spec: &serde_json::Value, look_ups: Option<LookUps>) -> Self {
-        let mut registry = Registry::default();
-        let metrics = Arc::new(Metrics::register(&mut registry));
-        let spec = serde_json::from_value(spec.clone()).unwrap();
-        let profile = compile(&ProfileName::cluster("profile"), &spec).unwrap();
-        let snapshot = Snapshot::new(ProfileSet::new([Arc::new(profile)]))
-            .with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)));
-        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let cluster = Some(Arc::new(OwnedTape::parse(r#"{"region":"eu-west-1"}"#).unwrap()));
-        let policy = Arc::new(ArcSwap::from_pointee(Policy { cluster, ..Policy::default() }));
-        let settings = RequestSettings::default();
-        let router = router(Admission {
-            snapshot,
-            live_namespace: None,
-            look_ups,
-            policy,
-            switch: Switch::default(),
-            metrics,
-            settings,
-        });
-        Self { router, registry }
-    }
-
-    /// With this snapshot, and these look-ups.
-    pub fn of(
-        snapshot: Snapshot,
-        settings: RequestSettings,
-        live_namespace: Option<LiveNamespace>,
-        look_ups: Option<LookUps>,
-    ) -> Self {
-        let mut registry = Registry::default();
-        let metrics = Arc::new(Metrics::register(&mut registry));
-        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let router = router(Admission {
-            snapshot,
-            live_namespace,
-            look_ups,
-            policy: Arc::default(),
-            switch: Switch::default(),
-            metrics,
-            settings,
-        });
-        Self { router, registry }
-    }
-
-    /// The value of a series, as its text stands in a scrape; `None` if there is no such series.
+    /// Returns the value of a series, named as in a scrape. `None` if there is no such series.
     pub fn metric(&self, series: &str) -> Option<f64> {
         value(&self.registry, series)
     }
 
-    /// How many series there are.
+    /// Returns the number of series.
     pub fn series(&self) -> usize {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
-        text.lines().filter(|line| !line.starts_with('#')).count()
+        scrape(&self.registry).lines().filter(|line| !line.starts_with('#')).count()
     }
 
-    /// The sum of all series that begin so.
+    /// Returns the sum of all series with this prefix.
     pub fn sum(&self, prefix: &str) -> f64 {
         self.sum_with(prefix, "")
     }
 
-    /// The sum of all series that begin so and have this label.
+    /// Returns the sum of all series with this prefix and this label.
     pub fn sum_with(&self, prefix: &str, label: &str) -> f64 {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let text = scrape(&self.registry);
         let series = text.lines().filter(|line| line.starts_with(prefix) && line.contains(label));
         series.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 }
 
-fn value(registry: &Registry, series: &str) -> Option<f64> {
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-    text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+/// Returns a snapshot with one cluster profile, if any, and the namespace [`KNOWN`].
+pub fn opted_in_snapshot(profile: Option<&serde_json::Value>) -> Snapshot {
+    let compiled = profile.map(|spec| {
+        let spec = serde_json::from_value(spec.clone()).unwrap();
+        Arc::new(compile(&ProfileName::cluster("profile"), &spec).unwrap())
+    });
+    Snapshot::new(ProfileSet::new(compiled)).with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)))
 }
 
-/// A server of `app` over TLS on a loopback port.
+/// Sends a POST with a JSON body to a router, without a server.
+pub async fn send(router: &Router, path: &str, body: impl Into<Body>) -> Response {
+    let request = Request::post(path).header("content-type", "application/json").body(body.into()).unwrap();
+    router.clone().oneshot(request).await.unwrap()
+}
+
+/// Returns the `response` of the review in an HTTP response.
+pub async fn review_response(response: Response) -> serde_json::Value {
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    serde_json::from_slice::<serde_json::Value>(&body).unwrap()["response"].take()
+}
+
+fn scrape(registry: &Registry) -> String {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+    text
+}
+
+fn value(registry: &Registry, series: &str) -> Option<f64> {
+    scrape(registry).lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+}
+
+/// A server of `app` with TLS on a loopback port.
 pub struct Running {
     pub address: SocketAddr,
     pub certificate: Arc<ServingCertificate>,
     pub root: String,
-    pub authority: Authority,
+    pub ca: TestCa,
     pub drain: CancellationToken,
     pub task: JoinHandle<Drained>,
     registry: Registry,
@@ -242,11 +265,11 @@ impl Running {
         Self::start_for(app, settings, None).await
     }
 
-    /// For these clients alone.
+    /// Starts a server that authenticates its clients.
     pub async fn start_for(app: Router, settings: ServerSettings, clients: Option<Arc<ClientCertificates>>) -> Self {
-        let authority = Authority::new("authority of a test");
-        let (leaf, key) = authority.server();
-        let certificate = ServingCertificate::new(cert_text(&leaf), key_text(&key)).unwrap();
+        let ca = TestCa::new("test CA");
+        let (serving, key) = ca.server();
+        let certificate = ServingCertificate::new(cert_text(&serving), key_text(&key)).unwrap();
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry).connections;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -255,15 +278,15 @@ impl Running {
         let address = server.local_addr().unwrap();
         let drain = CancellationToken::new();
         let task = tokio::spawn(server.run(drain.clone()));
-        Self { address, certificate, root: authority.pem(), authority, drain, task, registry }
+        Self { address, certificate, root: ca.pem(), ca, drain, task, registry }
     }
 
-    /// The value of one of the server's series.
+    /// Returns the value of one of the server's series.
     pub fn metric(&self, series: &str) -> f64 {
         value(&self.registry, series).unwrap_or_else(|| panic!("no series {series}"))
     }
 
-    /// Connections that were closed while this was waited for.
+    /// Returns the number of connections that timed out while waiting for this event.
     pub fn timed_out(&self, waiting: &str) -> f64 {
         self.metric(&format!("pillion_connections_timed_out_total{{waiting=\"{waiting}\"}}"))
     }
@@ -280,18 +303,18 @@ impl Running {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// A TLS connection that offers these protocols.
+    /// Opens a TLS connection that offers these protocols.
     pub async fn tls(&self, protocols: &[&str]) -> TlsStream<TcpStream> {
         connect(self.tcp().await, &self.root, protocols).await.unwrap()
     }
 
-    /// One connection of HTTP/1.1.
+    /// Opens an HTTP/1.1 connection.
     pub async fn http1(&self) -> TlsStream<TcpStream> {
         self.tls(&["http/1.1"]).await
     }
 }
 
-/// The text of a POST over HTTP/1.1.
+/// Returns the text of an HTTP/1.1 POST request.
 pub fn post(path: &str, body: &str) -> String {
     let length = body.len();
     format!(
@@ -299,23 +322,23 @@ pub fn post(path: &str, body: &str) -> String {
     )
 }
 
-/// All that comes until the server closes the connection, cleanly or not.
+/// Reads until the server closes the connection, cleanly or not.
 pub async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut bytes = Vec::new();
-    // A close without close_notify, or a reset, is an end as well.
+    // A close without close_notify and a reset also end the connection.
     let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("the server does not close");
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Writes, and reads to the end.
+/// Writes a request, and reads until the server closes the connection.
 pub async fn exchange(stream: &mut TlsStream<TcpStream>, text: impl AsRef<[u8]>) -> String {
-    // The server may have answered and closed before it has read all of it.
+    // The server may respond and close before it has read the whole request.
     let _ = stream.write_all(text.as_ref()).await;
     let _ = stream.flush().await;
     read_to_end(stream).await
 }
 
-/// One answer of HTTP/1.1 with a `Content-Length`.
+/// An HTTP/1.1 response with a `Content-Length`.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -323,50 +346,63 @@ pub struct Answer {
     pub body: String,
 }
 
+/// Sends a request, and reads its response.
+pub async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), request: impl AsRef<[u8]>) -> Answer {
+    stream.write_all(request.as_ref()).await.unwrap();
+    Answer::read(stream).await
+}
+
 impl Answer {
-    /// Sends what was written, reads one answer, and leaves the connection as it is.
+    /// Flushes the stream, and reads one response. The connection stays open.
     pub async fn read(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Self {
         let read = async {
-            // What was written may be in the TLS session still, if the socket did not take it at once. A server that has
-            // answered may be gone.
+            // The TLS session may still hold written data that the socket did not accept at once. A server that has
+            // responded may have closed the connection.
             let _ = stream.flush().await;
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                head.push(stream.read_u8().await.expect("the connection ends before the answer"));
-            }
-            let head = String::from_utf8(head).unwrap().to_lowercase();
-            let length =
-                head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next()).unwrap_or("0");
+            let head = read_head(stream).await;
+            let length = header(&head, "content-length").unwrap_or("0");
             let mut body = vec![0; length.parse().unwrap()];
             stream.read_exact(&mut body).await.unwrap();
             Self { status: head[9..12].parse().unwrap(), head, body: String::from_utf8(body).unwrap() }
         };
-        tokio::time::timeout(PATIENCE, read).await.expect("no answer")
+        tokio::time::timeout(PATIENCE, read).await.expect("the server sent no response")
     }
 
     /// Returns the number in a header.
     pub fn number(&self, header: &str) -> u64 {
-        let number = self.head.split(&format!("{header}: ")).nth(1).and_then(|rest| rest.split("\r\n").next());
-        number.and_then(|number| number.parse().ok()).expect("a response with the number")
+        self.header(header).and_then(|number| number.parse().ok()).expect("the response has no such number")
     }
 
-    /// Reads the head of an answer that has no body, whatever it says of its length.
+    /// Reads the head of a response without a body, whatever `Content-Length` it declares.
     pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Self {
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(stream.read_u8().await.expect("the connection ends before the answer"));
-        }
-        let head = String::from_utf8(head).unwrap().to_lowercase();
+        let head = read_head(stream).await;
         Self { status: head[9..12].parse().unwrap(), head, body: String::new() }
     }
 
-    /// Whether it says that the connection is used no more.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        header(&self.head, name)
+    }
+
+    /// Whether the server closes the connection after this response.
     pub fn closes(&self) -> bool {
         self.head.contains("connection: close\r\n")
     }
 }
 
-/// Waits until something is so.
+/// Returns the head of a response in lower case.
+async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.expect("the connection ended before the response"));
+    }
+    String::from_utf8(head).unwrap().to_lowercase()
+}
+
+fn header<'h>(head: &'h str, name: &str) -> Option<&'h str> {
+    head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+}
+
+/// Waits until the condition holds. `what` describes it for the failure message.
 pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !condition() {

@@ -1,4 +1,4 @@
-//! Certificates for a test, made by an authority of its own, and how its clients speak TLS.
+//! Certificates from a test CA, and TLS clients.
 
 use std::io;
 use std::sync::Arc;
@@ -14,36 +14,36 @@ use tokio_rustls::client::TlsStream;
 
 use super::NAME;
 
-/// How a client of a test speaks TLS.
+/// The TLS settings of a test client.
 #[derive(Clone, Debug)]
 pub struct ClientTls<'c> {
-    /// Whom it trusts.
+    /// The CA that it trusts.
     pub root: &'c str,
-    /// What it offers by ALPN.
+    /// The protocols that it offers by ALPN.
     pub protocols: &'c [&'c str],
     pub versions: &'c [&'static SupportedProtocolVersion],
-    /// Its certificate and key, if it has one.
+    /// Its certificate and key, if any.
     pub identity: Option<&'c (String, String)>,
-    /// The server's name as it says it; `None` for an IP address, which is not said.
+    /// The server name that it sends. `None` for an IP address, which is not sent.
     pub name: Option<&'c str>,
 }
 
-/// An authority for certificates of servers and clients.
-pub struct Authority {
+/// A CA for server and client certificates.
+pub struct TestCa {
     issuer: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
 }
 
-/// What a certificate is for.
+/// The purpose of a certificate.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose {
     Server,
     Client,
-    /// A client's, which has run out.
+    /// An expired client certificate.
     ExpiredClient,
 }
 
 impl<'c> ClientTls<'c> {
-    /// HTTP/1.1, both versions of TLS, no certificate.
+    /// Returns a client without a certificate that offers HTTP/1.1 and both TLS versions.
     pub fn new(root: &'c str) -> Self {
         Self { root, protocols: &["http/1.1"], versions: rustls::ALL_VERSIONS, identity: None, name: Some(NAME) }
     }
@@ -77,7 +77,7 @@ impl<'c> ClientTls<'c> {
     }
 }
 
-impl Authority {
+impl TestCa {
     pub fn new(name: &str) -> Self {
         let mut params = rcgen::CertificateParams::default();
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
@@ -90,8 +90,8 @@ impl Authority {
         self.issuer.pem()
     }
 
-    /// A certificate and its key: of this common name, and these alternative names.
-    pub fn leaf(&self, purpose: Purpose, common: &str, alternative: Vec<rcgen::SanType>) -> (String, String) {
+    /// Returns a certificate and its key, with this common name and these alternative names.
+    pub fn certificate(&self, purpose: Purpose, common: &str, alternative: Vec<rcgen::SanType>) -> (String, String) {
         let mut params = rcgen::CertificateParams::default();
         params.distinguished_name.push(rcgen::DnType::CommonName, common);
         params.subject_alt_names = alternative;
@@ -106,15 +106,15 @@ impl Authority {
         (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
     }
 
-    /// A server's, for [`NAME`] and the loopback.
+    /// Returns a server certificate for [`NAME`] and the loopback address, and its key.
     pub fn server(&self) -> (String, String) {
         let names =
             vec![rcgen::SanType::DnsName(NAME.try_into().unwrap()), rcgen::SanType::IpAddress([127, 0, 0, 1].into())];
-        self.leaf(Purpose::Server, NAME, names)
+        self.certificate(Purpose::Server, NAME, names)
     }
 
     pub fn client(&self, common: &str) -> (String, String) {
-        self.leaf(Purpose::Client, common, Vec::new())
+        self.certificate(Purpose::Client, common, Vec::new())
     }
 }
 
@@ -122,7 +122,7 @@ pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> io::R
     ClientTls { protocols, ..ClientTls::new(root) }.connect(stream).await
 }
 
-/// The first words of a TLS client.
+/// Returns a `ClientHello`.
 pub fn client_hello(root: &str) -> Vec<u8> {
     let name = ServerName::try_from(NAME).unwrap();
     let mut client = rustls::ClientConnection::new(ClientTls::new(root).config(), name).unwrap();
@@ -131,10 +131,10 @@ pub fn client_hello(root: &str) -> Vec<u8> {
     hello
 }
 
-/// A certificate that is its own authority, and its key.
+/// Returns a self-signed certificate and its key.
 pub fn certificate() -> (String, String) {
-    let made = rcgen::generate_simple_self_signed(vec![NAME.to_owned()]).unwrap();
-    (made.cert.pem(), made.signing_key.serialize_pem())
+    let generated = rcgen::generate_simple_self_signed(vec![NAME.to_owned()]).unwrap();
+    (generated.cert.pem(), generated.signing_key.serialize_pem())
 }
 
 pub fn cert_text(text: &str) -> PemText<'_> {
