@@ -1,9 +1,9 @@
 //! Isolates panics: a panic while an object is processed affects that object alone.
 //!
-//! Without the guard, a panic in a task would end the leader's term, and a stored object would end the next leader's
-//! term too; a replica whose watch has ended would exit. One tenant's profile could so stop rotation, drift correction,
-//! revisions and audit for the whole cluster. So all work on users' objects outside of requests runs [`guarded`];
-//! requests have a guard of their own.
+//! Without the guard, a panic would end the leader's term. If a stored object causes the panic, the next leader's term
+//! would end too, and a replica whose watch has ended would exit. So one tenant's profile could stop rotation, drift
+//! correction, revisions and audit for the whole cluster. Therefore all work on users' objects outside of requests runs
+//! in [`guarded`]. Requests have their own guard.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +22,7 @@ const ISSUES: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/issues");
 #[error("Pillion itself failed at this, which is a fault of Pillion's: report it at {}, with the log", ISSUES)]
 pub struct Panicked;
 
-/// Runs `work`, which concerns `what`. A panic is logged and becomes an error.
+/// Runs `work` on the object named `what`. Logs a panic and returns it as an error.
 ///
 /// # Errors
 /// The work panicked.
@@ -41,7 +41,7 @@ pub fn guarded<T>(what: &dyn Display, work: impl FnOnce() -> T) -> Result<T, Pan
     })
 }
 
-/// Runs [`guarded`] for work that returns a profile's errors; a panic becomes another one.
+/// Like [`guarded`], for work that returns a profile's errors. A panic becomes one of these errors.
 ///
 /// # Errors
 /// The profile is invalid, or the work panicked.
@@ -70,11 +70,11 @@ impl Panicked {
 
 #[cfg(test)]
 use faults::strike;
-/// Only tests cause panics.
+/// Does nothing: only tests inject panics.
 #[cfg(not(test))]
 const fn strike(_: &dyn Display) {}
 
-/// Lets tests cause panics, in place of unknown bugs of the engine.
+/// Lets tests inject panics, which stand for unknown bugs of the engine.
 #[cfg(test)]
 pub(crate) mod faults {
     use std::cell::RefCell;
@@ -84,11 +84,11 @@ pub(crate) mod faults {
         static AT: RefCell<Option<String>> = const { RefCell::new(None) };
     }
 
-    /// Until this is dropped, guarded work on this thread that concerns this object panics.
+    /// Until this is dropped, guarded work on the chosen object panics on this thread.
     #[must_use]
     pub(crate) struct Fault;
 
-    /// Makes work that concerns `what` panic.
+    /// Makes work on the object named `what` panic.
     pub(crate) fn at(what: &str) -> Fault {
         AT.set(Some(what.to_owned()));
         Fault
@@ -155,7 +155,7 @@ mod tests {
         let text = diagnostic.to_string();
         assert!(text.contains("a fault of Pillion's") && text.contains("report it at https://"), "{text}");
         assert!(!text.contains("the secret"), "{text}");
-        assert_eq!(compiled(&"team-a/other", || Ok(1)), Ok(1), "it is about one alone");
+        assert_eq!(compiled(&"team-a/other", || Ok(1)), Ok(1), "another object is not affected");
         drop(fault);
         assert_eq!(compiled(&"team-a/logger", || Ok(2)), Ok(2));
         let wrong = Panicked.diagnostic();

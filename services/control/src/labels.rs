@@ -1,6 +1,6 @@
-//! Enums whose values have a fixed text: labels of metrics, and words in logs and stored records.
+//! Enums whose values have fixed strings, for metric labels, logs and stored records.
 
-/// Defines such an enum, with all its values (`ALL`) and their texts (`as_str`).
+/// Defines such an enum. `ALL` lists its values, and `as_str` returns the string of a value.
 macro_rules! labelled {
     ($(#[$meta:meta])* pub enum $enum:ident { $($(#[$doc:meta])* $value:ident => $text:literal,)+ }) => {
         $(#[$meta])*
@@ -12,7 +12,7 @@ macro_rules! labelled {
             /// All values.
             pub const ALL: [Self; [$($text),+].len()] = [$(Self::$value),+];
 
-            /// The value in metrics, logs and stored records.
+            /// The string of the value in metrics, logs and stored records.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self {

@@ -1,7 +1,7 @@
 //! Wraps a client so that it reads a response up to a maximum size.
 //!
-//! The client's own calls read a whole response into memory before its size is known, and users decide how large a list
-//! is: 200 objects of 1 MiB each, read a few times in parallel, would exceed a replica's memory.
+//! kube's client reads a whole response into memory before its size is known, and users decide how large a list is. 200
+//! objects of 1 MiB each, read a few times in parallel, would exceed a replica's memory.
 
 use http_body_util::Limited;
 use kube::Client;
@@ -43,6 +43,6 @@ mod tests {
     async fn too_large_response_is_refused() {
         assert_eq!(list(1_000).await.unwrap(), 0);
         let error = FetchError::from(list(1_001).await.unwrap_err());
-        assert!(matches!(error, FetchError::Refused(_)), "{error:?}: that does not pass by itself");
+        assert!(matches!(error, FetchError::Refused(_)), "{error:?}: a retry does not help");
     }
 }

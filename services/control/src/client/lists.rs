@@ -1,4 +1,4 @@
-//! Reads lists page by page, for commands: a response is never larger than a page, however many objects there are.
+//! Reads lists page by page, for commands, so that no response is larger than a page.
 
 use std::fmt::Debug;
 
@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 /// Objects per page.
 const A_PAGE: u32 = 250;
 
-/// The status with which an API server reports that a continue token has expired.
+/// The status code for an expired continue token.
 const EXPIRED: u16 = 410;
 
-/// All objects of a list.
+/// Reads all objects of a list.
 ///
 /// # Errors
 /// The API server could not list them.
@@ -24,7 +24,7 @@ where
     pages(parameters, async |parameters| api.list(parameters).await).await
 }
 
-/// The metadata of all objects of a list.
+/// Reads the metadata of all objects of a list.
 ///
 /// # Errors
 /// The API server could not list them.
@@ -44,7 +44,8 @@ async fn pages<K: Clone>(
     loop {
         let listed = match list(&page).await {
             Ok(listed) => listed,
-            // The token has expired, and later pages would reflect another moment: read the whole list at once.
+            // The token has expired. Later pages would show a later state than the first ones, so read the whole list
+            // at once.
             Err(kube::Error::Api(status)) if status.code == EXPIRED && page.continue_token.is_some() => {
                 return list(parameters).await.map(|listed| listed.items);
             }
@@ -66,7 +67,7 @@ mod tests {
 
     use super::*;
 
-    /// The result of a list with these pages, and the requests: the limit and the continue token.
+    /// Reads a list with these pages. Returns the result, and the limit and continue token of each request.
     async fn listed(pages: &[Result<&str, u16>]) -> (Result<Vec<Value>, String>, Vec<(Option<u32>, Option<String>)>) {
         let (asked, parameters) = (RefCell::new(Vec::new()), ListParams::default());
         let found = super::pages(&parameters, async |parameters| {
@@ -97,6 +98,6 @@ mod tests {
         assert_eq!(found.unwrap(), [json!(3)]);
         assert_eq!(asked.last(), Some(&(None, None)));
         assert!(listed(&[Ok("a"), Err(403)]).await.0.is_err());
-        assert!(listed(&[Err(EXPIRED)]).await.0.is_err(), "nothing was begun");
+        assert!(listed(&[Err(EXPIRED)]).await.0.is_err(), "the first request has no continue token that can expire");
     }
 }

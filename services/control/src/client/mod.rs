@@ -1,10 +1,10 @@
-//! Connects to the API server, and holds what every watch shares: its duration, pauses after failures, and errors as
+//! Connects to the API server. Defines what all watches share: their duration, the pauses after failures, and errors as
 //! text.
 //!
-//! * `bounded`: limits the bytes of a response.
-//! * [`lists`]: reads lists page by page, for commands.
-//! * `watch_object`: watches one object by name.
-//! * `owner_reference`: owner references for cluster-scoped objects.
+//! - `bounded`: limits the bytes of a response.
+//! - [`lists`]: reads lists page by page, for commands.
+//! - `watch_object`: watches one object by name.
+//! - `owner_reference`: owner references for cluster-scoped objects.
 
 pub(crate) mod bounded;
 pub mod lists;
@@ -20,12 +20,12 @@ use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::watcher;
 use kube::{Client, Config};
 
-/// Duration of a watch. The next one continues without a list. After five more seconds of silence, the connection
-/// counts as lost.
+/// Duration of a watch. The next watch continues without a new list. If the API server does not end a watch within five
+/// more seconds, the connection counts as lost.
 pub(crate) const WATCH_FOR: Duration = Duration::from_secs(45);
 
-/// The first pause after a watch was interrupted, and the longest one, which jitter may double: after an outage of half
-/// an hour, watches should resume soon.
+/// The shortest and the longest pause after a watch was interrupted. Jitter may double both. The longest pause is
+/// short, so that watches resume soon after a long outage.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 /// A watch that lasts this long resets the pause.
@@ -34,8 +34,8 @@ const PAUSE_IS_OVER: Duration = Duration::from_mins(2);
 /// Timeout for connecting.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// How long the API server may be silent. Longer than a watch, so that it only ends hanging requests: for example, a
-/// list whose connection was lost.
+/// How long the API server may be silent during a request. This is longer than a watch, so it only ends hanging
+/// requests: for example, a list whose connection was lost.
 const SILENCE_LIMIT: Duration = Duration::from_secs(WATCH_FOR.as_secs() + 10);
 
 /// Why no client could be created.
@@ -80,7 +80,7 @@ pub async fn inferred() -> Result<Client, ClientError> {
     Client::try_from(bounded(config)).map_err(|source| ClientError::Client(Box::new(source)))
 }
 
-/// The configuration of such a client, for callers that create several.
+/// Returns the configuration that [`connect`] uses, for callers that create several clients.
 ///
 /// # Errors
 /// See [`connect`].
@@ -98,7 +98,7 @@ pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ClientEr
 fn bounded(mut config: Config) -> Config {
     config.connect_timeout = Some(CONNECT_LIMIT);
     config.read_timeout = Some(SILENCE_LIMIT);
-    // Otherwise the idle time of a connection before a request would count.
+    // Without this, the connection's idle time before a request would count.
     config.reset_reader_on_write = true;
     config
 }
@@ -123,7 +123,7 @@ pub(crate) fn pauses() -> impl Backoff + 'static {
     ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), PAUSE_IS_OVER)
 }
 
-/// An error as text: only the API server's own message, if there is one.
+/// Returns an error as text: only the API server's own message, if there is one.
 pub(crate) fn described(error: &watcher::Error) -> String {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -134,7 +134,7 @@ pub(crate) fn described(error: &watcher::Error) -> String {
     if status.message.is_empty() { format!("HTTP status {}", status.code) } else { status.message.clone() }
 }
 
-/// An error with its causes, unless its own text contains them.
+/// Returns an error with its causes, except those that the text already contains.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let causes = std::iter::successors(error.source(), |cause| cause.source());
@@ -147,7 +147,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Instructions for an error that a retry does not resolve.
+/// Returns instructions for an error that a retry does not resolve.
 pub(crate) fn help(error: &watcher::Error) -> Option<&'static str> {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error

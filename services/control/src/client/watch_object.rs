@@ -11,30 +11,30 @@ use tracing::warn;
 
 use crate::client::{WATCH_FOR, described, pauses};
 
-/// An observation of the object.
+/// An observation of the watched object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Seen<K> {
-    /// Its state; `None` if it does not exist.
+    /// The object's state; `None` if it does not exist.
     Is(Option<Box<K>>),
-    /// Reading it is forbidden. All other errors are temporary, and the last state stays.
+    /// Reading the object is forbidden. All other errors are temporary, and the last state stays valid.
     Forbidden,
 }
 
-/// Watches the object with this name: first its current state, then each change. After an error, the stream restarts by
-/// itself after a growing pause. A change that is reverted before it is seen is not reported.
+/// Watches the object with this name. The stream has the current state first, then each change. After an error, it
+/// restarts by itself after a growing pause. A change that is reverted during a pause is not reported.
 pub(crate) fn watch<K>(api: Api<K>, what: &'static str, name: &str) -> impl Stream<Item = Seen<K>> + Send + 'static
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
-    // The default is to start with the current state.
+    // By default, a watch starts with the current state.
     let config = watcher::Config::default().fields(&format!("metadata.name={name}")).timeout(seconds);
-    // The event that announces a list comes before each attempt, and any event would reset the pause.
+    // `Init` comes before each attempt to list, and any event would reset the pause.
     let events = watcher(api, config).filter(|event| std::future::ready(!matches!(event, Ok(Event::Init))));
     observations(events.backoff(pauses()), what, name)
 }
 
-/// Runs [`watch`] on given events of a watcher.
+/// Converts the events of a watcher to observations.
 pub(crate) fn observations<K, E>(
     events: E,
     what: &'static str,
@@ -57,7 +57,7 @@ where
             Ok(Event::Apply(object)) => Some(Seen::Is(Some(Box::new(object)))),
             Ok(Event::Delete(_)) => Some(Seen::Is(None)),
             Err(error) => {
-                // An interrupted list starts again.
+                // After an error, the watcher starts the list again.
                 listed = None;
                 let (help, text) = (help(&error), described(&error));
                 warn!(
@@ -73,7 +73,7 @@ where
     })
 }
 
-/// Instructions for an error that a retry does not resolve.
+/// Returns instructions for an error that a retry does not resolve.
 fn help(error: &watcher::Error) -> Option<&'static str> {
     match status(error)? {
         401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),

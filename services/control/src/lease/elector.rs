@@ -23,7 +23,7 @@ use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::random;
 use crate::release::Release;
 
-/// In lease durations: the longest pause between two terms, and how long a term must last to reset the pause.
+/// The longest pause between two terms, in lease durations. A term that lasts this long resets the pause.
 const LONGEST_PAUSE: u32 = 4;
 
 /// A term of leadership, for the leader's tasks.
@@ -33,7 +33,7 @@ pub struct Claim {
     until: Arc<Mutex<Instant>>,
 }
 
-/// One candidate.
+/// A candidate in the election.
 pub struct Elector {
     leases: Api<Lease>,
     name: String,
@@ -41,11 +41,11 @@ pub struct Elector {
     settings: Settings,
     metrics: LeaseMetrics,
     view: View,
-    /// The Lease as last read, for its `resourceVersion`; `None` if there is none.
+    /// The Lease as last read, for its `resourceVersion`; `None` if it does not exist.
     lease: Option<Lease>,
     /// Whether the Lease must be read before a write: it was never read, or a write failed.
     stale: bool,
-    /// Whether this candidate may hold the Lease without knowing: a write was sent, and its response was lost.
+    /// Whether this candidate may hold the Lease without knowing it: a write was sent, and its response was lost.
     unsure: bool,
     changes: Option<Changes>,
 }
@@ -82,8 +82,8 @@ impl Claim {
         LeaderContext { client, release, stop: self.stop.clone() }
     }
 
-    /// Whether the term continues, by the clock: `false` also right after a long pause of the process, before
-    /// [`Claim::stop`] is cancelled.
+    /// Whether the term continues, by the clock. After a long pause of the process, it returns `false` at once, even
+    /// before [`Claim::stop`] is cancelled.
     #[must_use]
     pub fn holds(&self) -> bool {
         !self.stop.is_cancelled() && Instant::now() < *self.until.lock().unwrap_or_else(PoisonError::into_inner)
@@ -105,8 +105,8 @@ impl fmt::Debug for Elector {
 }
 
 impl Elector {
-    /// A candidate for the release's Lease. The Lease's `holderIdentity` has the name of the `pod`, with a random
-    /// suffix: it differs from all other candidates and from earlier processes of the same pod.
+    /// Creates a candidate for the release's Lease. Its `holderIdentity` is the name of the `pod` with a random suffix.
+    /// So it differs from all other candidates, and from earlier processes of the same pod.
     ///
     /// # Errors
     /// The settings would allow two leaders.
@@ -138,11 +138,11 @@ impl Elector {
         &self.identity
     }
 
-    /// Takes part until `stop`. Each time it becomes the leader, it runs `lead` with the [`Claim`] as a separate task.
-    /// At the end of the term, it cancels the claim's token, and the task has [`Settings::grace`] to end. At `stop`, it
+    /// Takes part in the election until `stop`. In each term, it runs `lead` with the [`Claim`] as a separate task. At
+    /// the end of a term, it cancels the claim's token, and the task has [`Settings::grace`] to end. At `stop`, it
     /// holds the Lease until the task has ended, and then releases it.
     ///
-    /// A task that returns early gives up the leadership.
+    /// A task that returns early ends the term.
     pub async fn run<F, Fut>(mut self, stop: CancellationToken, mut lead: F)
     where
         F: FnMut(Claim) -> Fut,
@@ -161,7 +161,7 @@ impl Elector {
                 self.release().await;
             }
             self.view.claim = None;
-            // Another candidate may have more success, so this one pauses.
+            // Give another candidate the chance to take over.
             if end != TermEnd::Stopped {
                 pause = pause_after(&self.settings, pause, end, began.elapsed());
                 rest(pause, &stop).await;
@@ -210,7 +210,7 @@ impl Elector {
         end
     }
 
-    /// Waits until it becomes the leader; `None` at `stop`.
+    /// Waits until this candidate becomes the leader. Returns `None` at `stop`.
     async fn acquire(&mut self, stop: &CancellationToken) -> Option<Claim> {
         loop {
             let attempt = self.attempt(stop);
@@ -237,7 +237,7 @@ impl Elector {
         }
         match decide(&self.settings, &self.identity, &self.view, Instant::now()) {
             Action::Wait { until } => {
-                // Random, so that not all candidates try at once.
+                // Add a random delay, so that not all candidates try at once.
                 let until = until + random::up_to(self.settings.retry_period);
                 self.wait(until).await.map_err(|error| (LeaseOperation::Read, error))?;
                 Ok(None)
@@ -265,7 +265,7 @@ impl Elector {
             let action = decide(&self.settings, &self.identity, &self.view, now);
             let outcome = match action {
                 Action::Lost(loss) => return loss,
-                // Cannot happen while leading.
+                // This action is impossible while leading.
                 Action::Wait { .. } => return Loss::Taken,
                 // The result of the last write is unknown.
                 _ if self.stale => {
@@ -279,9 +279,9 @@ impl Elector {
             };
             let retry = self.settings.retry_period;
             next = match outcome {
-                // The deadline has passed; the next round handles it.
+                // The deadline has passed, and the next round handles it.
                 Err(_) => now,
-                // A read is followed by the write at once.
+                // After a read, write at once.
                 Ok(Ok(())) if self.view.claim.is_none_or(|sent| sent < now) => now,
                 Ok(Ok(())) => now + retry,
                 Ok(Err((operation, error))) => {
@@ -319,7 +319,7 @@ impl Elector {
             duration: self.settings.lease_duration,
             acquired: before.acquired.filter(|_| stays).or(Some(clock)),
             renewed: Some(clock),
-            // A new Lease had no earlier holder.
+            // A new Lease has had no other holder.
             transitions: if self.lease.is_some() { transitions(&before, &self.identity) } else { 0 },
         };
         let sent = Instant::now();
@@ -339,7 +339,7 @@ impl Elector {
             spec: None,
         });
         held.write_to(&mut lease);
-        // The API server sets this field, and it is larger than everything else.
+        // The API server maintains this field, and it is larger than all others together.
         lease.metadata.managed_fields = None;
         let limit = self.settings.request_timeout;
         let outcome = if self.lease.is_some() {
@@ -351,8 +351,8 @@ impl Elector {
         outcome
     }
 
-    /// Releases the Lease if it is still held. Tries twice, since the result of the last write may be unknown, and
-    /// briefly, since other candidates can wait for its expiry.
+    /// Releases the Lease if this candidate holds it. Tries twice, since the result of the last write may be unknown.
+    /// Does not try longer, since the Lease expires anyway.
     async fn release(&mut self) {
         let limit = self.settings.request_timeout * 2;
         let tries = async {
@@ -388,7 +388,7 @@ impl Elector {
     /// Waits until this time or a change of the Lease.
     async fn wait(&mut self, until: Instant) -> Result<(), RequestError> {
         let next = tokio::time::timeout_at(until, self.next_change());
-        // The time is over.
+        // The time has come without a change.
         let Ok(change) = next.await else { return Ok(()) };
         match change {
             Ok(lease) => {
@@ -398,14 +398,14 @@ impl Elector {
             Err(error) => {
                 let lived = self.changes.take().map(|changes| changes.since.elapsed());
                 self.stale = true;
-                // A watch ends regularly; the next read shows changes.
+                // A watch ends regularly, and the next read shows any changes.
                 let is_old = lived.is_some_and(|lived| lived > self.settings.retry_period);
                 if is_old && matches!(error, RequestError::Ended) { Ok(()) } else { Err(error) }
             }
         }
     }
 
-    /// The Lease after its next change; `None` if it was deleted.
+    /// Returns the Lease after its next change, or `None` if it was deleted.
     async fn next_change(&mut self) -> Result<Option<Lease>, RequestError> {
         if self.changes.is_none() {
             let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
@@ -445,8 +445,8 @@ async fn limited<T>(limit: Duration, request: impl Future<Output = kube::Result<
     }
 }
 
-/// The pause after a term before taking part again. A term begins with lists of the whole cluster. If an overloaded API
-/// server ends terms early, each next term would add load.
+/// Returns the pause after a term. A term begins with lists of the whole cluster. If an overloaded API server ends
+/// terms early, each new term would add load.
 fn pause_after(settings: &Settings, before: Duration, end: TermEnd, lasted: Duration) -> Duration {
     let longest = settings.lease_duration * LONGEST_PAUSE;
     if end == TermEnd::Deadline && lasted < longest { (before * 2).min(longest) } else { settings.retry_period }

@@ -1,19 +1,19 @@
 //! Leader election among the controllers, by a Lease.
 //!
 //! The holder renews the Lease every few seconds, and all other candidates watch it. Clocks of different machines are
-//! never compared: a Lease is lost when its content has not changed for as long as it promises, *measured by the
-//! watcher's own monotonic clock*. A fast clock steals nothing.
+//! never compared. A candidate may take the Lease when it has not changed for the lease duration, *measured by the
+//! candidate's own monotonic clock*. So a candidate with a wrong clock cannot take the Lease early.
 //!
-//! The holder gives up earlier than others may take over: [`Settings::renew_deadline`] after it *sent* its last
-//! successful write. [`Claim::holds`] reads the clock, so a process that was paused notices at once. Each write names
-//! the `resourceVersion` that was read, so one of two concurrent writers gets a conflict. The Lease does not fence the
-//! leader's other writes: those guard themselves.
+//! The holder stops leading before others may take over: [`Settings::renew_deadline`] after it *sent* its last
+//! successful write. [`Claim::holds`] reads the clock, so a process that was paused notices this at once. Each write
+//! names the `resourceVersion` that was read, so one of two concurrent writers gets a conflict. The Lease does not
+//! guard the leader's other writes: each of them has its own guard.
 //!
-//! At the end of a term the leader's tasks end first. Then the holder is removed from the Lease, and the next candidate
-//! takes over at once, since it watches.
+//! At the end of a term, the leader's tasks end first. Then the holder is removed from the Lease. The other candidates
+//! watch the Lease, so the next one takes over at once.
 //!
-//! [`decide`](decide::decide) is the pure decision; [`elector`] executes it. kube-rs has no leader election. RBAC permissions: `get`, `update` and
-//! `watch` on the one Lease by name, and `create`.
+//! [`decide`](decide::decide) is the pure decision; [`elector`] executes it. kube-rs has no leader election. RBAC
+//! permissions: `get`, `update` and `watch` on the one Lease by name, and `create`.
 
 pub mod decide;
 pub mod elector;
@@ -31,7 +31,7 @@ use crate::labels::labelled;
 
 pub use elector::{Claim, Elector};
 
-/// Durations of the election. Tests scale them down; the Lease itself has whole seconds, rounded up.
+/// Durations of the election. Tests scale them down. The lease duration is written in whole seconds, rounded up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -88,7 +88,8 @@ impl Settings {
     /// Checks that an election with these settings is safe.
     ///
     /// # Errors
-    /// The holder would not give up before others may take the Lease, or would give up before its next attempt.
+    /// The holder would lead for longer than the lease duration, or would stop leading before its second attempt to
+    /// write.
     pub fn check(&self) -> Result<(), SettingsError> {
         let Self { lease_duration, renew_deadline, retry_period, .. } = *self;
         if renew_deadline < lease_duration && retry_period < renew_deadline {
