@@ -1,15 +1,13 @@
 //! Metrics of the watches: the number of cached objects, the age of each cache, and the number of interruptions.
 //!
-//! The age is the time since that watch last received anything from the API server: an event, a bookmark (sent about
-//! once a minute, and shortly before a watch ends) or the response to a new watch. It is measured where bytes arrive,
-//! so it rises whenever the API server is silent, for any reason.
+//! The age of a cache is the time since its watch last received anything from the API server. That is an event, a
+//! bookmark (sent about once a minute, and shortly before a watch ends), or the response to a new watch. kube's watcher
+//! drops bookmarks, and objects that seldom change cause no events for hours. So `noting` records the time when bytes
+//! of a response arrive, and the age rises whenever the API server is silent.
 //!
-//! The delay until a change is served is not measured here. The time of a write is recorded only in `managedFields`, in
-//! whole seconds of the API server's clock: too coarse for a tenth of a second. A test with a real API server measures
-//! it.
-//!
-//! The client's watcher does not pass on bookmarks, and a watch of objects that seldom change is silent for hours. So
-//! `noting` records the time where the bytes of responses arrive.
+//! The delay until a change is served is not measured here. Only `managedFields` has the time of a write, in whole
+//! seconds of the API server's clock. That is too coarse for a delay of a tenth of a second. A test with a real API
+//! server measures it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,7 +27,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
 use tower::service_fn;
 
-/// The resource that is watched.
+/// The watched resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Cluster profiles.
@@ -169,7 +167,7 @@ impl CacheMetrics {
         let text = "How many snapshots of profiles and namespaces were published";
         registry.register("snapshot_generation", text, metrics.generation.clone());
         registry.register_collector(Box::new(Staleness(metrics.heard.clone())));
-        // Series that exist from the start have a rate from their first event.
+        // Create all series at the start, so that their rates include the first event.
         for kind in Kind::ALL {
             metrics.known(kind, false, 0);
             drop(metrics.lists.get_or_create_owned(&kind.label()));
@@ -214,7 +212,7 @@ impl CacheMetrics {
 }
 
 impl Heard {
-    /// Without any response yet; the age counts from `since`.
+    /// Creates a state without any response. The age counts from `since`.
     #[cfg(test)]
     pub(crate) fn silent_since(since: Instant) -> Self {
         Self { since, last: Arc::default() }
@@ -258,7 +256,7 @@ impl Collector for Staleness {
     }
 }
 
-/// Returns the client with recording added: each chunk of a successful response is recorded.
+/// Returns a client that records the arrival of each chunk of a successful response.
 pub(crate) fn noting(client: Client, heard: Heard) -> Client {
     let namespace = client.default_namespace().to_owned();
     let service = service_fn(move |request: http::Request<Body>| {
@@ -331,7 +329,7 @@ mod tests {
         assert_eq!(Reason::of(&watcher::Error::WatchFailed(lost)), Reason::Disconnected);
     }
 
-    /// The recorded age before and after a request with this response.
+    /// Returns the recorded age after the head of this response, and after its body.
     async fn age_after(status: u16, pieces: usize) -> (Duration, Duration) {
         let answer = service_fn(move |_: http::Request<Body>| async move {
             let body = Body::from(vec![b' '; pieces]);

@@ -1,7 +1,7 @@
-//! Reads profiles and namespaces once, by lists, and builds the snapshot that replicas would serve; for commands.
+//! Lists profiles and namespaces once, and builds the snapshot that replicas would serve; for commands.
 //!
-//! It opens no watch. If the caller may not list a kind, the result reports that and has the rest: a tenant may read
-//! its namespace and its own profiles, but not the platform's.
+//! It opens no watch. If the caller may not list a kind, the result says so and has the other kinds. For example, a
+//! tenant may read its namespace and its own profiles, but not the platform's profiles.
 
 use std::sync::Arc;
 
@@ -25,9 +25,9 @@ use crate::informer::objects::{self, Change, StoredProfile, read_status};
 use crate::informer::published::{Fetched, RevisionKey};
 use crate::informer::text::Broken;
 
-/// Rounds of fetching revisions: each time a revision is unusable, another one may be needed.
+/// Maximum number of rounds in which revisions are fetched. After each unusable revision, another one may be needed.
 const ROUNDS: usize = 64;
-/// Revisions fetched concurrently: there may be thousands.
+/// Number of revisions that are fetched concurrently, since there may be thousands.
 const FETCHES: usize = 16;
 
 /// Profiles and namespaces at the time of the lists.
@@ -35,13 +35,13 @@ const FETCHES: usize = 16;
 pub struct ClusterListing {
     /// The snapshot that replicas serve.
     pub snapshot: Arc<Snapshot>,
-    /// Whether accepted revisions are served. If none is published, replicas serve the stored profiles.
+    /// Whether replicas serve accepted revisions. If none is published, they serve the stored profiles.
     pub of_revisions: bool,
-    /// The profiles as they are stored.
+    /// The stored profiles.
     pub stored: Vec<Stored>,
     /// Invalid profiles.
     pub broken: Vec<Broken>,
-    /// Parts that could not be read, with the API server's message.
+    /// The parts that could not be read, with the API server's message.
     pub unread: Vec<(Part, String)>,
 }
 
@@ -57,7 +57,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// A description for messages.
+    /// The name of the part in messages.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -71,16 +71,16 @@ impl Part {
 /// A stored profile.
 #[derive(Clone, Debug)]
 pub struct Stored {
-    /// Its name.
+    /// The profile's name.
     pub name: ProfileName,
-    /// Its metadata.
+    /// The profile's metadata.
     pub metadata: ObjectMeta,
-    /// What the controller says of it.
+    /// The status that the controller wrote.
     pub status: ProfileStatus,
     spec: Value,
 }
 
-/// Reads one namespace with the profiles that may match in it, or all namespaces and profiles.
+/// Reads one namespace with all profiles that may match in it, or all namespaces and profiles.
 pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> ClusterListing {
     let mut unread = Vec::new();
     let mut stored = Vec::new();
@@ -135,7 +135,7 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
     ClusterListing { snapshot, of_revisions, stored, broken, unread }
 }
 
-/// The API server's own message, if it sent one.
+/// Returns the API server's own message, or the error with its causes if there is none.
 fn said(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
@@ -150,7 +150,7 @@ async fn fetch(client: &Client, key: &RevisionKey) -> Fetched {
     }
 }
 
-/// A complete list as a watch would report it.
+/// The changes of a watch that delivers a complete list.
 fn list<K, T>(objects: impl Iterator<Item = T>) -> impl Iterator<Item = Change<K, T>> {
     std::iter::once(Change::Restarted).chain(objects.map(Change::Listed)).chain([Change::ListComplete])
 }
@@ -162,19 +162,19 @@ impl Stored {
         Self { name: objects::name(object.metadata.clone()), metadata: object.metadata, status, spec }
     }
 
-    /// As a watch reads it.
+    /// The profile as a watch of the informer delivers it.
     fn to_profile(&self, with_text: bool) -> StoredProfile {
         let spec = if with_text { self.spec.clone() } else { Value::Null };
         StoredProfile::new(self.metadata.clone(), spec).with_status(self.status.clone())
     }
 
-    /// Its `spec`, as stored.
+    /// The profile's `spec`, as stored.
     #[must_use]
     pub const fn spec(&self) -> &Value {
         &self.spec
     }
 
-    /// Its kind.
+    /// The profile's kind.
     #[must_use]
     pub fn kind(&self) -> String {
         match self.name.namespace {
@@ -183,7 +183,7 @@ impl Stored {
         }
     }
 
-    /// A condition of its status: whether it is true, its reason and its message.
+    /// A condition of the profile's status: whether it is true, its reason and its message.
     #[must_use]
     pub fn condition(&self, type_: &str) -> Option<(bool, &str, &str)> {
         let found = self.status.conditions.iter().find(|condition| condition.type_ == type_)?;

@@ -1,7 +1,7 @@
 //! Fetches published revisions by name.
 //!
-//! A revision never changes, so it is fetched once and not watched. A few are fetched in parallel. If the API server is
-//! unavailable, a fetch is retried after a growing pause and does not block others.
+//! A revision never changes, so it is fetched once and not watched. A few revisions are fetched in parallel. While the
+//! API server is unavailable, a fetch is retried after a growing pause, and does not block other fetches.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use crate::client::bounded::bounded;
 use crate::guard;
 use crate::informer::published::{Fetched, RevisionKey};
 
-/// Concurrent fetches.
+/// Maximum number of concurrent fetches.
 const AT_ONCE: usize = 8;
 
-/// Bytes of a response that are read: at most two texts, and metadata. A text may be seven times as long in a response,
-/// because the API server escapes some characters.
+/// Maximum bytes of a response: at most two texts, and metadata. The API server escapes some characters, so a text in a
+/// response may be seven times as long.
 const ANSWER_BYTES: usize = 8 * 1024 * 1024;
 const _: () = assert!(ANSWER_BYTES > 2 * 7 * MAX_TEXT_BYTES);
 
-/// The first pause before a retry, and the longest one.
+/// The shortest and the longest pause before a retry.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// After a pause of this length, the caller no longer waits for the revision.
 const PATIENCE: Duration = Duration::from_millis(1_600);
 
-/// The fetched revision, or why it could not be requested.
+/// The fetched revision, or the error of the request.
 pub(crate) type FetchResult = Result<Fetched, kube::Error>;
 
 /// Running and waiting fetches.
@@ -48,7 +48,7 @@ pub(crate) struct Fetches {
 }
 
 impl Fetches {
-    /// Without a client, nothing is fetched.
+    /// Creates an empty queue. Without a client, nothing is fetched.
     pub(crate) fn new(client: Option<Client>) -> Self {
         let client = client.map(|client| bounded(client, ANSWER_BYTES));
         Self { client, queue: VecDeque::new(), paused: FuturesUnordered::new(), running: FuturesUnordered::new() }
@@ -60,7 +60,7 @@ impl Fetches {
         self.start();
     }
 
-    /// Queues a retry, after a pause that grows from the last one (`paused`).
+    /// Queues a retry after a pause. `paused` is the pause before the last attempt, and the new one is longer.
     pub(crate) fn ask_again(&mut self, key: RevisionKey, paused: Duration) {
         let pause = (paused * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.paused.push(tokio::time::sleep(pause).map(move |()| (key, pause)).boxed());
@@ -69,7 +69,7 @@ impl Fetches {
     /// Returns the next finished fetch, with the pause before it. Without any fetch, it never returns.
     pub(crate) async fn next(&mut self) -> (RevisionKey, Duration, FetchResult) {
         loop {
-            // Cancel-safe: unfinished fetches stay in their queue, and nothing is awaited in between.
+            // Cancel-safe: unfinished fetches stay in their collections, and `select!` is the only await.
             tokio::select! {
                 Some(waited) = self.paused.next() => {
                     self.queue.push_back(waited);
@@ -101,12 +101,12 @@ impl Fetches {
     }
 }
 
-/// Whether the retries have taken so long that the caller should stop waiting.
+/// Whether the pauses have become so long that the caller should stop waiting.
 pub(crate) fn is_out_of_patience(paused: Duration) -> bool {
     paused >= PATIENCE
 }
 
-/// The result for a revision that is unavailable for now.
+/// The result for a revision that cannot be read for now.
 pub(crate) fn not_to_be_had(key: &RevisionKey, why: &str) -> Fetched {
     let name = object_name(&key.profile.name, &key.revision);
     Fetched::Missing(vec![fault(format!("the published revision {name} cannot be read: {why}"), "it is tried again")])
@@ -116,13 +116,13 @@ fn fault(message: String, help: &str) -> Diagnostic {
     Diagnostic { path: "status.revision".to_owned(), message, help: Some(help.to_owned()), part: Part::Value }
 }
 
-/// Why a retry would not help; `None` if it may.
+/// Returns why a retry would not help, or `None` if it may.
 fn refusal(error: &kube::Error) -> Option<String> {
     match error {
         kube::Error::Service(cause) if cause.is::<LengthLimitError>() => {
             Some(format!("its object is larger than {ANSWER_BYTES} bytes"))
         }
-        // Permissions may be granted, load passes, and versions converge.
+        // These errors are temporary: permissions may be granted, and load decreases.
         kube::Error::Api(status)
             if ![401, 403, 408, 409, 429].contains(&status.code) && (400..500).contains(&status.code) =>
         {
@@ -185,7 +185,7 @@ mod tests {
         RevisionKey { revision: compiled.revision().into(), profile }
     }
 
-    /// A fake API server that responds by request path.
+    /// Fetches from a fake API server that responds by request path.
     fn fetches(answer: impl Fn(&str) -> (u16, String) + Clone + Send + Sync + 'static) -> Fetches {
         let service = service_fn(move |request: http::Request<Body>| {
             let (code, text) = answer(request.uri().path());
@@ -195,7 +195,7 @@ mod tests {
         Fetches::new(Some(Client::new(service, "default")))
     }
 
-    /// A revision object with padding, as the API server's escapes would add.
+    /// A revision object with padding that is as long as the API server's escapes.
     fn object(bytes: usize) -> String {
         let (text, revision) = (spec().to_string(), key("big").revision);
         let description = "\\u003c".repeat(bytes / 6);

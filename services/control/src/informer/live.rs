@@ -1,10 +1,14 @@
-//! Looks up a namespace that the watch has not delivered yet: a pod may arrive within milliseconds of its namespace.
+//! Looks up a namespace that the watch has not delivered yet. A pod may arrive within milliseconds of its namespace.
 //!
-//! The name comes from the client, and the request uses the replica's permissions, so it is bounded in every way. Only
-//! valid namespace names are looked up. There is one request for a name at a time, however many pods wait for it, a
-//! limit of concurrent requests, rate limits in total and for each client, and a short timeout. Results are cached
-//! briefly, "not found" more briefly, longer while the API server is unavailable ([`crate::informer::lookup_cache`]). A
-//! lookup never fails: a namespace that is not found is unknown.
+//! The name comes from the client, and the request uses the replica's permissions, so lookups have several limits:
+//!
+//! - Only valid namespace names are looked up.
+//! - Pods of the same namespace wait for one request.
+//! - Concurrent requests are limited, and so are requests per second, in total and for each client.
+//! - A request has a short timeout.
+//!
+//! Results are cached briefly, and "not found" more briefly. While the API server is unavailable, they are cached for
+//! longer ([`crate::informer::lookup_cache`]). If a lookup fails, the namespace counts as unknown.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -26,9 +30,9 @@ use crate::informer::namespaces;
 
 pub use crate::informer::lookup_cache::{FetchError, LookupResult};
 
-/// How long a missing namespace or a failure is cached.
+/// How long "not found" or a failure is cached.
 const UNKNOWN_FOR: Duration = Duration::from_secs(1);
-/// Approximate bytes of an entry besides the namespace.
+/// Approximate bytes of a cache entry without its namespace.
 const ENTRY_BYTES: usize = 256;
 
 fn bounds(answer_limit: Duration) -> Bounds {
@@ -36,7 +40,7 @@ fn bounds(answer_limit: Duration) -> Bounds {
         ask_limit: ask_limit(answer_limit),
         at_once: 8,
         a_second: Some(40),
-        // So that one client cannot use up the total rate.
+        // Limited, so that one client cannot use up the total rate.
         a_second_per_client: 10,
         capacity: 4 * 1024 * 1024,
         // The watch delivers the namespace much sooner.
@@ -54,7 +58,7 @@ pub type Fetched = lookup_cache::Fetched<Namespace>;
 /// Counts lookups of namespaces, as `pillion_live_lookups`.
 pub type LookupMetrics = lookup_cache::LookupMetrics<NamespaceLookup>;
 
-/// The target of these lookups.
+/// The kind of these lookups.
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceLookup;
 
@@ -83,7 +87,7 @@ impl fmt::Debug for LiveNamespaces {
 
 impl LiveNamespaces {
     /// Looks up namespaces in the API server. `answer_limit` includes the wait for a permit, since the pod's review
-    /// waits. Namespaces opt in by the labels of `opt_in`.
+    /// waits for the result. Namespaces opt in by the labels of `opt_in`.
     #[must_use]
     pub fn new(client: Client, metrics: LookupMetrics, answer_limit: Duration, opt_in: OptIn) -> Self {
         let api: Api<NamespaceObject> = Api::all(client);
@@ -124,12 +128,13 @@ impl LiveNamespaces {
         Self { remembered, answer_limit }
     }
 
-    /// Returns the namespace, that it does not exist, or that the lookup failed. Takes no longer than the answer limit.
+    /// Returns the namespace, `Missing` if it does not exist, or `Failed` if the lookup failed. Takes no longer than
+    /// the answer limit.
     pub async fn get(&self, name: &str) -> Answer<Arc<Namespace>> {
         self.look(name, Asker::own(Instant::now() + self.answer_limit)).await
     }
 
-    /// Like [`Self::get`], for a review that `client` sent. Entries from before `after` are not used.
+    /// Like [`Self::get`], for a review that `client` sent. Cache entries from before `after` are not used.
     pub async fn get_for(&self, name: &str, client: IpAddr, after: Option<Instant>) -> Answer<Arc<Namespace>> {
         let own = Asker::own(Instant::now() + self.answer_limit);
         self.look(name, Asker { client: Some(client), after, ..own }).await

@@ -1,18 +1,20 @@
 //! Caches single objects of the API server, refreshes them early, and serves stale ones while the API server is
 //! unavailable.
 //!
-//! A cache entry is **fresh** for a while, which bounds how late a change is seen. An entry that is used in the last
-//! third of that time is refreshed in the background, so entries in use never delay a pod. For an older entry the pod
-//! waits for a new request. If that fails because the API server is unavailable, the stale entry is served for up to an
-//! hour: a restart of the API server must not change what pods get. If the API server refuses the request, the stale
-//! entry is served for five minutes: an API server that has just started refuses what it allows a moment later, but a
-//! withdrawn permission must take effect soon.
+//! A new cache entry is **fresh** for a limited time, which bounds how late a change is seen. An entry that is used in
+//! the last third of that time is refreshed in the background, so a pod never waits for an entry in use. For an older
+//! entry, the pod waits for a new request. If the request fails, the stale entry is served:
 //!
-//! While the API server is unavailable, a pod does not wait if there is an entry; requests continue in the background
-//! now and then.
+//! - If the API server is unavailable: for up to an hour. A restart of the API server must not change what pods get.
+//! - If the API server refuses the request: until the entry is five minutes old. An API server that has just started
+//!   may
+//! refuse requests for a moment, but a withdrawn permission must take effect soon.
 //!
-//! Any client that reaches the webhook's port can cause lookups. So each client address has a rate limit, and each
-//! tenant has a quarter of the concurrent requests, however many of its pods wait.
+//! While the API server is unavailable, pods do not wait if there is an entry. Occasional requests in the background
+//! show when the API server is available again.
+//!
+//! Any client that reaches the webhook's port can cause lookups. So each client address has a rate limit. Each tenant
+//! may use a quarter of the concurrent requests, however many of its pods wait.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -37,13 +39,14 @@ use tracing::{debug, warn};
 
 use crate::throttle::{ClientRates, Rate, Throttle};
 
-/// Default wait for results. Shorter than the webhook's 300 ms for a lookup, so that each failure has a known cause.
+/// How long callers wait for a result by default. This is shorter than the webhook's limit of 300 ms for a lookup, so
+/// that the cause of each failure is known.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_millis(250);
 /// How long a stale entry is served while the API server is unavailable.
 pub(crate) const STALE_FOR: Duration = Duration::from_hours(1);
 /// The maximum age of an entry that is served although the API server refuses the request.
 const REFUSED_FOR: Duration = Duration::from_mins(5);
-/// How long callers with a stale entry do not wait, after the API server was unavailable.
+/// After a request found the API server unavailable: how long callers with a stale entry do not wait.
 const AWAY_FOR: Duration = Duration::from_secs(5);
 /// Minimum time between two log lines about failed lookups.
 pub(crate) const QUIET_FOR: Duration = Duration::from_secs(5);
@@ -67,13 +70,13 @@ pub enum FetchError {
 /// Limits for lookups of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Timeout of one request, including the wait for a permit.
+    /// Timeout of a request, including the wait for a permit.
     pub(crate) ask_limit: Duration,
-    /// Concurrent requests.
+    /// Maximum number of concurrent requests.
     pub(crate) at_once: usize,
-    /// Requests per second; `None` for no limit.
+    /// Maximum number of requests per second; `None` for no limit.
     pub(crate) a_second: Option<usize>,
-    /// Requests per second that one client address may cause.
+    /// Maximum number of requests per second that one client address may cause.
     pub(crate) a_second_per_client: u32,
     /// Size of the cache in bytes.
     pub(crate) capacity: u64,
@@ -85,7 +88,7 @@ pub(crate) struct Bounds {
     pub(crate) failed_for: Duration,
     /// The maximum age of an entry that is served while the API server is unavailable.
     pub(crate) stale_for: Duration,
-    /// What log lines call the object.
+    /// The name of these objects in log lines.
     pub(crate) wanted: &'static str,
 }
 
@@ -111,30 +114,30 @@ struct Asking<K, V, W> {
 /// The caller of a lookup.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker<'a> {
-    /// When the result is needed at the latest.
+    /// When the caller needs the result.
     pub(crate) deadline: Instant,
-    /// The address that sent the review, if any.
+    /// The address that sent the review; `None` for lookups that no client caused.
     pub(crate) client: Option<IpAddr>,
     /// The namespace of the review's object, if known.
     pub(crate) tenant: Option<&'a str>,
-    /// Results from before this moment are not used.
+    /// Results that are older than this are not used.
     pub(crate) after: Option<Instant>,
 }
 
 impl Asker<'_> {
-    /// Pillion itself.
+    /// A lookup that Pillion itself needs.
     pub(crate) const fn own(deadline: Instant) -> Self {
         Self { deadline, client: None, tenant: None, after: None }
     }
 }
 
-/// Request permits by tenant: the same number for each.
+/// Request permits for each tenant, the same number for all.
 struct TenantTurns {
     each: usize,
     turns: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
 }
 
-/// Tenants that are kept before those without a running request are removed.
+/// Number of tenants in the table above which those without a running request are removed.
 const TENANTS: usize = 256;
 
 impl TenantTurns {
@@ -157,9 +160,9 @@ impl TenantTurns {
 struct CacheEntry<V> {
     fact: Option<Fact<V>>,
     failure: Option<Failure>,
-    /// Result of the lookup that created this entry.
+    /// The result of the lookup that created this entry.
     ended: LookupResult,
-    /// A refresh is running.
+    /// Whether a refresh is running.
     refreshing: AtomicBool,
 }
 
@@ -171,7 +174,7 @@ struct Fact<V> {
 
 #[derive(Clone, Debug)]
 struct Failure {
-    /// The message for pod authors. The exact cause is logged.
+    /// The message for pod authors. The log has the exact cause.
     why: &'static str,
     until: Instant,
 }
@@ -179,22 +182,22 @@ struct Failure {
 /// The state of a cache entry, which decides how it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// It is served.
+    /// The entry is served.
     Fresh,
-    /// It is served, and a refresh is due.
+    /// The entry is served, and a refresh is due.
     Due,
-    /// It is too old: request it, and serve it if that fails.
+    /// The entry is too old: request the object, and serve the entry if that fails.
     Expired,
-    /// It is too old, and the last request has just failed.
+    /// The entry is too old, and the last request has just failed.
     Stale,
-    /// Without an object, and the last request has just failed.
+    /// The entry has no object, and the last request has just failed.
     Failed,
-    /// Without an object.
+    /// The entry has no object, and no request has failed just now.
     Unknown,
 }
 
-/// The timeout of a request for callers that wait for `answer_limit`: slightly shorter, so that all of them see its
-/// result.
+/// Returns the timeout of a request whose callers wait for `answer_limit`. It is slightly shorter, so that all callers
+/// see the result.
 pub(crate) fn ask_limit(answer_limit: Duration) -> Duration {
     answer_limit * 24 / 25
 }
@@ -205,8 +208,8 @@ impl FetchError {
         Self::Unavailable(error.into())
     }
 
-    /// Whether the API server responded, even with an error. Then it is available, and other entries are not served
-    /// stale: an aggregated API may fail for one kind alone.
+    /// Whether the API server responded, even with an error. Then it is available, and other stale entries are not
+    /// served without a request. For example, an aggregated API server may fail for one kind alone.
     fn is_an_answer(&self) -> bool {
         let (Self::Unavailable(source) | Self::Refused(source)) = self;
         matches!(source.downcast_ref(), Some(kube::Error::Api(_)))
@@ -239,7 +242,7 @@ impl From<serde_json::Error> for FetchError {
 }
 
 impl<V> CacheEntry<V> {
-    /// The cached object, unless it is too old to be served at all.
+    /// Returns the cached object unless it is too old to be served at all.
     fn fact(&self, bounds: &Bounds, now: Instant) -> Option<&Fact<V>> {
         self.fact.as_ref().filter(|fact| now.duration_since(fact.received_at) < bounds.stale_for)
     }
@@ -272,7 +275,7 @@ impl<V> CacheEntry<V> {
 }
 
 impl<V: Clone> CacheEntry<V> {
-    /// The result for a caller that uses nothing from before `after`.
+    /// Returns the result for a caller that needs a result from after `after`.
     fn answer(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Answer<V> {
         match self.fact(bounds, now) {
             Some(fact) if is_before(fact, after) => Answer::Failed("only an older answer is known".into()),
@@ -299,7 +302,7 @@ where
     V: Clone + Send + Sync + 'static,
     W: LookupKind,
 {
-    /// Creates a cache. `weight` returns the bytes that an entry takes.
+    /// Creates a cache. `weight` returns the bytes of an entry.
     pub(crate) fn new(
         fetch: impl Fn(K) -> BoxFuture<'static, Fetched<V>> + Send + Sync + 'static,
         weight: impl Fn(&K, Option<&V>) -> usize + Send + Sync + 'static,
@@ -331,7 +334,7 @@ where
         self.cache.entry_count()
     }
 
-    /// Counts a lookup that cannot have a result.
+    /// Counts a lookup that needs no request because its name is invalid.
     pub(crate) fn count(&self, what: W, result: LookupResult) {
         self.asking.metrics.count(what, result);
     }
@@ -362,7 +365,7 @@ where
             }
         }
         let fact = known.as_ref().and_then(|known| known.fact(&bounds, now).cloned());
-        // Checked before other callers can wait for this request: they must not fail because of this client's rate.
+        // Check this before other callers can wait for the request: they must not fail because of this client's rate.
         if client.is_some_and(|client| !self.asking.clients.take(client)) {
             self.asking.log_refused(&key, client, bounds.a_second_per_client as usize);
             self.count(what, if fact.is_some() { LookupResult::Stale } else { LookupResult::Refused });
@@ -374,7 +377,8 @@ where
             let standing = known.standing_after(&bounds, Instant::now(), after);
             matches!(standing, Standing::Expired | Standing::Unknown)
         };
-        // Callers that arrive meanwhile wait for this request. If its review is given up, the next caller starts one.
+        // Callers that arrive meanwhile wait for this request. If its caller is cancelled, the next waiting caller
+        // starts a new request.
         let entry = timeout_at(deadline, self.cache.entry(key).or_insert_with_if(ask, is_due)).await;
         let Ok(entry) = entry else {
             self.asking.is_away_now();
@@ -393,7 +397,8 @@ where
         known.answer(&bounds, Instant::now(), after)
     }
 
-    /// Refreshes an entry while it is served: one refresh for each key, and only if no other caller needs the permit.
+    /// Refreshes an entry while it is served. Each key has at most one refresh, and it takes no permit that a caller
+    /// waits for.
     fn refresh(&self, what: W, key: &K, known: &Arc<CacheEntry<V>>) {
         if known.refreshing.swap(true, Ordering::Relaxed) {
             return;
@@ -426,7 +431,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
         Arc::new(CacheEntry { fact: old, failure: Some(failure), ended, refreshing: AtomicBool::new(false) })
     }
 
-    /// Logs, at a limited rate, that a lookup was refused; with the client if its rate was exceeded.
+    /// Logs, at a limited rate, that a lookup was refused. `client` is given if that client exceeded its rate.
     fn log_refused(&self, key: &K, client: Option<IpAddr>, limit: usize) {
         if let Some(suppressed) = self.failures.take_turn() {
             let (wanted, client) = (self.bounds.wanted, client.map(tracing::field::display));
@@ -434,11 +439,11 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
         }
     }
 
-    /// Requests the object and returns the new entry; `old` is the object of the previous entry.
+    /// Requests the object and returns the new entry. `old` is the object of the previous entry.
     async fn request(&self, key: &K, old: Option<Fact<V>>, tenant: Option<&str>) -> Arc<CacheEntry<V>> {
         let limit = self.bounds.ask_limit;
         let answer = async {
-            // The tenant's permit comes first: a tenant with many requests leaves shared permits to others.
+            // Take the tenant's permit first, so that a tenant with many requests leaves shared permits to others.
             let own = tenant.map(|tenant| self.tenants.of(tenant));
             let _own_turn = match &own {
                 Some(own) => Some(own.acquire().await.map_err(FetchError::unavailable)?),
@@ -491,7 +496,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
     }
 }
 
-/// When entries are removed, to free memory; [`CacheEntry::standing`] decides when they may be served.
+/// Decides when entries are removed to free memory. [`CacheEntry::standing`] decides whether they may be served.
 struct Memory {
     stale_for: Duration,
     failed_for: Duration,
@@ -522,7 +527,7 @@ impl<K, V> Expiry<K, Arc<CacheEntry<V>>> for Memory {
 /// The result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LookupResult {
-    /// The entry was cached, or a request for it was running.
+    /// The object was cached, or a request for it was running.
     Hit,
     /// A stale entry was served because the API server was unavailable.
     Stale,
@@ -530,7 +535,7 @@ pub enum LookupResult {
     Found,
     /// The object does not exist.
     Missing,
-    /// A cached entry in use was refreshed early. No review waited for it.
+    /// A cached entry was refreshed early, and no review waited for it.
     Refreshed,
     /// An early refresh failed. The cached entry stays.
     RefreshFailed,
@@ -544,7 +549,7 @@ pub enum LookupResult {
     Invalid,
 }
 
-/// A kind of lookups, and its metric labels.
+/// A kind of lookup, with its metric labels.
 pub trait LookupKind: Copy + Send + Sync + 'static {
     /// The counter's name, without prefix and suffix.
     const NAME: &'static str;
@@ -605,7 +610,7 @@ impl<W: LookupKind> LookupMetrics<W> {
         let family = Family::<Labels, Counter>::default();
         registry.sub_registry_with_prefix("pillion").register(W::NAME, W::HELP, family.clone());
         let metrics = Self { family, about: PhantomData };
-        // Series that exist from the start have a rate from their first event.
+        // Create all series at the start, so that their rates include the first event.
         for what in W::ALL {
             for result in LookupResult::ALL {
                 drop(metrics.counter(*what, result));

@@ -1,15 +1,20 @@
-//! Looks up what reviews need beside the namespace: the pod's service account, its owners, and objects that profiles
-//! declare.
+//! Looks up the objects that reviews need besides the namespace: the pod's service account, its owners, and objects
+//! that profiles declare.
 //!
-//! It opens no watch. Watching every service account, Job and workload of a large cluster would take more memory than
-//! everything else, for the few objects that a profile needs. An object is read when the first pod needs it and cached
-//! for half a minute, which bounds how late a change is seen. The pods of one workload arrive together, share a service
-//! account, and cost one request. Of service accounts and owners only the metadata is read.
+//! It opens no watch: the service accounts, Jobs and workloads of a large cluster would take more memory than
+//! everything else, and profiles need few of them. An object is read when the first pod needs it, and cached for half a
+//! minute, which bounds how late a change is seen. The pods of a workload are created together and share a service
+//! account, so they cost one request. Only the metadata of service accounts and owners is read.
 //!
-//! A pod waits for the result, so a lookup is bounded: one deadline for everything that a review needs, one request for
-//! an object at a time, few concurrent requests in total and fewer for one tenant, a rate limit for each client, and
-//! little memory. "Not found" is cached briefly, a failure more briefly still. Objects in use are refreshed before they
-//! expire, and stale ones are served while the API server is unavailable ([`crate::informer::lookup_cache`]).
+//! A pod waits for the result, so lookups are bounded:
+//!
+//! - All lookups of a review share one deadline.
+//! - There is one request for an object at a time.
+//! - Few requests run concurrently, and fewer for one tenant. Each client has a rate limit.
+//! - The cache has a memory limit.
+//!
+//! "Not found" is cached briefly, and failures more briefly. [`crate::informer::lookup_cache`] refreshes objects in use
+//! before they expire, and serves stale ones while the API server is unavailable.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -36,15 +41,15 @@ use crate::informer::lookup_cache::{
 };
 use crate::informer::namespaces::LAST_APPLIED;
 
-/// Approximate bytes of an entry besides the object.
+/// Approximate bytes of a cache entry without its object.
 const ENTRY_BYTES: usize = 512;
-/// Bytes of a response that are read: the object and its `managedFields`, which are not kept. A larger response fails.
+/// Maximum bytes of a response: the object with its `managedFields`, which are not kept. A larger response is an error.
 const ANSWER_BYTES: usize = 1024 * 1024;
 
 /// Limits for the lookups of profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LookupSettings {
-    /// Timeout for all lookups of one review together. Shorter than the caller's own timeout, so that the cause of each
+    /// Timeout for all lookups of one review together. The caller's own timeout is longer, so that the cause of each
     /// failure is known.
     pub answer_limit: Duration,
     /// How long an object is fresh, which bounds how late a change is seen.
@@ -81,7 +86,7 @@ impl From<LookupSettings> for Bounds {
             capacity: memory,
             found_for: fresh_for,
             missing_for: Duration::from_secs(5).min(fresh_for),
-            // The next pods fail at once instead of waiting for a timeout.
+            // Short, so that the next pods fail at once instead of waiting for a timeout.
             failed_for: Duration::from_secs(1),
             stale_for,
             wanted: "what a profile reads",
@@ -89,7 +94,7 @@ impl From<LookupSettings> for Bounds {
     }
 }
 
-/// The API server's response as JSON: an object, or a list of objects; `None` if there is none.
+/// The API server's response as JSON: an object or a list of objects. `None` if the object does not exist.
 pub type Fetched = lookup_cache::Fetched<Arc<OwnedTape>>;
 /// The result of a lookup.
 type Found = Answer<Arc<OwnedTape>>;
@@ -102,9 +107,9 @@ pub type Metrics = LookupMetrics<LookupTarget>;
 pub enum LookupTarget {
     /// A pod's service account.
     ServiceAccount,
-    /// One object, or several, that a profile declares.
+    /// An owner of a pod.
     Owner,
-    /// An object, or several, that a profile declares.
+    /// One object, or several, that a profile declares.
     Object,
 }
 
@@ -168,7 +173,7 @@ impl Lookups {
         Self { remembered: Remembered::new(fetch, weight, settings.into(), metrics), answer_limit }
     }
 
-    /// Looks up everything that a review needs, within the answer limit. Each result has its own error.
+    /// Looks up all that a review needs, within the answer limit. Each result has its own error.
     pub async fn get(&self, wanted: Wanted) -> LookedUp {
         self.look(wanted, None).await
     }
@@ -215,7 +220,7 @@ impl Lookups {
         Answer::Found(chain)
     }
 
-    /// Looks up one object. Without a key its name is invalid, so it cannot exist.
+    /// Looks up one object. Without a key, the object's name is invalid, so the object cannot exist.
     async fn one(&self, what: LookupTarget, key: Option<Key>, asker: Asker<'_>) -> Found {
         let Some(key) = key else {
             self.remembered.count(what, LookupResult::Invalid);
@@ -230,29 +235,29 @@ const OBJECT_BYTES: usize = 256 * 1024;
 /// Maximum number of objects in a list.
 const LIST_ITEMS: u32 = 200;
 
-/// The target of a request. Equal keys share one cache entry.
+/// The target of a request. Equal keys share a cache entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// API group; empty for the core group.
     pub group: Box<str>,
     /// API version.
     pub version: Box<str>,
-    /// Resource, in the plural.
+    /// Resource name, in the plural.
     pub resource: Box<str>,
     /// The namespace; empty for cluster-scoped objects.
     pub namespace: Box<str>,
-    /// Which objects.
+    /// The requested objects.
     pub which: Which,
 }
 
-/// Which objects, and which part of them.
+/// Selects objects, and the part of them that is needed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Which {
     /// The metadata of the object with this name.
     Metadata(Box<str>),
     /// The object with this name.
     Named(Box<str>),
-    /// All objects that a label selector matches; the selector in its URL form.
+    /// All objects that a label selector matches. The string is the selector in its URL form.
     Selected(Box<str>),
 }
 
@@ -267,7 +272,8 @@ impl Key {
         Self::metadata(owner.group(), owner.resource()?, namespace, &owner.name)
     }
 
-    /// All kinds whose metadata is requested are served as v1, whatever version a reference has.
+    /// Creates a key for metadata. All kinds whose metadata is requested have a version v1, whatever version a
+    /// reference names.
     fn metadata(group: &str, resource: &str, namespace: &str, name: &str) -> Option<Self> {
         (is_dns_name(namespace) && is_dns_name(name)).then(|| Self {
             group: group.into(),
@@ -278,7 +284,7 @@ impl Key {
         })
     }
 
-    /// An object that a profile declares. The engine has validated it; Secrets are excluded here as well.
+    /// An object that a profile declares. The engine has validated the query; this excludes Secrets again.
     pub(super) fn declared(query: &Query) -> Option<Self> {
         let (name, which) = match &query.which {
             lookup::Which::Named(name) => (Some(name), Which::Named(name.clone())),
@@ -298,7 +304,7 @@ impl Key {
         })
     }
 
-    /// Bytes of its strings.
+    /// Bytes of the key's strings.
     pub(super) fn bytes(&self) -> usize {
         let (Which::Metadata(text) | Which::Named(text) | Which::Selected(text)) = &self.which;
         [&self.group, &self.version, &self.resource, &self.namespace, text].into_iter().map(|text| text.len()).sum()

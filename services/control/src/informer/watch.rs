@@ -1,13 +1,12 @@
 //! Runs the watches and publishes snapshots.
 //!
-//! One task takes the events of all watches, as many at a time as have arrived, and is the only writer of the snapshot.
-//! So a burst costs one publication, and writers never race. A watch that is cut off restarts after a growing pause;
-//! until then the last snapshot stays.
+//! One task receives the events of all watches, as many at a time as have arrived, and is the only writer of the
+//! snapshot. So a burst of events costs one publication, and writers never race. A watch that is interrupted restarts
+//! after a growing pause. Until then, the last snapshot stays.
 //!
-//! A watch ends after three quarters of a minute and continues with the next one. So the API server is heard of at
-//! least that often, and a lost connection is noticed soon. Lists come in pages, and only one page is in memory at a
-//! time. Each object is reduced to what is kept, so the client's `reflector`, whose store holds whole objects, is not
-//! used.
+//! A watch ends after 45 seconds, and the next one continues. So the API server responds at least that often, and a
+//! lost connection is noticed soon. Lists are read in pages, and only one page is in memory at a time. Each object is
+//! reduced to the parts that are kept. kube's `reflector` is not used, since its store has whole objects.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -41,18 +40,18 @@ use crate::informer::published::{Fetched, RevisionKey};
 use crate::informer::share;
 use crate::informer::text::Broken;
 
-/// Maximum number of changes in one publication, so that publications continue during a constant stream of changes.
+/// Maximum number of changes in one publication, so that a constant stream of changes does not delay publications.
 const BATCH: usize = 1024;
 
-/// Namespaces per page of a list. A page is in memory with complete objects.
+/// Namespaces per page of a list. A page is in memory with whole objects.
 const NAMESPACES_A_PAGE: u32 = 250;
-/// Profiles per page: they are larger.
+/// Profiles per page of a list. They are larger than namespaces.
 pub(crate) const PROFILES_A_PAGE: u32 = 100;
 
-/// Maximum number of changed profiles that one publication logs, one line each: a first list may have thousands.
+/// Maximum number of changed profiles that one publication logs, one line each. A first list may have thousands.
 const LOGGED: usize = 100;
 
-/// The watches ended without a shutdown: a bug in this program. The caller should exit too.
+/// The watches ended without a shutdown, which is a bug of Pillion. The caller should exit too.
 #[derive(Debug, thiserror::Error)]
 #[error("the watches of the API server ended by themselves")]
 pub struct WatchesEnded;
@@ -69,7 +68,7 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes into `published` as its only writer; its guardrails stay. The status reports the first snapshot.
+    /// Creates the only writer of `published`, and a receiver of its status. The guardrails in `published` stay.
     pub fn new(published: Arc<ArcSwap<Snapshot>>) -> (Self, watch::Receiver<Status>) {
         let (status, seen) = watch::channel(Status::default());
         let index = Index::from_snapshot(published.load().as_ref().clone());
@@ -87,7 +86,7 @@ impl Publisher {
         Self { index: self.index.of_revisions(), ..self }
     }
 
-    /// Also compiles and keeps the stored texts, for the leader, which accepts them.
+    /// Compiles and keeps the stored texts too, for the leader, which accepts them.
     pub(crate) fn accepting_texts(self, memory: share::Limits) -> Self {
         Self { index: self.index.of_revisions().keeping_texts().bounded_by(memory), ..self }
     }
@@ -128,7 +127,7 @@ impl Publisher {
                 for broken in self.index.update(update) {
                     report(&broken);
                 }
-                // Compiling takes time, and the same threads serve requests.
+                // Compiling takes time, and these threads also serve requests.
                 tokio::task::coop::consume_budget().await;
             }
             self.publish(&mut watches);
@@ -140,7 +139,7 @@ impl Publisher {
         &self.index
     }
 
-    /// The index, to apply updates.
+    /// The index, for applying updates.
     pub(crate) const fn index_mut(&mut self) -> &mut Index {
         &mut self.index
     }
@@ -149,7 +148,7 @@ impl Publisher {
     pub(crate) fn publish(&mut self, watches: &mut Watches) {
         watches.fetches.ask(self.index.take_unfetched());
         let first = !self.status.borrow().synced;
-        // The last snapshot and status stay: a replica that has just started must not appear ready.
+        // After a panic, the last snapshot and status stay: a replica that has just started must not become ready.
         let publication = guarded(&"the snapshot", || self.index.publish());
         let Ok(publication) = publication else { return };
         if let Some(snapshot) = publication {
@@ -179,11 +178,11 @@ pub(crate) struct Watches {
 }
 
 impl Watches {
-    /// The next updates, to be applied to the index; `None` if the watches ended. Cancel-safe.
+    /// Returns the next updates for the index, or `None` if the watches ended. Cancel-safe.
     pub(crate) async fn next(&mut self, index: &mut Index) -> Option<Vec<Update>> {
         tokio::select! {
             biased;
-            // Cancel-safe: changes outside a batch stay in their stream.
+            // Cancel-safe: changes outside of a batch stay in their stream.
             batch = self.batches.next() => batch,
             // Cancel-safe: unfinished fetches keep running.
             (key, paused, outcome) = self.fetches.next() => {
@@ -192,7 +191,7 @@ impl Watches {
         }
     }
 
-    /// The update after a fetch, which is retried if it may succeed later.
+    /// Returns the update after a fetch, and retries a fetch that may succeed later.
     fn fetched(
         &mut self,
         index: &mut Index,
@@ -228,8 +227,8 @@ impl Watches {
     }
 }
 
-/// Watches profiles, of which only what the index needs is read. They are read as any JSON: one that this build cannot
-/// read must not break the stream.
+/// Watches profiles, and reads only the parts that the index needs. Profiles are read as arbitrary JSON: one that this
+/// build cannot parse must not break the stream.
 fn profiles_of<K>(client: &Client, kind: Kind, metrics: &CacheMetrics, reads_texts: bool) -> BoxStream<'static, Update>
 where
     K: Resource<DynamicType = ()>,
@@ -243,7 +242,7 @@ where
     changes.map(move |change| Update::of_profiles(change, matches!(kind, Kind::ClusterProfiles))).boxed()
 }
 
-/// Reduces a profile to its status, and its text if that is needed.
+/// Reduces a profile to its status, and to its text if that is needed.
 pub(crate) fn read_profile(mut object: DynamicObject, reads_text: bool) -> StoredProfile {
     let mut part = |name: &str| object.data.get_mut(name).map_or(Value::Null, Value::take);
     let spec = if reads_text { part("spec") } else { Value::Null };
@@ -251,7 +250,7 @@ pub(crate) fn read_profile(mut object: DynamicObject, reads_text: bool) -> Store
     StoredProfile::new(object.metadata, spec).with_status(status)
 }
 
-/// Requests only the metadata of namespaces, and reduces it at once.
+/// Watches the metadata of namespaces, and reduces it.
 fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &OptIn) -> BoxStream<'static, Update> {
     let opt_in = opt_in.clone();
     let client = noting(client.clone(), metrics.heard(Kind::Namespaces).clone());
@@ -263,14 +262,15 @@ fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &OptIn) -> Box
     let key = |object: PartialObjectMeta<Namespace>| -> Box<str> { object.metadata.name.unwrap_or_default().into() };
     let events = watcher(api, config(NAMESPACES_A_PAGE));
     let changes = changes(events, Kind::Namespaces, metrics.clone(), read, key);
-    // An unreadable namespace keeps its last state, or stays unknown: a review of its pods then looks it up.
+    // An unreadable namespace keeps its last state. If it has none, the reviews of its pods look it up.
     changes.filter_map(|change| std::future::ready(change.known())).map(Update::Namespace).boxed()
 }
 
-/// The changes from a watch. After an error, which is logged, the stream restarts after a growing pause.
+/// Converts the events of a watch to changes. After an error, which is logged, the stream restarts after a growing
+/// pause.
 ///
-/// The event that announces a list is removed: it precedes each attempt, and any event resets the pause. The error
-/// reports an interrupted list instead.
+/// `Init` events are removed: one precedes each attempt, and any event resets the pause. An interrupted list is
+/// reported by its error instead.
 pub(crate) fn changes<O, K, T>(
     events: impl Stream<Item = watcher::Result<Event<O>>> + Send + 'static,
     kind: Kind,
@@ -304,15 +304,15 @@ where
 /// A profile whose active revision changed, or that is no longer active.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct News {
-    /// Its name.
+    /// The profile's name.
     name: ProfileName,
     /// The earlier active revision; `None` if the profile is new.
     before: Option<Box<str>>,
-    /// The active revision; `None` if the profile is gone.
+    /// The active revision; `None` if the profile is no longer active.
     now: Option<Box<str>>,
 }
 
-/// The changes of active profiles, by name.
+/// The differences between two sets of active profiles, by name.
 fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
     if std::ptr::eq(before, now) {
         return Vec::new();
@@ -332,7 +332,7 @@ fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
         .collect()
 }
 
-/// Logs which profiles became active, so that operators need not ask a replica.
+/// Logs which profiles became active, so that operators need not query a replica.
 fn log_news(news: &[News]) {
     for News { name, before, now } in news.iter().take(LOGGED) {
         let (old_revision, revision) = (before.as_deref(), now.as_deref());

@@ -11,7 +11,7 @@ use super::*;
 const A_SECOND: usize = 40;
 const AT_ONCE: usize = 8;
 
-/// Lookups with the fetcher `answer`, and their metrics.
+/// Lookups with a fake fetcher, and their metrics.
 struct World {
     live: LiveNamespaces,
     registry: Registry,
@@ -19,7 +19,7 @@ struct World {
 }
 
 impl World {
-    /// The namespace; `None` if it is unknown, for whatever reason.
+    /// The namespace; `None` if it does not exist or the lookup failed.
     async fn get(&self, name: &str) -> Option<Arc<Namespace>> {
         match self.live.get(name).await {
             Answer::Found(namespace) => Some(namespace),
@@ -77,7 +77,7 @@ async fn many_who_ask_at_once_ask_once() {
     assert_eq!((answers.len(), world.asked()), (50, 1));
 
     assert!(world.get("shop").await.is_some());
-    assert_eq!(world.asked(), 1, "it is remembered");
+    assert_eq!(world.asked(), 1, "the result is cached");
     assert_eq!((world.counted(LookupResult::Found), world.counted(LookupResult::Hit)), (1, 50));
 }
 
@@ -108,12 +108,12 @@ async fn at_most_forty_namespace_requests_per_second() {
     assert_eq!((world.asked(), world.counted(LookupResult::Refused)), (A_SECOND, 20));
     tokio::time::advance(Duration::from_millis(999)).await;
     world.get("n50").await;
-    assert_eq!(world.asked(), A_SECOND, "a second is not over");
+    assert_eq!(world.asked(), A_SECOND, "the second has not passed yet");
     tokio::time::advance(Duration::from_millis(1)).await;
     for number in 40..100 {
         world.get(&format!("n{number}")).await;
     }
-    assert_eq!(world.asked(), 2 * A_SECOND, "who was refused is asked for again");
+    assert_eq!(world.asked(), 2 * A_SECOND, "refused names are looked up again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -126,7 +126,7 @@ async fn one_client_leaves_look_ups_to_others() {
     assert_eq!((world.asked(), world.counted(LookupResult::Refused)), (10, 90));
     assert!(matches!(world.live.get_for("n50", greedy, None).await, Answer::Failed(_)));
     assert_eq!(world.live.get_for("n50", other, None).await, Answer::Missing);
-    assert_eq!(world.live.get_for("n50", greedy, None).await, Answer::Missing, "what is remembered costs nothing");
+    assert_eq!(world.live.get_for("n50", greedy, None).await, Answer::Missing, "a cached result needs no request");
     tokio::time::advance(Duration::from_secs(1)).await;
     assert_eq!(world.live.get_for("new", greedy, None).await, Answer::Missing);
 }
@@ -150,13 +150,17 @@ async fn answer_from_before_is_asked_for_again() {
     tokio::time::advance(Duration::from_secs(2)).await;
     let later = Instant::now();
     *level.lock().unwrap() = Ok(Some(InjectionLevel::Required));
-    assert_eq!((get(None).await, world.asked()), (Ok(None), 1), "it is remembered");
+    assert_eq!((get(None).await, world.asked()), (Ok(None), 1), "the result is cached");
     assert_eq!((get(Some(later)).await, world.asked()), (Ok(Some(InjectionLevel::Required)), 2));
-    assert_eq!((get(Some(later)).await, world.asked()), (Ok(Some(InjectionLevel::Required)), 2), "it is new enough");
+    assert_eq!(
+        (get(Some(later)).await, world.asked()),
+        (Ok(Some(InjectionLevel::Required)), 2),
+        "the cached result is new enough"
+    );
     tokio::time::advance(Duration::from_secs(1)).await;
     *level.lock().unwrap() = Err(());
-    assert_eq!(get(Some(Instant::now())).await, Err("failed"), "an old answer will not do");
-    assert_eq!(get(None).await, Ok(Some(InjectionLevel::Required)), "for others it does");
+    assert_eq!(get(Some(Instant::now())).await, Err("failed"), "an older result is not used");
+    assert_eq!(get(None).await, Ok(Some(InjectionLevel::Required)), "other callers get the older result");
 }
 
 #[tokio::test(start_paused = true)]
@@ -177,7 +181,7 @@ async fn at_most_eight_namespace_requests_at_once() {
     let (answers, at_once) = futures::join!(all, look);
     assert_eq!(at_once, AT_ONCE);
     assert!(answers.iter().all(Option::is_none));
-    assert!(began.elapsed() < ANSWER_LIMIT * 2, "waiting for a turn counts: {:?}", began.elapsed());
+    assert!(began.elapsed() < ANSWER_LIMIT * 2, "the limit includes the wait for a permit: {:?}", began.elapsed());
     assert_eq!(world.counted(LookupResult::TimedOut), A_SECOND);
 }
 

@@ -1,4 +1,4 @@
-//! Tests the cache with a fake API server that may be unavailable for half an hour.
+//! Tests the cache with a fake API server that can be unavailable, hang or refuse requests.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -33,16 +33,16 @@ impl LookupKind for Thing {
     }
 }
 
-/// State of the fake API server.
+/// The state of the fake API server.
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// It responds at once: objects with names that begin with `no` do not exist.
+    /// The server responds at once. Objects whose names begin with `no` do not exist.
     Well,
-    /// It refuses connections.
+    /// The server refuses connections.
     Gone,
-    /// It accepts connections and never responds.
+    /// The server accepts connections and never responds.
     Hanging,
-    /// It denies all requests.
+    /// The server denies all requests.
     Forbidding,
     /// Requests for names that begin with `broken` fail with a server error; all others succeed.
     InPart,
@@ -51,7 +51,7 @@ enum State {
 struct World {
     things: Remembered<Box<str>, usize, Thing>,
     state: Arc<Mutex<State>>,
-    /// Number of requests; an existing object has the number as its value.
+    /// Number of requests so far. The value of an existing object is the number of its request.
     asked: Arc<AtomicUsize>,
     registry: Registry,
 }
@@ -93,7 +93,7 @@ impl World {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// The result as text, and how long it took.
+    /// Returns the result as a string, and how long it took.
     async fn get(&self, name: &str) -> (String, Duration) {
         let began = Instant::now();
         let answer = self.things.get(Thing, name.into(), Asker::own(began + Duration::from_millis(250))).await;
@@ -136,16 +136,20 @@ async fn entry_in_use_is_refreshed_in_background() {
     pass(19).await;
     assert_eq!(world.text("a").await, "found 1");
     settle().await;
-    assert_eq!(world.asked(), 1, "fresh");
+    assert_eq!(world.asked(), 1, "a fresh entry is not refreshed");
     pass(1).await;
     for _ in 0..10 {
         assert_eq!(world.text("a").await, "found 1");
     }
     settle().await;
-    assert_eq!((world.asked(), world.counted(LookupResult::Refreshed)), (2, 1), "in its last third, once");
+    assert_eq!(
+        (world.asked(), world.counted(LookupResult::Refreshed)),
+        (2, 1),
+        "an entry in its last third is refreshed once"
+    );
     assert_eq!(world.text("a").await, "found 2");
     pass(30).await;
-    assert_eq!(world.text("a").await, "found 3", "what was not used is asked for when it is wanted");
+    assert_eq!(world.text("a").await, "found 3", "an unused entry is requested when it is needed");
     assert_eq!(world.counted(LookupResult::Found), 2);
 }
 
@@ -172,9 +176,9 @@ async fn api_outage_changes_no_cached_result() {
                 settle().await;
             }
         }
-        assert!(waited <= 30, "{state:?}: one pod waits, the others do not: {waited}");
+        assert!(waited <= 30, "{state:?}: at most one pod waits per minute: {waited}");
         assert_eq!(world.counted(LookupResult::Stale), 600);
-        assert!(world.text("yes-new").await.starts_with("failed: "), "what was never known is not");
+        assert!(world.text("yes-new").await.starts_with("failed: "), "an object that was never cached is unavailable");
 
         world.becomes(State::Well);
         pass(10).await;
@@ -183,7 +187,7 @@ async fn api_outage_changes_no_cached_result() {
             settle().await;
         }
         let stale = world.counted(LookupResult::Stale);
-        assert_ne!(world.text("yes-1").await, before[1], "the answers are new again");
+        assert_ne!(world.text("yes-1").await, before[1], "results are fresh again");
         assert_eq!(world.counted(LookupResult::Stale), stale);
     }
 }
@@ -195,7 +199,7 @@ async fn stale_entry_expires_sooner_after_a_refusal() {
     world.get("b").await;
     world.becomes(State::Forbidding);
     pass(31).await;
-    assert_eq!(world.text("b").await, "found 2", "it may have started a moment ago");
+    assert_eq!(world.text("b").await, "found 2", "the API server may have just started");
     pass(270).await;
     assert_eq!(world.text("b").await, "failed: the API server did not give it");
     world.becomes(State::Gone);
@@ -203,11 +207,7 @@ async fn stale_entry_expires_sooner_after_a_refusal() {
     assert_eq!(world.text("a").await, "found 1");
     pass(100).await;
     assert_eq!(world.text("a").await, "failed: the API server did not give it");
-    assert_eq!(
-        world.text("b").await,
-        "failed: the API server did not give it",
-        "what was refused is not known any more"
-    );
+    assert_eq!(world.text("b").await, "failed: the API server did not give it", "a refused entry is no longer served");
 }
 
 #[tokio::test(start_paused = true)]
@@ -216,8 +216,8 @@ async fn failure_of_one_lookup_leaves_others_fresh() {
     assert_eq!([world.text("broken").await, world.text("a").await], ["found 1", "found 2"]);
     world.becomes(State::InPart);
     pass(2400).await;
-    assert_eq!(world.text("broken").await, "found 1", "an old answer is better than none");
-    assert_eq!(world.text("a").await, "found 4", "it can be asked for");
+    assert_eq!(world.text("broken").await, "found 1", "the stale entry is served");
+    assert_eq!(world.text("a").await, "found 4", "other objects are requested");
 }
 
 #[tokio::test(start_paused = true)]
@@ -254,6 +254,6 @@ async fn tenant_with_many_questions_leaves_turns_to_others() {
     let (_, quiet) = futures::join!(noisy, quiet);
     assert!(matches!(quiet, Answer::Found(_)));
     let at = order.lock().unwrap().iter().position(|name| &**name == "quiet").unwrap();
-    assert!(at <= 2, "{at} were asked for before");
+    assert!(at <= 2, "{at} requests came before");
     assert!(things.asking.tenants.turns.lock().unwrap().values().all(|turns| turns.strong_count() == 0));
 }

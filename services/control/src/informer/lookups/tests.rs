@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use super::*;
 use crate::informer::lookup_cache::FetchError;
 
-/// Lookups with the fetcher `answer`, and their requests.
+/// Lookups with a fake fetcher, and their requests.
 struct World {
     lookups: Lookups,
     registry: Registry,
@@ -78,7 +78,7 @@ async fn many_pods_of_one_workload_ask_once() {
     assert!(answers.iter().all(|answer| name_of(&answer.service_account).as_deref() == Some("web")));
     assert_eq!((answers.len(), world.asked()), (50, vec!["serviceaccounts shop/web".to_owned()]));
     world.lookups.get(account("web")).await;
-    assert!(world.asked().is_empty(), "it is remembered");
+    assert!(world.asked().is_empty(), "the result is cached");
     assert_eq!((world.accounts(LookupResult::Found), world.accounts(LookupResult::Hit)), (1, 50));
 }
 
@@ -88,7 +88,7 @@ async fn missing_object_differs_from_failed_lookup() {
     assert_eq!(world.lookups.get(account("web")).await.service_account.ending(), "missing");
     let world = World::new(|_| std::future::ready(Err(FetchError::unavailable("no route"))));
     let Answer::Failed(why) = world.lookups.get(account("web")).await.service_account else { panic!("a failure") };
-    assert!(!why.contains("route"), "{why}: the author of a pod is not told where the API server is");
+    assert!(!why.contains("route"), "{why}: the message must not reveal the API server's address");
     world.lookups.get(account("web")).await;
     assert_eq!(world.asked().len(), 1, "the next pods fail at once");
 }
@@ -160,10 +160,10 @@ async fn owner_lookup_stops_at_the_wanted_kind() {
     let looked_up = world.lookups.get(wanted).await;
     assert_eq!(world.asked(), ["jobs.batch shop/backup-1"]);
     let Answer::Found(chain) = looked_up.owners else { panic!("a chain") };
-    assert_eq!(chain.next(), None, "its end is known");
+    assert_eq!(chain.next(), None, "the chain is complete");
 }
 
-/// The engine's owner chain for a pod, if a profile reads the owner's name.
+/// The engine's owner chain for this pod, with a profile that reads the owner's name.
 fn chain_of(pod: &Value) -> OwnerChain {
     use pillion_engine::profile::{ProfileName, compile};
     use pillion_engine::review::{Endpoint, Facts, Review};
@@ -205,7 +205,7 @@ async fn invalid_object_name_is_not_looked_up() {
     let selected = Key::declared(&query("nodes", Asked::Selected(serde_json::from_value(selector).unwrap()))).unwrap();
     assert_eq!(selected.which, Which::Selected("a=b,c in (d,e),!f,g notin (h),i".into()));
     let game = OwnerReference { api_version: "example.com/v1".into(), kind: "Job".into(), name: "a".into(), uid: None };
-    assert_eq!(Key::owner("shop", &game), None, "kinds of others are not looked up");
+    assert_eq!(Key::owner("shop", &game), None, "only built-in kinds are looked up");
 }
 
 #[tokio::test(start_paused = true)]

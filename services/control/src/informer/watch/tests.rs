@@ -58,7 +58,7 @@ async fn panic_while_publishing_keeps_last_snapshot() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert!(!running.is_finished() && !status.borrow().synced, "it would look ready, with nothing to serve");
+    assert!(!running.is_finished() && !status.borrow().synced, "a replica without a snapshot must not become ready");
     drop(fault);
     let later = ("later".into(), pillion_engine::snapshot::Namespace::default());
     tell.send(Update::Namespace(Change::Applied(later))).unwrap();
@@ -73,7 +73,7 @@ async fn watches_that_end_are_an_error() {
     let (publisher, status) = Publisher::new(Arc::default());
     let ended = publisher.follow(watches(stream::iter(empty_lists()), None), CancellationToken::new()).await;
     assert!(ended.is_err());
-    assert!(status.borrow().synced, "what came before was taken");
+    assert!(status.borrow().synced, "earlier updates were applied");
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,7 +101,7 @@ async fn synced_without_revision_that_stays_unavailable() {
     let limit = Duration::from_mins(1);
     let synced = tokio::time::timeout(limit, status.wait_for(|status| status.synced)).await;
     assert_eq!(synced.unwrap().unwrap().broken_profiles, 1);
-    assert!(began.elapsed() >= Duration::from_secs(2), "one refusal may pass: {:?}", began.elapsed());
+    assert!(began.elapsed() >= Duration::from_secs(2), "a single refusal is retried: {:?}", began.elapsed());
     shutdown.cancel();
     assert!(running.await.unwrap().is_ok());
 }
@@ -158,7 +158,7 @@ fn logs_profiles_that_change_with_their_revisions() {
     let other = ("other".into(), pillion_engine::snapshot::Namespace::default());
     publisher.index.update(Update::Namespace(Change::Applied(other)));
     publisher.publish(&mut watches);
-    assert_eq!(told(), "", "a namespace is no news");
+    assert_eq!(told(), "", "changes of namespaces are not logged");
 
     publisher.index.update(Update::Cluster(Change::Deleted(profile("proxy", 2, "proxy:2").name)));
     publisher.publish(&mut watches);
@@ -211,6 +211,7 @@ async fn pause_grows_with_each_failed_attempt() {
     let began = tokio::time::Instant::now();
     assert_eq!(told(events).count().await, 8);
     let took = began.elapsed();
-    // Without growing pauses it would be less than four; after a recovery, the next attempt is soon.
+    // Without growing pauses, the eight attempts would take less than 4 seconds. After a recovery, the next attempt is
+    // soon.
     assert!(took > Duration::from_secs(8) && took < Duration::from_secs(40), "{took:?}");
 }

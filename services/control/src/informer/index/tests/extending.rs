@@ -59,7 +59,7 @@ fn change_of_parent_reaches_all_its_children() {
         assert_eq!(revision(&before, name), revision(&after, name), "{name}");
     }
 
-    // A change that does not affect the text of a child publishes only the parent's.
+    // If a change of the parent does not affect the children, only the parent has a new revision.
     let described = json!({"description": "new", "template": sidecar("proxy:2")["template"]});
     apply(&mut index, profile("proxy", 3, described));
     let described = index.publish().unwrap();
@@ -74,9 +74,9 @@ fn children_stay_active_without_valid_parent() {
     apply(&mut index, tenants("own", 1, child("middle")));
     let before = revisions(&index.publish().unwrap());
 
-    assert_eq!(apply(&mut index, profile("proxy", 2, json!({"unknown": 1}))).len(), 1, "the parent's alone");
+    assert_eq!(apply(&mut index, profile("proxy", 2, json!({"unknown": 1}))).len(), 1, "only the parent is broken");
     assert!(index.publish().is_none());
-    // A child's own change is compiled with its parent's last accepted text.
+    // A change of a child is compiled with the last accepted text of its parent.
     let changed = json!({"extends": {"name": "middle"}, "onError": "Skip"});
     assert_eq!(apply(&mut index, tenants("own", 2, changed)).len(), 0);
     assert_eq!(revisions(&index.publish().unwrap()).len(), 3);
@@ -100,12 +100,12 @@ fn child_without_parent_is_reported_once() {
     index.publish();
     let broken = apply(&mut index, profile("last", 1, child("middle")));
     assert!(broken[0].diagnostics[0].message.contains("there is no cluster profile \"middle\""), "{broken:?}");
-    assert_eq!(apply(&mut index, profile("middle", 1, child("proxy"))).len(), 1, "last is known to be broken");
+    assert_eq!(apply(&mut index, profile("middle", 1, child("proxy"))).len(), 1, "last was already reported");
     assert!(index.publish().is_none());
     assert_eq!(apply(&mut index, profile("proxy", 1, sidecar("proxy:1"))).len(), 0);
     assert_eq!(names(&index.publish().unwrap()), ["last", "middle", "proxy"]);
 
-    // Fixing the parent also fixes the profile that extends it.
+    // A correction of the parent also corrects the profile that extends it.
     assert_eq!(
         apply(
             &mut index,
@@ -142,7 +142,7 @@ fn unchanged_list_does_not_recompile_children() {
     index.publish();
     feed(&mut index, list(all()).into_iter().map(Update::Cluster));
     assert!(index.publish().is_none());
-    // An interrupted watch may go on without a list.
+    // An interrupted watch may continue without a list.
     feed(&mut index, [Update::Cluster(Change::Restarted)]);
     apply(&mut index, profile("other", 1, child("proxy")));
     assert_eq!(names(&index.publish().unwrap()), ["middle", "other", "proxy"]);
@@ -167,7 +167,7 @@ fn profile_bounded_by_parent_loses_withdrawn_permission() {
     apply(&mut index, tenants("own", 1, set(3)));
     let first = revision(&index.publish().unwrap(), "shop/own");
 
-    // After an error of its own, the last valid text stays active and still follows the parent.
+    // After an error in the profile itself, its last valid text stays active and still follows the parent.
     assert_eq!(apply(&mut index, tenants("own", 2, set(9))).len(), 1);
     assert!(index.publish().is_none());
     let mut described = parameter(json!(["Namespace"]));
@@ -181,7 +181,7 @@ fn profile_bounded_by_parent_loses_withdrawn_permission() {
     assert_ne!(revision(&index.publish().unwrap(), "shop/own"), second);
     assert_eq!(index.status().broken_profiles, 1);
 
-    // A profile that its parent no longer permits becomes inactive, and returns with the permission.
+    // A profile that its parent no longer permits becomes inactive. It becomes active again with the permission.
     apply(&mut index, profile("proxy", 4, parameter(json!(["Pod"]))));
     assert_eq!(at_work(&mut index), ["proxy"]);
     apply(&mut index, profile("proxy", 5, parameter(json!(["Namespace"]))));
@@ -205,7 +205,7 @@ fn panic_over_a_child_affects_no_other_profile() {
     assert_eq!(&*broken.name.name, "bad");
     assert!(broken.diagnostics[0].message.contains("a fault of Pillion's"), "{broken:?}");
     let after = index.publish().unwrap();
-    assert_eq!(revision(&before, "bad"), revision(&after, "bad"), "the last good one stays");
+    assert_eq!(revision(&before, "bad"), revision(&after, "bad"), "the last valid version stays");
     for name in ["proxy", "good"] {
         assert_ne!(revision(&before, name), revision(&after, name), "{name}");
     }

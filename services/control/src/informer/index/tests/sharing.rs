@@ -13,7 +13,7 @@ fn stored(name: &str, generation: i64, size: usize) -> StoredProfile {
     stored
 }
 
-/// Enough for one large profile with its text and one small one, but not for two large ones.
+/// Limits for one large profile with its text and one small one, but not for two large ones.
 fn limits() -> share::Limits {
     let takes = |size| {
         let mut index = Index::default();
@@ -47,7 +47,7 @@ fn profile_beyond_the_share_waits_for_memory() {
     assert!(diagnostics[0].message.starts_with("the profiles of namespace shop may take 0."), "{diagnostics:?}");
     assert_eq!(at_work(&mut index), ["shop/a", "shop/c"]);
 
-    // Nothing is read again without free memory, even after a new list.
+    // Without free memory, no profile is read again, even after a new list.
     assert!(index.take_readable(9).is_empty());
     begin(&mut index, [stored("a", 1, LARGE), stored("b", 1, LARGE), stored("c", 1, SMALL)]);
     assert_eq!(at_work(&mut index), ["shop/a", "shop/c"]);
@@ -56,7 +56,7 @@ fn profile_beyond_the_share_waits_for_memory() {
     index.update(Update::Namespaced(Change::Deleted(ProfileName::namespaced("shop", "a"))));
     let readable = index.take_readable(9);
     assert_eq!(readable, [ProfileName::namespaced("shop", "b")]);
-    assert!(index.take_readable(9).is_empty(), "each is given once");
+    assert!(index.take_readable(9).is_empty(), "each profile is returned once");
     index.not_read(readable[0].clone());
     assert_eq!(index.take_readable(9), readable);
     assert!(apply(&mut index, stored("b", 1, LARGE)).is_empty());
@@ -91,7 +91,7 @@ fn accepted_child_follows_a_larger_parent() {
     let revision =
         |index: &mut Index| revisions(&index.publish().unwrap()).into_iter().find(|(name, _)| name == "shop/child");
     let before = revision(&mut index);
-    // After the platform's edit, the accepted child stays and leaves no memory for new profiles.
+    // After the platform's edit, the accepted child stays active and leaves no memory for new profiles.
     assert!(index.update(parent(2, 4 * LARGE)).is_empty());
     assert_ne!(revision(&mut index), before);
     assert_eq!(apply(&mut index, stored("a", 1, SMALL)).len(), 1);
@@ -103,7 +103,7 @@ fn accepted_texts_get_memory_first() {
     let (old, new) = (stored("z", 1, LARGE), stored("a", 1, LARGE));
     index.seed(old.name.clone(), old.uid.clone(), &old.spec.to_string());
     assert!(begin(&mut index, [new.clone(), old]).is_empty());
-    assert!(index.state(&new.name).unwrap().due, "it was not looked at yet");
+    assert!(index.state(&new.name).unwrap().due, "the new text was not compiled yet");
     assert_eq!(at_work(&mut index), ["shop/z"]);
     assert_eq!(index.take_readable(9), std::slice::from_ref(&new.name));
     assert_eq!(apply(&mut index, new).len(), 1);
