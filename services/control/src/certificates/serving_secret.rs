@@ -1,7 +1,7 @@
 //! The Secret with the serving certificate of the replicas: how the leader writes and reads it ([`ServingSecret`]), and
 //! how a replica follows it ([`WatchedSecret`]).
 //!
-//! Its type is `kubernetes.io/tls`, which every tool knows.
+//! The Secret's type is `kubernetes.io/tls`, which many tools support.
 //!
 //! | data key | content |
 //! |---|---|
@@ -10,20 +10,20 @@
 //! | `ca.crt` | the CA that signed it, PEM: a replica uses it to check that the pair is complete |
 //!
 //! The annotation `pillion.dev/epoch` has the epoch of the record for which it was written, and
-//! `pillion.dev/generation` the number of the CA. One write replaces all of it: no replica sees a key without its
+//! `pillion.dev/generation` the number of the CA. One write replaces all of it, so no replica sees a key without its
 //! certificate.
 //!
-//! # What a replica does
-//! It starts with the Secret as it is now: a list without a `resourceVersion`, which the API server answers from etcd's
-//! majority and not from a cache. Otherwise a replica could start with a certificate that is no longer trusted. Then it
-//! watches.
+//! # How a replica follows the Secret
+//! First it lists the Secret without a `resourceVersion`. The API server answers such a list from etcd and not from a
+//! cache. From a cache, a replica could start with a certificate that is no longer trusted. Then the replica watches
+//! the Secret.
 //!
-//! Each new pair is checked, and an invalid pair is not passed on: the last valid one stays. It also stays when the
+//! The replica checks each new pair, and ignores an invalid pair: the last valid one stays. It also stays when the
 //! Secret is deleted or the API server is unavailable.
 //!
-//! A pair of an older CA than that of the served certificate is rejected too. It comes from a restored backup, and API
-//! servers may no longer trust its CA. The controller replaces it within seconds. If the pair stays for ten minutes,
-//! the controller wants it: everything about newer CAs is lost.
+//! The replica also rejects a pair whose CA is older than that of the served certificate. Such a pair comes from a
+//! restored backup, and API servers may no longer trust its CA. The controller usually replaces it within seconds. If
+//! the pair stays for ten minutes, the controller has lost all data about newer CAs, and the replica accepts the pair.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -47,7 +47,7 @@ use crate::certificates::rotation::{Generation, Leaf, Serving, Stored};
 use crate::client::watch_object;
 use crate::release::Release;
 
-/// How often a pair that is not valid yet is checked again.
+/// Time between two checks of a pair that is not valid yet.
 const AGAIN: Duration = Duration::from_secs(10);
 
 /// How long a pair of an older CA is rejected.
@@ -69,9 +69,9 @@ const AUTHORITY: &str = "ca.crt";
 pub struct ServingSecret {
     /// The observed state for the rotation.
     pub stored: Stored<Serving>,
-    /// The certificate, or why no replica would serve it. `None` if there is no Secret.
+    /// The certificate, or why no replica would serve it. `None` if the Secret does not exist.
     pub judged: Option<Result<ValidCertificate, InvalidPair>>,
-    /// The CA number that the certificate claims as its issuer.
+    /// The number of the CA that the certificate names as its issuer.
     pub highest: Option<Generation>,
 }
 
@@ -89,8 +89,8 @@ pub struct ServingInputs<'i> {
 }
 
 impl ServingSecret {
-    /// Reads the Secret; `None` if there is none. The certificate must have the release's own names; further names are
-    /// ignored.
+    /// Reads the Secret; `None` if it does not exist. The certificate must have the release's own names, and further
+    /// names are ignored.
     #[must_use]
     pub fn read(secret: Option<&Secret>, judging: ServingInputs<'_>) -> Self {
         let ServingInputs { release, known, lifetimes, now } = judging;
@@ -126,7 +126,7 @@ pub fn judge(secret: &Secret, names: &[String], now: Timestamp) -> Result<ValidC
 
 fn authorities(secret: &Secret) -> Result<Option<Vec<CertificateDer<'static>>>, InvalidPair> {
     let text = data(secret, AUTHORITY);
-    // A certificate issuer may leave it empty if it does not know the CA.
+    // An issuer such as cert-manager may leave it empty if it does not know the CA.
     if text.trim_ascii().is_empty() {
         return Ok(None);
     }
@@ -147,8 +147,8 @@ pub(crate) fn data<'s>(secret: &'s Secret, key: &str) -> &'s [u8] {
 }
 
 impl ServingMaterial {
-    /// Builds the Secret to write for this epoch: a new one, or the existing one with new data. The existing
-    /// `resourceVersion` guards the write.
+    /// Builds the Secret to write for this epoch: a new one, or the existing one with new data. The `resourceVersion`
+    /// of the existing one guards the write.
     #[must_use]
     pub fn secret(&self, release: &Release, epoch: u64, existing: Option<&Secret>) -> Secret {
         let fresh = || Secret {
@@ -171,25 +171,25 @@ impl ServingMaterial {
     }
 }
 
-/// The Secret with a replica's serving certificate.
+/// The Secret with a replica's serving certificate, and the names that the certificate must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchedSecret {
-    /// Its namespace.
+    /// The namespace of the Secret.
     pub namespace: String,
-    /// Its name.
+    /// The name of the Secret.
     pub name: String,
     /// The names that the certificate must have.
     pub names: Vec<String>,
 }
 
-/// A change of the Secret.
+/// A change of the Secret, for the replica.
 #[derive(Debug)]
 pub enum News {
     /// A pair that can be served.
     Valid(Box<ServingPair>),
-    /// An invalid pair; the last valid one stays. Reported once, until the Secret changes.
+    /// The pair is invalid, and the last valid one stays. Reported once, until the Secret changes.
     Invalid(InvalidPair),
-    /// A pair of an older CA than that of the served certificate. Reported once, until the Secret changes.
+    /// The CA of the pair is older than that of the served certificate. Reported once, until the Secret changes.
     Older {
         /// The number of the CA that signed the served certificate.
         served: Generation,
@@ -208,9 +208,9 @@ pub struct ServingPair {
     pub key: Vec<u8>,
     /// The checked serving certificate.
     pub fit: ValidCertificate,
-    /// The epoch of the record for which it was written, if annotated.
+    /// The epoch of the record for which it was written, if the annotation exists.
     pub epoch: Option<u64>,
-    /// The number of the CA that signed it, if annotated.
+    /// The number of the CA that signed it, if the annotation exists.
     pub generation: Option<String>,
 }
 
@@ -234,7 +234,7 @@ pub fn may_replace(served: Generation, offered: Generation) -> bool {
 struct Seen {
     /// The Secret, if its existence was reported.
     secret: Option<Secret>,
-    /// Why it was rejected.
+    /// Why the pair was rejected.
     refused: Option<Refused>,
     gone_reported: bool,
     /// The last pair that could be served.
@@ -250,7 +250,7 @@ struct Served {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Refused {
     Invalid(Reason),
-    /// It is of an older CA; with the time when it was first seen.
+    /// The pair is of an older CA. Has the time when the pair was first seen.
     Older(Instant),
 }
 
@@ -261,7 +261,7 @@ impl WatchedSecret {
         self.run(watch_object::watch(api, WHAT, &self.name), Timestamp::now, stop, report).await;
     }
 
-    /// Runs [`WatchedSecret::follow`] with a given watch and clock.
+    /// Runs [`WatchedSecret::follow`] with the given watch and clock.
     async fn run(
         &self,
         states: impl Stream<Item = watch_object::Seen<Secret>> + Send,
@@ -287,7 +287,7 @@ impl WatchedSecret {
                 Some(watch_object::Seen::Is(None)) => seen.gone(),
                 // The last pair stays.
                 Some(watch_object::Seen::Forbidden) => continue,
-                // A watch does not end; if it did, the last pair would stay.
+                // A watch never ends. If it did, the last pair would stay.
                 None => return stop.cancelled().await,
             };
             news.into_iter().for_each(&mut report);
@@ -307,13 +307,13 @@ impl Seen {
         Some(news)
     }
 
-    /// Whether a rejected pair may become acceptable with time.
+    /// Whether a rejected pair may become acceptable later.
     fn may_pass(&self) -> bool {
         matches!(self.refused, Some(Refused::Invalid(Reason::NotYet) | Refused::Older(_)))
     }
 
-    /// Checks a rejected pair again: it may have become valid, or the controller may want it. An unchanged rejection is
-    /// not reported again.
+    /// Checks a rejected pair again. It may have become valid, or may have stayed long enough. An unchanged rejection
+    /// is not reported again.
     fn again(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
         let news = judged(self.secret.as_ref()?, watched, now);
         let before = self.refused;
@@ -326,7 +326,7 @@ impl Seen {
         (!std::mem::replace(&mut self.gone_reported, true)).then_some(News::Gone)
     }
 
-    /// The same news, except that a pair of an older CA is rejected.
+    /// Returns the same news, or [`News::Older`] instead of a valid pair of an older CA.
     fn compared(&mut self, news: News, now: Timestamp) -> News {
         let pair = match news {
             News::Valid(pair) => pair,
@@ -392,7 +392,7 @@ mod tests {
         "2026-11-21T12:00:00Z".parse().unwrap()
     }
 
-    /// A Secret with a new serving certificate of this time.
+    /// A Secret with a serving certificate that was created at this time.
     fn secret(now: Timestamp, epoch: u64) -> Secret {
         signed(Generation(4), now, epoch)
     }
@@ -410,7 +410,7 @@ mod tests {
         secret
     }
 
-    /// One short string for each report.
+    /// One string for each report.
     async fn reports(events: Vec<watcher::Result<Event<Secret>>>, now: impl Fn() -> Timestamp) -> Vec<String> {
         let [name, _] = release().server_names();
         let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };
@@ -425,7 +425,7 @@ mod tests {
             });
         };
         let end = stop.clone();
-        // Time advances automatically, as the clock of the test stands still.
+        // The paused clock advances automatically while all tasks wait.
         let ending = async move {
             tokio::time::sleep(Duration::from_mins(1)).await;
             end.cancel();
@@ -484,7 +484,7 @@ mod tests {
     async fn future_certificate_is_checked_again() {
         let began = Instant::now();
         let early = Duration::from_mins(125);
-        // After half a minute, the start of its validity is near enough.
+        // The certificate is still too far in the future, and is acceptable half a minute later.
         let now = move || noon() - early - Duration::from_secs(30) + began.elapsed();
         let events = vec![Ok(Event::Apply(secret(noon(), 1)))];
         assert_eq!(reports(events, now).await, ["not_yet", "fit Some(1) Some(\"4\")"]);
@@ -504,9 +504,9 @@ mod tests {
         let fit = |epoch, generation| format!("fit Some({epoch}) Some(\"{generation}\")");
         let older = || "4 older than 5".to_owned();
         assert_eq!(reports(restored, noon).await, [fit(9, 5), older(), "gone".to_owned(), older(), fit(12, 6)]);
-        // A replica without a certificate accepts it.
+        // A replica without a certificate accepts the old pair.
         assert_eq!(reports(vec![Ok(Event::Apply(old.clone()))], noon).await, [fit(3, 4)]);
-        // An expired certificate is no reason to reject an older one.
+        // Once the served certificate has expired, a pair of an older CA is accepted.
         let late = std::sync::atomic::AtomicBool::new(false);
         let events = vec![Ok(Event::Apply(new)), Ok(Event::Apply(signed(Generation(4), noon() + 20 * DAY, 3)))];
         let now = || if late.swap(true, std::sync::atomic::Ordering::Relaxed) { noon() + 20 * DAY } else { noon() };
@@ -535,7 +535,7 @@ mod tests {
         let end = stop.clone();
         let answer = tower::service_fn(move |request: http::Request<kube::client::Body>| {
             seen.lock().unwrap().push(request.uri().to_string());
-            // The list; the watch never follows.
+            // Stop after the list and the first watch.
             if seen.lock().unwrap().len() > 1 {
                 end.cancel();
             }

@@ -20,9 +20,9 @@ labelled! {
     /// The result of a round.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RoundResult {
-        /// Every endpoint serves the required certificate.
+        /// Every endpoint serves a valid certificate of the newest CA, or of another trusted issuer.
         Passed => "passed",
-        /// Some endpoint does not, or there is none.
+        /// Some endpoint does not, or there is no endpoint.
         Failed => "failed",
         /// The endpoints could not be listed.
         Error => "error",
@@ -134,7 +134,7 @@ mod tests {
     fn endpoints_are_counted_with_earliest_expiry() {
         let mut registry = Registry::default();
         let metrics = ProbeMetrics::register(&mut registry);
-        assert!(!text(&registry).contains("earliest_expiry_seconds "), "nothing was found yet");
+        assert!(!text(&registry).contains("earliest_expiry_seconds "), "no round was run yet");
         let probed = |verdict, days: u64| Probed {
             endpoint: Endpoint { address: "10.0.0.1".to_owned(), port: Some(1) },
             verdict,

@@ -47,19 +47,19 @@ pub(super) struct Reconciler {
     metrics: RotatorMetrics,
     pub(super) inputs: Inputs,
     pub(super) outputs: Outputs,
-    /// Whether the webhooks were disabled last, used if the `ConfigMap` has an unknown value.
+    /// Whether the webhooks were disabled when they were last read. Used if the `ConfigMap` has an unknown value.
     disarmed: bool,
-    /// The CA that failed to sign: it has expired, or has other names.
+    /// The CA that failed to sign, since it has expired or is for other names.
     unable: Option<Generation>,
     /// The versions of the configurations, and when this leader first saw them.
     standing: (Versions, Instant),
-    /// Unknown certificates that must stay trusted, even if they were removed from the configuration since.
+    /// Unknown certificates that must stay trusted, even if they were removed from the configuration meanwhile.
     kept_unknown: Vec<CertificateDer<'static>>,
     /// When to renew the trust probe's certificate.
     canary_renewal: Timestamp,
     /// The connectivity check.
     check: ConnectivityCheck,
-    /// Whether the connectivity check timed out and that is not reported yet.
+    /// Whether the connectivity check has timed out without a report so far.
     gave_up: bool,
 }
 
@@ -94,7 +94,7 @@ impl Reconciler {
         self.settings.interval
     }
 
-    /// Withdraws what other tasks were asked for, when leadership ends.
+    /// Withdraws the requirements on other tasks when leadership ends.
     pub(super) fn end(&self) {
         self.outputs.clear();
         self.metrics.forget();
@@ -118,7 +118,7 @@ impl Reconciler {
         self.check = self.check.after(stage, Instant::now());
         let asked = self.question(&objects);
         let answered = Answered::to(self.inputs.answered.borrow_and_update().as_ref(), asked);
-        // A reached replica does not prove which CAs an API server trusts.
+        // An API server that reached a replica may still not trust the newest CA.
         let propagation = if self.check.is_running() { UNASKED } else { answered };
         self.end_check(answered);
         let question = self.question(&objects);
@@ -154,7 +154,8 @@ impl Reconciler {
             return Ok(Next::Wait { blocked, until });
         }
         if let Step::WriteBundle { repair: Repair::Damaged | Repair::Foreign, .. } = step {
-            // Another writer may damage it again and again: the task that corrects drift limits the repairs.
+            // Another client may damage the bundle again and again, so the task that corrects drift writes it, with
+            // pauses.
             let target = self.wanted(&step, &objects)?;
             replace(&self.outputs.target, target.map(Arc::new));
             self.metrics.waits(Some(Blocked::Repair));
@@ -298,7 +299,7 @@ impl Reconciler {
         Ok(Target::new(settings, rules, bundle.into_bytes(), epoch))
     }
 
-    /// Ends the connectivity check when it is due.
+    /// Ends the connectivity check if it has a result.
     fn end_check(&mut self, answered: Propagation) {
         let Some(result) = self.check.result(answered, Instant::now()) else { return };
         self.check = ConnectivityCheck::Over;
@@ -335,7 +336,7 @@ impl Reconciler {
         }
     }
 
-    /// How long this leader has seen the configurations unchanged. It uses a monotonic clock; the time in their
+    /// How long this leader has seen the configurations unchanged. It uses a monotonic clock, since the time in their
     /// annotation is from another clock.
     fn stands_for(&mut self, live: &Live) -> Duration {
         let versions = live.versions();
@@ -345,7 +346,7 @@ impl Reconciler {
         self.standing.1.elapsed()
     }
 
-    /// Ignores forged epochs: higher ones than the rotation has reached.
+    /// Ignores forged epochs: those that are higher than the rotation has reached.
     fn ignore_forged_epochs(&self, highest: u64, objects: &mut Objects) {
         let manager = objects.live.disbelieve(highest);
         self.metrics.disbelieved();
@@ -378,7 +379,7 @@ impl Reconciler {
         }
     }
 
-    /// Lets the trust probe serve a certificate of the CA in question, while there is a question.
+    /// Makes the trust probe serve a certificate of the CA in question, while there is a question.
     fn show(&mut self, question: Option<Question>, objects: &Objects) -> Result<(), ReconcileError> {
         let Some((Question::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
             self.outputs.canary.show(None);
@@ -389,7 +390,7 @@ impl Reconciler {
         } else if objects.time.now < self.canary_renewal {
             return Ok(());
         }
-        // With a wrong clock, the certificate would not be valid yet, or not any more.
+        // With a wrong clock, the certificate would not be valid yet, or would have expired.
         if objects.time.agrees {
             let names = self.leading.release.canary_names();
             let leaf = match known.sign(newest, &names, self.issuing(objects.time.now)) {
@@ -406,7 +407,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// The requirements on endpoints. While no API server calls the webhook, the bundle is empty.
+    /// The requirements on endpoints. While no API server calls the webhook, their bundle is empty.
     fn expected(&self, objects: &Objects) -> Option<Arc<Expected>> {
         let known = objects.known()?;
         let record = known.record();
@@ -444,14 +445,14 @@ impl Reconciler {
         };
         match written {
             Ok(_) => Ok(()),
-            // It was changed, deleted or created since it was read.
+            // The Secret was changed, deleted or created since it was read.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Err(ReconcileError::Changed),
             Err(source) => Err(ReconcileError::Secret { name, source }),
         }
     }
 }
 
-/// The question for a rotation that waits for API servers; only if the configuration is in its desired state.
+/// The question for a rotation that waits for API servers. `None` unless the configuration is in its desired state.
 fn question(objects: &Objects) -> Option<Question> {
     let record = objects.known()?.record();
     if !matches!(record.phase, Phase::Expanded | Phase::Contracted) {
@@ -464,7 +465,7 @@ fn question(objects: &Objects) -> Option<Question> {
     is_wanted.then_some(Question::Trust { newest, epoch: *epoch, written: *written })
 }
 
-/// Sends the value if it has changed.
+/// Sends the value if it differs from the last one.
 fn replace<T: PartialEq>(sender: &tokio::sync::watch::Sender<T>, value: T) {
     sender.send_if_modified(|known| {
         let differs = *known != value;

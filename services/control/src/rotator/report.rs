@@ -1,5 +1,5 @@
-//! Reports the state of the rotation: metrics, log lines, and Events when it starts or stops waiting for an operator. The
-//! Events refer to the Lease, by which people find the leader, and are in the release's namespace.
+//! Reports the state of the rotation: metrics, log lines, and Events. Events are recorded when the rotation starts or
+//! stops waiting for an operator. They refer to the Lease, which names the leader, and are in the release's namespace.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::certificates::rotation::{Blocked, Phase, Record, Trigger};
 use crate::client::chain;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 
-/// Timeout of one Event. It is sent once: the log and the metrics have the same information.
+/// Timeout of an Event. It is not retried, since the log and the metrics have the same information.
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// Instructions for a CA that cannot sign.
@@ -61,7 +61,7 @@ impl EventRecorder {
         Self { recorder: Recorder::new(client.clone(), reporter), about }
     }
 
-    /// Records that the rotation waits for something else than before.
+    /// Records that the rotation waits for another reason than before.
     pub(super) async fn waits(&self, before: Option<Blocked>, now: Blocked) {
         self.record(events(before, now)).await;
     }
@@ -82,7 +82,7 @@ impl EventRecorder {
     }
 }
 
-/// The Events for a change of the wait.
+/// The Events when the reason for waiting changes.
 fn events(before: Option<Blocked>, now: Blocked) -> impl Iterator<Item = Event> {
     let over = before.filter(|before| *before != now).and_then(messages).map(|(reason, _, over)| (reason, over));
     let over = over.map(|(reason, over)| event(EventType::Normal, reason, over));
@@ -90,7 +90,7 @@ fn events(before: Option<Blocked>, now: Blocked) -> impl Iterator<Item = Event> 
     over.into_iter().chain(begun)
 }
 
-/// Conditions that need operator action: the reason, and the messages at the start and at the end.
+/// Conditions that need operator action: the reason, and the messages when they begin and end.
 const fn messages(blocked: Blocked) -> Option<(&'static str, &'static str, &'static str)> {
     match blocked {
         Blocked::Clock => Some(("ClocksDiffer", CLOCK, AGREED)),
@@ -111,7 +111,7 @@ fn event(type_: EventType, reason: &str, note: &str) -> Event {
     Event { type_, reason, note, action: "Rotate".to_owned(), secondary: None }
 }
 
-/// Logs that the rotation waits, and for what.
+/// Logs that the rotation waits, and why.
 pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
     let until = until.map(tracing::field::display);
     match blocked {
@@ -139,7 +139,7 @@ pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
     }
 }
 
-/// The writes of the rotation and the connectivity check, as metric labels, and how they end.
+/// The metric labels of the rotation's writes and of the connectivity check, and of their results.
 const STEPS: [&str; 6] = ["new_authority", "advance", "claim", "write_leaf", "write_bundle", "rehearse"];
 const RESULTS: [&str; 3] = ["ok", "conflict", "error"];
 
@@ -159,7 +159,7 @@ struct StepLabels {
     result: &'static str,
 }
 
-/// The state of the leader's rotation. A controller that does not lead reports no phase, and its times are 0.
+/// Metrics of the leader's rotation. A controller that does not lead reports no phase, and its times are 0.
 #[derive(Clone, Debug, Default)]
 pub struct RotatorMetrics {
     phases: Family<PhaseLabel, Gauge>,

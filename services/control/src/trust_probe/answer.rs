@@ -4,10 +4,10 @@ use pillion_api::canary::{REACHED, WEBHOOK};
 
 use crate::certificates::rotation::{Generation, Propagation};
 
-/// The result of a call.
+/// A call of an API server to the trust probe's endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReceivedCall {
-    /// The CA of the certificate that the API server saw and trusted.
+    /// The CA of the certificate that the API server received and trusted.
     pub(super) leaf: Generation,
     /// The epoch of the webhook entry that the API server used.
     pub(super) epoch: u64,
@@ -16,11 +16,11 @@ pub(super) struct ReceivedCall {
 /// The result for one API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerOutcome {
-    /// It called, and trusted the certificate.
+    /// The API server called, and trusted the certificate.
     Proven,
-    /// It called, and did not trust the certificate.
+    /// The API server called, and did not trust the certificate.
     Behind,
-    /// Neither is known.
+    /// There is no result.
     Silent(Silence),
 }
 
@@ -31,19 +31,19 @@ pub enum Silence {
     Unreachable,
     /// The request timed out.
     Timeout,
-    /// It allowed the request without a call: it does not have the entry yet, or the entry does not exist.
+    /// The API server allowed the request without a call. It has no webhook entry for the trust probe yet.
     NotCalled,
-    /// It used an entry of an earlier epoch: it does not have the current configuration.
+    /// The API server used an entry of an earlier epoch, so it does not have the current configuration.
     Stale,
-    /// It saw another certificate: the trust probe's certificate changed meanwhile.
+    /// The API server received another certificate, since the trust probe's certificate changed meanwhile.
     OtherLeaf,
-    /// It rejected the request for this other reason.
+    /// The API server rejected the request for this other reason.
     Refused(String),
     /// The trust probe has no certificate of the newest CA.
     NoLeaf,
 }
 
-/// A response, reduced to what matters.
+/// The response to a dry run.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Response<'a> {
     /// The dry run succeeded.
@@ -69,10 +69,10 @@ impl ServerOutcome {
     }
 }
 
-/// Interprets a response. `shown` is the call with the request's name, with the certificate of its connection.
+/// Interprets a response. `shown` is the recorded call with the request's name.
 ///
-/// A trusted certificate proves that the API server has the CA in its bundle. An entry of this epoch or a later one
-/// proves that it has the bundle written for it, so removed CAs are no longer trusted.
+/// If the API server trusted the certificate, its bundle has the CA. If it used an entry of this epoch or a later one,
+/// it has the bundle that was written for this epoch. So it no longer trusts removed CAs.
 pub(super) fn outcome(
     said: Response<'_>,
     shown: Option<ReceivedCall>,
@@ -90,12 +90,12 @@ pub(super) fn outcome(
     }
 }
 
-/// Interprets a response while the dry runs are routed to the replicas: only a replica's response proves that it was
-/// reached.
+/// Interprets a response while dry runs are routed to the replicas. Only a replica's response proves that the API
+/// server reached a replica.
 pub(super) fn reached(said: Response<'_>) -> ServerOutcome {
     match said {
         Response::No(message) if message.contains(WEBHOOK) && message.contains(REACHED) => ServerOutcome::Proven,
-        // It does not have the entry yet, or has an earlier one.
+        // The API server does not have the entry yet, or has an earlier one.
         Response::Yes => ServerOutcome::Silent(Silence::NotCalled),
         Response::No(message) if is_mistrust(message) => ServerOutcome::Behind,
         Response::No(message) => ServerOutcome::Silent(Silence::Refused(message.to_owned())),
@@ -103,14 +103,14 @@ pub(super) fn reached(said: Response<'_>) -> ServerOutcome {
     }
 }
 
-/// Whether the rejection is about the trust probe's certificate. All errors of Go's `x509` package begin with this: an
-/// unknown CA, another name, another time.
+/// Whether the API server rejected the trust probe's certificate. All errors of Go's `x509` package begin with this:
+/// for example, an unknown CA, another name, or another time.
 fn is_mistrust(message: &str) -> bool {
     message.contains(WEBHOOK) && message.contains("x509: ")
 }
 
-/// Summarises the outcomes for `servers` API servers, of which some may not have been asked. If their number is
-/// unknown, at least one counts as silent, since several may share an address.
+/// Summarises the outcomes for `servers` API servers. API servers that were not asked count as silent. If the number is
+/// unknown, at least one counts as silent, since several API servers may share an address.
 pub fn fold<'o>(outcomes: impl IntoIterator<Item = &'o ServerOutcome>, servers: Option<usize>) -> Propagation {
     let (mut proven, mut behind, mut silent) = (0, 0, 0);
     for outcome in outcomes {
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(outcome(Response::Yes, by(NEWEST, 6), NEWEST, 7), ServerOutcome::Silent(Silence::Stale));
         assert_eq!(outcome(Response::Yes, None, NEWEST, 7), ServerOutcome::Silent(Silence::NotCalled));
         assert_eq!(outcome(Response::Yes, by(Generation(1), 7), NEWEST, 7), ServerOutcome::Silent(Silence::OtherLeaf));
-        // It called, but its response was a rejection or is missing: that proves nothing.
+        // The API server called, but rejected the request or did not respond, which proves nothing.
         assert!(matches!(
             outcome(Response::No("quota"), by(NEWEST, 7), NEWEST, 7),
             ServerOutcome::Silent(Silence::Refused(_))
@@ -169,7 +169,11 @@ mod tests {
         let denied = format!("admission webhook \"canary.pillion.dev\" denied the request: {REACHED}");
         assert_eq!(reached(Response::No(&denied)), ServerOutcome::Proven);
         assert_eq!(reached(Response::No(MISTRUST)), ServerOutcome::Behind);
-        assert_eq!(reached(Response::Yes), ServerOutcome::Silent(Silence::NotCalled), "it does not know the entry yet");
+        assert_eq!(
+            reached(Response::Yes),
+            ServerOutcome::Silent(Silence::NotCalled),
+            "the API server has no entry yet"
+        );
         let on_the_way = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: \
                           Post \"https://pillion.pillion-system.svc:443/canary/7?timeout=5s\": dial tcp 10.0.0.1:443: \
                           connect: connection refused";
@@ -190,9 +194,9 @@ mod tests {
         assert_eq!(counts(&[ServerOutcome::Proven, ServerOutcome::Proven], Some(2)), (2, 0, 0));
         assert_eq!(counts(&[ServerOutcome::Proven, silent.clone()], Some(2)), (1, 0, 1));
         assert_eq!(counts(&[ServerOutcome::Proven, ServerOutcome::Behind, silent.clone()], Some(1)), (1, 1, 1));
-        assert_eq!(counts(&[ServerOutcome::Proven], Some(3)), (1, 0, 2), "three behind one address");
-        assert_eq!(counts(&[], Some(0)), (0, 0, 1), "nobody is not everybody");
-        assert_eq!(counts(&[ServerOutcome::Proven], None), (1, 0, 1), "one of an unknown number");
+        assert_eq!(counts(&[ServerOutcome::Proven], Some(3)), (1, 0, 2), "three API servers share one address");
+        assert_eq!(counts(&[], Some(0)), (0, 0, 1), "no API server was asked");
+        assert_eq!(counts(&[ServerOutcome::Proven], None), (1, 0, 1), "one of an unknown number of API servers");
         assert_eq!(counts(&[ServerOutcome::Proven, silent.clone()], None), (1, 0, 2));
     }
 }

@@ -31,7 +31,7 @@ use crate::probe::{Endpoint, Selected};
 use crate::random;
 use crate::release::Release;
 
-/// Asks API servers.
+/// Sends dry runs to the API servers.
 pub struct Asker {
     client: Client,
     config: Config,
@@ -41,11 +41,11 @@ pub struct Asker {
     settings: Settings,
     metrics: CanaryMetrics,
     servers: Servers,
-    /// One client for each API server; `None` is the configured address.
+    /// A client for each API server. The key `None` is the configured address.
     clients: BTreeMap<Option<SocketAddr>, Client>,
 }
 
-/// What to prove.
+/// The proof that is required.
 #[derive(Clone, Copy, Debug)]
 enum Wanted {
     /// The API server trusts this CA and has the configuration of this epoch.
@@ -66,9 +66,9 @@ pub struct TrustRound {
 /// The result for one API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerAnswer {
-    /// Its address; `None` for the configured address.
+    /// The address of the API server; `None` for the configured address.
     pub server: Option<SocketAddr>,
-    /// Its outcome.
+    /// The outcome for this API server.
     pub outcome: ServerOutcome,
 }
 
@@ -83,8 +83,8 @@ impl fmt::Debug for Asker {
 }
 
 impl Asker {
-    /// Uses the credentials and CAs of `config`. `address` is where API servers reach the trust probe: the controller's
-    /// own pod.
+    /// Creates an asker with the credentials and CAs of `config`. `address` is the address at which API servers reach
+    /// the trust probe: the controller's own pod.
     #[must_use]
     pub fn new(
         (client, config): (Client, Config),
@@ -105,16 +105,16 @@ impl Asker {
     }
 
     /// Asks all API servers concurrently whether they trust this CA and have the configuration of this epoch. Takes at
-    /// most three times [`Settings::timeout`] and never fails: unreachable API servers count as silent.
+    /// most three times [`Settings::timeout`], and never fails: unreachable API servers count as silent.
     ///
-    /// If no API server is reachable at its own address, the configured address is asked. That proves the bundle for
-    /// only one API server, and the others count as silent.
+    /// If no API server is reachable at its own address, the configured address is asked. That proves the bundle of
+    /// only one API server, so the others count as silent.
     pub async fn ask(&mut self, newest: Generation, epoch: u64) -> TrustRound {
         let asked = if self.canary.shows() == Some(newest) {
             let listed = self.list().await;
             self.ask_listed(&listed, Wanted::Trust(newest, epoch)).await
         } else {
-            // The endpoint shows another certificate, or none.
+            // The endpoint serves a certificate of another CA, or none.
             let outcome = ServerOutcome::Silent(Silence::NoLeaf);
             TrustRound { propagation: fold([], None), answers: vec![ServerAnswer { server: None, outcome }] }
         };
@@ -126,7 +126,7 @@ impl Asker {
         asked
     }
 
-    /// Asks all API servers in the same way whether they reach a replica, while dry runs are routed to the replicas.
+    /// Asks all API servers whether they reach a replica, while dry runs are routed to the replicas.
     pub async fn check_connectivity(&mut self) -> TrustRound {
         let listed = timeout(self.settings.timeout, Listed::list(&self.client)).await;
         let listed = self.note(listed);
@@ -152,7 +152,7 @@ impl Asker {
     }
 
     fn note(&mut self, listed: Result<Listed, Elapsed>) -> Listed {
-        // The list failed: neither the addresses nor their number are known.
+        // If the list failed, neither the addresses nor their number are known.
         self.servers.note(listed.unwrap_or_default(), Instant::now(), self.settings.vanished)
     }
 
@@ -188,7 +188,7 @@ impl Asker {
         }
         let answers = join_all(asking).await;
         for answer in &answers {
-            // Drop the client, since its connection may be dead.
+            // The connection may be dead, so drop the client.
             if matches!(answer.outcome, ServerOutcome::Silent(Silence::Unreachable | Silence::Timeout)) {
                 self.clients.remove(&answer.server);
             }
@@ -228,7 +228,7 @@ impl Asker {
     }
 }
 
-/// Asks one API server.
+/// Sends a dry run to one API server.
 async fn ask(client: &Client, canary: &Canary, wanted: Wanted) -> ServerOutcome {
     let name = format!("canary-{}", random::token());
     let expectation = canary.expect(name.clone());
@@ -268,15 +268,15 @@ struct Servers {
 /// The API servers to ask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Listed {
-    /// Their addresses.
+    /// The addresses of the API servers.
     addresses: BTreeSet<SocketAddr>,
-    /// Their number: several may share one address. `None` if unknown.
+    /// The number of API servers, of which several may share one address. `None` if unknown.
     number: Option<usize>,
 }
 
 impl Servers {
-    /// Merges the current list with recently listed API servers: one that hangs leaves the list, but continues with its
-    /// old state.
+    /// Merges the current list with API servers that were listed recently. An API server that hangs leaves the list,
+    /// but may continue with its old configuration.
     fn note(&mut self, listed: Listed, now: Instant, vanished: Duration) -> Listed {
         self.seen.extend(listed.addresses.into_iter().map(|address| (address, now)));
         self.seen.retain(|_, last| now.saturating_duration_since(*last) < vanished || *last == now);
@@ -288,12 +288,12 @@ impl Servers {
 
 impl Listed {
     /// Lists the addresses behind the Service `kubernetes`, and counts the identity Leases of API servers. A failed or
-    /// empty list means "unknown", not that there are no other API servers.
+    /// empty list means that the number is unknown, not that there are no other API servers.
     async fn list(client: &Client) -> Self {
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
         let of_service = ListParams::default().labels("kubernetes.io/service-name=kubernetes");
         let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-system");
-        // Each API server has one by its host name; the Lease of a removed one stays for an hour.
+        // Each API server has a Lease by its host name. The Lease of a removed API server stays for an hour.
         let of_identity = ListParams::default().labels("apiserver.kubernetes.io/identity=kube-apiserver");
         let (slices, leases) = tokio::join!(slices.list(&of_service), leases.list(&of_identity));
         let addresses = slices.map(|slices| {
@@ -319,7 +319,7 @@ impl Listed {
     }
 }
 
-/// The canary's Service, as in the manifests.
+/// The Service of the trust probe, as in the manifests.
 ///
 /// # Errors
 /// Never in practice: the object is a valid Service.
@@ -345,7 +345,7 @@ fn slice(release: &Release, address: SocketAddr) -> Result<EndpointSlice, serde_
             "namespace": release.namespace(),
             "labels": {
                 "kubernetes.io/service-name": release.canary_service(),
-                // Otherwise the endpoint slice controller might treat it as its own and delete it.
+                // Without this label, the endpoint slice controller might delete the slice as its own.
                 "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER,
             },
         },
@@ -355,13 +355,13 @@ fn slice(release: &Release, address: SocketAddr) -> Result<EndpointSlice, serde_
     }))
 }
 
-/// Routes the canary's Service to this address, replacing the earlier one.
+/// Routes the trust probe's Service to this address, and replaces the earlier address.
 async fn publish(client: &Client, release: &Release, address: SocketAddr) -> kube::Result<()> {
     let slice = slice(release, address).map_err(kube::Error::SerdeError)?;
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), release.namespace());
     let (name, params) = (release.canary_service(), PatchParams::apply(FIELD_MANAGER).force());
     match slices.patch(&name, &params, &Patch::Apply(&slice)).await {
-        // The address has the other IP family, and a slice's address type is immutable.
+        // The address has the other IP family, and the address type of a slice is immutable.
         Err(kube::Error::Api(status)) if status.code == 422 => {
             slices.delete(&name, &DeleteParams::default()).await?;
             slices.patch(&name, &params, &Patch::Apply(&slice)).await.map(drop)
@@ -387,9 +387,9 @@ mod tests {
         assert_eq!(servers.note(listed(&[1], 1), zero + 9 * second, 10 * second), listed(&[1, 2], 2));
         assert_eq!(servers.note(listed(&[1], 1), zero + 10 * second, 10 * second), listed(&[1], 1));
         assert_eq!(servers.note(listed(&[], 0), zero + 12 * second, 10 * second), listed(&[1], 1));
-        // Current API servers are asked even if none are kept.
+        // Listed API servers are asked even if no others are kept.
         assert_eq!(servers.note(listed(&[3], 1), zero + 12 * second, Duration::ZERO), listed(&[3], 1));
-        // Several share one address.
+        // Three API servers share one address.
         assert_eq!(Servers::default().note(listed(&[1], 3), zero, Duration::ZERO).number, Some(3));
     }
 
@@ -407,7 +407,7 @@ mod tests {
         ] {
             assert_eq!(Listed::of(addresses, leases).number, None);
         }
-        // A recently listed API server is still asked.
+        // An API server that was listed recently is still asked.
         let now = Instant::now();
         let mut servers = Servers::default();
         servers.note(listed(&[1, 2], 2), now, Duration::from_secs(1));

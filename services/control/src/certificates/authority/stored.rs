@@ -1,8 +1,9 @@
 //! The Secret with the CAs and the record of the rotation.
 //!
 //! # Format 1
-//! Frozen: an older release has to read what a newer one wrote. A newer release may add data keys and fields of the
-//! record, but never change or omit these. An older release drops unknown ones when it writes.
+//! This format is frozen: an older release must be able to read what a newer one wrote. A newer release may add data
+//! keys and fields of the record, but must not change or omit these. An older release drops unknown ones when it
+//! writes.
 //!
 //! | data key | content |
 //! |---|---|
@@ -42,7 +43,7 @@ pub struct AuthoritySecret {
     pub stored: Stored<KnownAuthorities>,
     /// The highest CA number in the Secret, even if it is corrupt.
     pub highest: Option<Generation>,
-    /// Why the Secret is corrupt, if it is.
+    /// Why the Secret is corrupt; `None` if it is not.
     pub fault: Option<CorruptSecret>,
     /// The readable certificates of a corrupt Secret.
     legible: BTreeMap<Generation, CertificateDer<'static>>,
@@ -65,7 +66,7 @@ pub enum CorruptSecret {
     Certificate {
         /// The CA.
         of: Generation,
-        /// What is wrong.
+        /// What is wrong with the certificate.
         what: &'static str,
     },
     /// A key is missing or does not match the certificate.
@@ -73,7 +74,7 @@ pub enum CorruptSecret {
     Key {
         /// The CA.
         of: Generation,
-        /// What is wrong.
+        /// What is wrong with the key.
         what: &'static str,
     },
 }
@@ -89,12 +90,12 @@ pub struct KnownAuthorities {
     record: Record,
     active: Option<AuthorityMaterial>,
     next: Option<AuthorityMaterial>,
-    /// At most [`RETIRED`].
+    /// At most [`RETIRED`] certificates.
     retired: BTreeMap<Generation, CertificateDer<'static>>,
 }
 
 impl AuthoritySecret {
-    /// Reads the Secret; `None` if there is none.
+    /// Reads the Secret; `None` if it does not exist.
     #[must_use]
     pub fn read(secret: Option<&Secret>, release: &Release) -> Self {
         let Some(secret) = secret else {
@@ -124,7 +125,7 @@ impl AuthoritySecret {
         }
     }
 
-    /// What to write for this record: see [`KnownAuthorities::with`].
+    /// Returns the contents to write for this record: see [`KnownAuthorities::with`].
     ///
     /// # Errors
     /// See [`KnownAuthorities::with`].
@@ -154,16 +155,17 @@ impl KnownAuthorities {
         self.authorities().find(|authority| authority.facts.generation == generation)
     }
 
-    /// The CA with exactly this certificate. Retired CAs are ignored.
+    /// Returns the active or next CA with exactly this certificate.
     #[must_use]
     pub fn generation_of(&self, certificate: &CertificateDer<'_>) -> Option<Generation> {
         let mut authorities = self.authorities();
         authorities.find(|known| known.certificate == *certificate).map(|known| known.facts.generation)
     }
 
-    /// What to write for this record: its CAs from here, and the fresh one unless the record does not have it. Keys
-    /// that the record no longer has are dropped. CAs that it no longer has are retired: the last few certificates are
-    /// kept.
+    /// Returns the contents to write for this record: the CAs of the record, of which
+    /// `fresh` may be one. Keys
+    /// that the record no longer has are dropped. CAs that the record no longer has are retired: their last few
+    /// certificates are kept.
     ///
     /// # Errors
     /// A certificate or a key that the record has is missing.
@@ -172,7 +174,7 @@ impl KnownAuthorities {
         Self::assemble(record, &authorities, self.retired.clone())
     }
 
-    /// Signs a serving certificate for these names; the API server calls the first one.
+    /// Signs a serving certificate for these names. The first name is the one that the API server requires.
     ///
     /// # Errors
     /// The CA does not exist, it has no key, or clients would not trust the new certificate.
@@ -207,8 +209,8 @@ impl KnownAuthorities {
         Ok(data)
     }
 
-    /// Builds the Secret to write: a new one, or the existing one with new data. The existing `resourceVersion` guards
-    /// the write.
+    /// Builds the Secret to write: a new one, or the existing one with new data. The `resourceVersion` of the existing
+    /// one guards the write.
     ///
     /// # Errors
     /// See [`KnownAuthorities::data`].
@@ -226,10 +228,10 @@ impl KnownAuthorities {
         Ok(secret)
     }
 
-    /// Builds the bundle of these CAs: the active one before the next, then those in `besides` in a stable order.
+    /// Builds the bundle of these CAs: the active one before the next, and then the CAs in `besides` in a stable order.
     ///
     /// # Errors
-    /// One of the CAs is neither the record's active nor its next one.
+    /// A CA is neither the record's active nor its next one.
     pub fn bundle(
         &self,
         authorities: &[Generation],
@@ -304,12 +306,12 @@ impl KnownAuthorities {
 pub struct BundleContents {
     /// Which of the record's active and next CA are in it.
     pub authorities: BTreeSet<Generation>,
-    /// Other certificates, each once: unknown or retired CAs.
+    /// Other certificates, each once: those of unknown or retired CAs.
     pub unknown: Vec<CertificateDer<'static>>,
 }
 
 impl BundleContents {
-    /// Reads a bundle as the API server does: anything but certificates is skipped.
+    /// Reads a bundle as the API server does: everything except certificates is skipped.
     #[must_use]
     pub fn read(text: &[u8], known: Option<&KnownAuthorities>) -> Self {
         let mut contents = Self::default();
@@ -324,7 +326,7 @@ impl BundleContents {
     }
 }
 
-/// Keeps the newest.
+/// Keeps the newest certificates.
 fn bounded(
     mut retired: BTreeMap<Generation, CertificateDer<'static>>,
 ) -> BTreeMap<Generation, CertificateDer<'static>> {
@@ -351,12 +353,14 @@ fn is_possible(generation: &Generation) -> bool {
     generation.0 <= MAX_GENERATION
 }
 
-/// Reads a certificate with its number, if it is intact and belongs to this release and number.
+/// Reads a certificate with its number. Returns `None` if it is damaged, or is not the certificate of this release and
+/// number.
 fn legible(key: &str, text: &[u8], release: &Release) -> Option<(Generation, CertificateDer<'static>)> {
     let generation = numbered(key, ".crt").filter(|generation| certificate_key(*generation) == key)?;
     let [certificate] = certificates(text).try_into().ok()?;
     let is_whole = X509Certificate::from_der(&certificate).is_ok_and(|(rest, parsed)| {
-        // It is self-signed, so a changed byte is noticed, except in the copy of the algorithm outside the signed part.
+        // The certificate is self-signed, so the signature reveals a changed byte. The exception is the copy of the
+        // algorithm outside the signed part.
         let is_signed = parsed.verify_signature(None).is_ok() && repeats_its_algorithm(&certificate, &parsed);
         rest.is_empty() && parsed.is_ca() && is_signed
     });
@@ -364,12 +368,13 @@ fn legible(key: &str, text: &[u8], release: &Release) -> Option<(Generation, Cer
     is_it.then_some((generation, certificate))
 }
 
-/// Whether the algorithm after the signed part equals the one inside it, byte for byte: the parser accepts other tags.
+/// Whether the algorithm after the signed part equals the one inside, byte for byte. The parser also accepts other
+/// tags.
 fn repeats_its_algorithm(certificate: &[u8], parsed: &X509Certificate<'_>) -> bool {
     let signed: &[u8] = parsed.tbs_certificate.as_ref();
     let at = certificate.windows(signed.len()).position(|bytes| bytes == signed);
     let behind = at.and_then(|at| certificate.get(at + signed.len()..)).unwrap_or_default();
-    // Tag, length, content; the length is one byte, as for all algorithms.
+    // Tag, length and content. The length is one byte for all algorithms.
     let algorithm = behind.get(1).and_then(|length| behind.get(..2 + usize::from(*length)));
     algorithm.is_some_and(|algorithm| signed.windows(algorithm.len()).any(|bytes| bytes == algorithm))
 }
