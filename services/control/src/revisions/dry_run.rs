@@ -1,8 +1,8 @@
-//! The dry run of an accepted revision: builds the object for the API server, and interprets the response. Pure.
+//! The dry run of an accepted revision: builds the object for the API server, and interprets the response. It does no
+//! I/O.
 //!
-//! The engine applies the revision alone to a minimal pod. The API server validates the result as a `PodTemplate`,
-//! because it validates the template in one as it validates a pod, without calling Pod Security or webhooks for pods.
-//! Nothing is stored.
+//! The engine applies the revision alone to a minimal pod. The API server validates the result in a `PodTemplate`: it
+//! validates the template like a pod, but without calling Pod Security or webhooks for pods. Nothing is stored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use serde_json::{Value as Json, json};
 use crate::client::chain;
 use crate::leader::FIELD_MANAGER;
 
-/// Maximum bytes of a profile's errors in its status. The schema allows 32 KiB, but shorter messages are readable.
+/// Maximum bytes of a profile's errors in its status. The schema allows 32 KiB, but shorter messages are easier to
+/// read.
 pub(super) const MESSAGE_BYTES: usize = 2_000;
 
 /// Name of the pod, and of its namespace for a cluster profile.
@@ -69,7 +70,7 @@ impl Verdict {
     }
 }
 
-/// Reason of the condition while there is no response from the API server.
+/// The condition's reason while there is no response from the API server.
 pub(super) const NOT_ASKED: &str = "NotAsked";
 
 /// Builds the object for the dry run.
@@ -129,7 +130,7 @@ fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, Verdict> {
     Ok(pod)
 }
 
-/// A pod that requests a profile by name, with the defaults that the API server sets before it calls webhooks.
+/// A pod that requests a profile by name. It has the defaults that the API server sets before it calls webhooks.
 fn minimal_pod(namespace: &str, profile: &str, labels: &BTreeMap<String, String>) -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -148,7 +149,7 @@ fn minimal_pod(namespace: &str, profile: &str, labels: &BTreeMap<String, String>
     })
 }
 
-/// Labels that match a selector, if there are any.
+/// Returns labels that match a selector. If no labels can match, the result does not match either.
 fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
     let Some(LabelSelector { match_labels, match_expressions }) = selector else { return BTreeMap::new() };
     let mut labels = match_labels.clone();
@@ -161,8 +162,8 @@ fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
     labels
 }
 
-/// Interprets the response to the dry run. Only the API server's own validation rejects a pod: a policy or a quota for
-/// `PodTemplates` says nothing about pods.
+/// Interprets the response to the dry run. Only a validation error rejects the pod: a policy or a quota for
+/// `PodTemplates` does not apply to pods.
 pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
     let error = match answer {
         Ok(()) => return Verdict::Valid,
@@ -170,7 +171,8 @@ pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
     };
     let bounded = |text: &str| text.get(..text.floor_char_boundary(MESSAGE_BYTES)).unwrap_or_default().to_owned();
     if let kube::Error::Api(status) = &error {
-        // `PodTemplate "pillion-dry-run" is invalid: template.spec…`: the name means nothing to authors.
+        // The message is `PodTemplate "pillion-dry-run" is invalid: template.spec…`, and the name has no meaning for
+        // authors.
         let invalid = status.message.strip_prefix("PodTemplate \"").and_then(|rest| rest.split_once("\" is invalid: "));
         let unreadable = || status.message.contains("cannot be handled as a PodTemplate");
         match (status.code, invalid) {

@@ -42,15 +42,15 @@ use crate::revisions::profile_status::{self, kind};
 const BATCH: usize = 1024;
 /// Maximum number of profiles that are read again in one pass.
 const READ_AT_ONCE: usize = 256;
-/// Profiles that are written concurrently.
+/// Maximum number of profiles that are written concurrently.
 const AT_ONCE: usize = 8;
-/// Consecutive rounds in one pass: first a revision, then the status that publishes it.
+/// Number of consecutive rounds in one pass: first a revision is created, then the status publishes it.
 const ROUNDS: usize = 3;
-/// Concurrent dry runs.
+/// Maximum number of concurrent dry runs.
 const DRY_RUNS: usize = 4;
 /// Timeout of a dry run. The API server may call other webhooks for it.
 const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes of an Event's note; the API server allows 1 KiB.
+/// Maximum bytes of an Event's note. The API server allows 1 KiB.
 const NOTE_BYTES: usize = 1_000;
 
 /// Result of the actions for a profile.
@@ -64,7 +64,7 @@ enum Done {
         /// Whether some revision could not be deleted.
         in_vain: bool,
     },
-    /// The profile has changed since it was observed; the watch delivers the change.
+    /// The profile has changed since it was observed. The watch delivers the change.
     TooLate,
     /// The action failed and must be retried.
     InVain,
@@ -72,7 +72,7 @@ enum Done {
 }
 
 /// Accepts and publishes profiles while this controller leads. `publisher` publishes snapshots of the served revisions,
-/// from the same watches.
+/// and shares its watches with this task.
 pub async fn run(leading: LeaderContext, settings: Settings, metrics: Metrics, publisher: Publisher) {
     let stop = leading.stop.clone();
     tokio::select! {
@@ -116,7 +116,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                 None => std::future::pending().await,
             }
         };
-        // All are cancel-safe: what is unfinished stays in its stream, and the writes go on where they were.
+        // All branches are cancel-safe: unfinished items stay in their streams, and writes continue.
         let pass = tokio::select! {
             updates = watches.next(store.index_mut()) => {
                 let Some(updates) = updates else { return };
@@ -169,7 +169,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                     store.count_anew();
                 }
                 for profile in store.take_readable(READ_AT_ONCE) {
-                    // The receiver lives as long as this task.
+                    // The receiver exists as long as this task.
                     let _ = to_read.unbounded_send(profile);
                 }
                 Pass { begun, rounds: 0, in_vain: HashSet::new(), is_late: false }
@@ -196,7 +196,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
 }
 
 impl RevisionStore {
-    /// Takes in a profile that was read again. Returns false if it is gone or has changed since: the watch delivers
+    /// Applies a profile that was read again. Returns false if it was deleted or has changed since: the watch delivers
     /// that.
     fn apply_read(
         &mut self,
@@ -217,7 +217,7 @@ impl RevisionStore {
     }
 }
 
-/// Reads a namespaced profile again that lacked memory and now fits; `None` if it is gone.
+/// Reads a namespaced profile again that lacked memory and now fits. Returns `None` if it was deleted.
 async fn read_again(
     client: &Client,
     profile: Arc<StoredProfile>,
@@ -226,16 +226,16 @@ async fn read_again(
     (profile, read.map(|found| found.map(|object| read_profile(object, true))))
 }
 
-/// The writes of one round, with the profiles as they were observed.
+/// The writes of one round. Returns the result for each observed profile.
 type Writes = BoxFuture<'static, Vec<(Arc<StoredProfile>, Done)>>;
 
-/// A pass over all profiles: a few rounds of plans and their writes. A failure for one profile is not retried in the same
-/// pass and does not block others.
+/// A pass over all profiles: a few rounds of plans and their writes. A failure for one profile is not retried in the
+/// same pass, and does not block others.
 struct Pass {
     begun: Instant,
     rounds: usize,
     in_vain: HashSet<ProfileName>,
-    /// Whether some profile had changed when it was written.
+    /// Whether some profile had changed before it was written.
     is_late: bool,
 }
 
@@ -253,7 +253,7 @@ impl Pass {
     ) -> Result<(Self, Writes), (Self, Ended)> {
         let ended = if self.in_vain.is_empty() { Ended::Well } else { Ended::InVain };
         if self.is_late || self.rounds == ROUNDS {
-            // There is more to do.
+            // There is more to do in the next pass.
             return Err((self, ended.max(Ended::Open)));
         }
         self.rounds += 1;
@@ -262,14 +262,14 @@ impl Pass {
             store.index().stored().filter(|stored| !self.in_vain.contains(&stored.name)).cloned().collect();
         let mut work = Vec::new();
         for profile in all {
-            // A panic over one profile must not end leadership: the next leader would read the same profile.
+            // A panic over one profile must not end leadership, since the next leader would read the same profile.
             let decided = guarded(&format_args!("the plan of {}", profile.name), || decide(store, &profile, keep));
             if let Ok(Some((plan, revision))) = decided {
                 work.push((profile, plan, revision));
             }
         }
         for question in store.questions.drain(..) {
-            // The receiver lives as long as this task.
+            // The receiver exists as long as this task.
             let _ = questions.unbounded_send(question);
         }
         if work.is_empty() {
@@ -309,7 +309,7 @@ impl Pass {
     }
 }
 
-/// The plan for a profile, with the revision to create; `None` if there is nothing to do.
+/// Returns the plan for a profile, with the revision to create. Returns `None` if there is nothing to do.
 pub(super) fn decide(
     store: &mut RevisionStore,
     profile: &StoredProfile,
@@ -330,14 +330,14 @@ pub(super) fn decide(
             });
             match kept.unwrap_or_else(|panicked| Some(Err(panicked.diagnostic())))? {
                 Ok(kept) if *kept.revision != *accepted => {
-                    // Another build wrote the missing revision, and this build serializes its text differently.
+                    // Another build created the missing revision, and this build serializes its text differently.
                     store.forget_alias(name);
                     return decide(store, profile, keep);
                 }
                 Ok(kept) => Some(kept),
                 Err(fault) => {
                     store.refuse(name.clone(), accepted, fault);
-                    // The status reports it, without a new revision.
+                    // The status reports the error, without a new revision.
                     return decide(store, profile, keep);
                 }
             }
@@ -443,7 +443,7 @@ impl Writer {
         Done::Written { metadata: Box::new(metadata), status: Box::new(status), deleted, in_vain }
     }
 
-    /// Creates a revision; `None` if it must be retried.
+    /// Creates a revision. Returns `None` if the creation must be retried.
     async fn make(&self, profile: &StoredProfile, spec: RevisionSpec) -> kube::Result<Option<ObjectMeta>> {
         let name = &profile.name;
         let object = object_name(&name.name, &spec.revision);
@@ -479,10 +479,10 @@ impl Writer {
                 let Some(there) = api.get_metadata_opt(&object).await? else { return Ok(None) };
                 let owners = there.metadata.owner_references.iter().flatten();
                 if owners.into_iter().any(|owner| *owner.uid == *profile.uid) {
-                    // The same text has the same name, so this is the wanted revision.
+                    // The revision's name has the hash of its text, so this is the same revision.
                     return Ok(Some(there.metadata));
                 }
-                // It belongs to a deleted profile of this name and will be deleted with it.
+                // The revision belongs to a deleted profile of this name, and Kubernetes would delete it anyway.
                 let preconditions = Preconditions { uid: there.metadata.uid, resource_version: None };
                 let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
                 let _ = api.delete(&object, &parameters).await?;
@@ -525,7 +525,7 @@ impl Writer {
     }
 }
 
-/// Records Events, within a budget.
+/// Records Events within a budget.
 struct EventRecorder {
     recorder: Recorder,
     budget: Mutex<Budget>,
@@ -538,7 +538,7 @@ impl EventRecorder {
         Self { recorder, budget: Mutex::default() }
     }
 
-    /// Returns whether the Event was recorded.
+    /// Records an Event. Returns whether it was recorded.
     async fn record(&self, name: &ProfileName, uid: &str, news: News) -> bool {
         if !self.budget.lock().await.take(name.namespace.as_deref(), Instant::now()) {
             return false;

@@ -1,4 +1,4 @@
-//! The leader's state of profiles and their revisions, from the watches and from what was stored before.
+//! The leader's state of profiles and their revisions, from the watches and from the texts that were accepted before.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -60,7 +60,7 @@ pub(super) struct Existing {
 /// Namespace and name of an object.
 type ObjectKey = (Option<Box<str>>, Box<str>);
 
-/// The list of the revisions of one kind of profile.
+/// The list of revisions of one kind of profile.
 #[derive(Default)]
 struct RevisionList {
     unfinished: BTreeSet<ObjectKey>,
@@ -74,15 +74,15 @@ pub(super) struct RevisionStore {
     revisions: BTreeMap<ObjectKey, ExistingRevision>,
     cluster: RevisionList,
     namespaced: RevisionList,
-    /// Revisions that were deleted while a round of writes runs.
+    /// Revisions that were deleted during the current round of writes.
     deleted: BTreeSet<ObjectKey>,
-    /// Accepted texts that cannot be stored, and why.
+    /// Accepted texts that cannot be stored, with their errors.
     refused: HashMap<ProfileName, (Box<str>, Vec<Diagnostic>)>,
     /// Errors of the stored generations.
     diagnostics: HashMap<ProfileName, Vec<Diagnostic>>,
     /// The bounds of the accepted revisions.
     pub(super) bounds: HashMap<ProfileName, RevisionBounds>,
-    /// This build's hash of a text that another build accepted, and that build's hash.
+    /// For a text that another build accepted: the hash of this build, and the hash of the other build.
     aliases: HashMap<ProfileName, (Box<str>, Box<str>)>,
     /// Conflicts of profiles.
     conflicts: HashMap<ProfileName, Conflict>,
@@ -128,7 +128,7 @@ impl RevisionStore {
         }
     }
 
-    /// Reads the texts that were accepted before the watches start.
+    /// Reads the texts that were accepted before, to be called before the watches start.
     ///
     /// # Errors
     /// The API server is unavailable or returned an error.
@@ -158,7 +158,7 @@ impl RevisionStore {
         each::<ProfileRevision, _>(client, &mut seed).await
     }
 
-    /// Adds a revision that an earlier leader had accepted.
+    /// Adds a revision that an earlier leader accepted.
     fn accept(&mut self, name: ProfileName, uid: Box<str>, spec: &RevisionSpec) {
         self.bounds.insert(name.clone(), spec.bounds);
         let now =
@@ -179,7 +179,7 @@ impl RevisionStore {
         self.publisher.index()
     }
 
-    /// The index, to apply updates that are none of the watches'.
+    /// The index, to apply updates that do not come from the watches.
     pub(super) const fn index_mut(&mut self) -> &mut Index {
         self.publisher.index_mut()
     }
@@ -267,12 +267,12 @@ impl RevisionStore {
         self.revisions.insert((namespace, object), ExistingRevision { owner, made, bounded_by_parent });
     }
 
-    /// Marks the beginning of a round of writes.
+    /// Marks the start of a round of writes.
     pub(super) fn begin_writes(&mut self) {
         self.deleted.clear();
     }
 
-    /// Adds a created revision before the watch delivers it, unless it was deleted since.
+    /// Adds a created revision before the watch delivers it, unless it was deleted meanwhile.
     pub(super) fn made(&mut self, metadata: ObjectMeta) {
         let object = RevisionObject::new(metadata);
         if !self.deleted.contains(&(object.namespace.clone(), object.object.clone())) {
@@ -313,7 +313,7 @@ impl RevisionStore {
     }
 
     fn each_of(&self, name: &ProfileName, uid: &str, mut see: impl FnMut(&str, &ExistingRevision)) {
-        // All names of a profile's revisions share a prefix, followed only by a hash.
+        // The names of a profile's revisions have a common prefix, which is followed by a hash.
         let begin = object_name(&name.name, "");
         let from = (name.namespace.clone(), begin.as_str().into());
         let all = self
@@ -328,7 +328,7 @@ impl RevisionStore {
         }
     }
 
-    /// The observed state of a profile; `None` until its current generation is compiled.
+    /// The observed state of a profile. `None` until its current generation is compiled.
     pub(super) fn observe<'w>(
         &'w self,
         profile: &'w StoredProfile,
@@ -408,7 +408,7 @@ impl RevisionStore {
 impl RevisionObject {
     fn new(metadata: ObjectMeta) -> Self {
         let bounds = metadata.labels.and_then(|mut labels| labels.remove(BOUNDS_LABEL));
-        // Other clients may have added owner references before or after it.
+        // Other clients may have added owner references before or after the profile's.
         let is_profile = |owner: &&OwnerReference| {
             owner.api_version.split('/').next() == Some(GROUP)
                 && [InjectionProfile::KIND, ClusterInjectionProfile::KIND].contains(&&*owner.kind)
@@ -424,8 +424,8 @@ impl RevisionObject {
     }
 }
 
-/// Watches the metadata of all revisions, with whether they are of cluster profiles. The client's `Store` would keep
-/// their `managedFields` too.
+/// Watches the metadata of all revisions. Each change has whether it is of a cluster profile's revision. kube's `Store`
+/// would keep their `managedFields` too.
 pub(super) fn watch_revisions(client: &Client) -> impl Stream<Item = (RevisionChange, bool)> + Send + Unpin + use<> {
     stream::select_all([
         revisions_of::<ClusterProfileRevision>(client, Kind::ClusterProfiles, true),
@@ -433,7 +433,7 @@ pub(super) fn watch_revisions(client: &Client) -> impl Stream<Item = (RevisionCh
     ])
 }
 
-/// Requests only the metadata of revisions.
+/// Watches the metadata of revisions of one kind.
 fn revisions_of<K>(client: &Client, kind: Kind, is_cluster: bool) -> BoxStream<'static, (RevisionChange, bool)>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
@@ -444,7 +444,7 @@ where
     changes.map(move |change| (change, is_cluster)).boxed()
 }
 
-/// Reads all objects of a kind, page by page. Objects that this build cannot read are skipped.
+/// Reads all objects of a kind, page by page. Objects that this build cannot parse are skipped.
 async fn each<K, T>(client: &Client, take: &mut impl FnMut(T)) -> kube::Result<()>
 where
     K: Resource<DynamicType = ()>,

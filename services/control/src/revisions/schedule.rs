@@ -1,13 +1,13 @@
-//! Decides when all profiles are planned again: soon after a change, when namespaces may be counted again, and a while
-//! after a failed write. Pure.
+//! Decides when all profiles are planned again: soon after a change, when namespaces may be counted again, and after a
+//! pause when a write failed. It reads no clock.
 //!
-//! A change brings forward work that waits for the next count, which may be a minute away. It does not bring forward
-//! failed writes: in a large cluster something changes at every moment, and each round repeats all plans and all
-//! failing writes.
+//! A change brings the next pass forward if it only waits for the next count of namespaces, which may be a minute away.
+//! It does not bring forward the retry of failed writes. In a large cluster, something always changes, and each pass
+//! repeats all plans and all failing writes.
 //!
-//! [`Budget`] limits Events and dry runs: a burst for each namespace, then one for each pause. A namespace that has used
-//! up its budget takes nothing from others. All namespaces together have a limit too, since thousands of them at the
-//! same time would overload the API server. The platform's own profiles have a separate budget.
+//! [`Budget`] limits Events and dry runs. Each namespace may use a burst, and then one for each pause. A namespace
+//! without budget takes nothing from others. All namespaces together have a limit too, so that thousands of them do not
+//! overload the API server. The platform's own profiles have a separate budget.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -32,18 +32,18 @@ pub(super) enum Ended {
 pub(super) struct Schedule {
     settings: Settings,
     look_at: Option<Instant>,
-    /// No pass before this time, whatever changes.
+    /// The time before which no pass starts, even after a change.
     retry_at: Option<Instant>,
     counted_at: Option<Instant>,
 }
 
 impl Schedule {
-    /// Without any pass before the first change.
+    /// Creates a schedule without any pass before the first change.
     pub(super) const fn new(settings: Settings) -> Self {
         Self { settings, look_at: None, retry_at: None, counted_at: None }
     }
 
-    /// Time of the next pass; `None` until something changes.
+    /// The time of the next pass; `None` until something changes.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.retry_at.or(self.look_at)
     }
@@ -53,7 +53,8 @@ impl Schedule {
         self.look_by(now + self.settings.settle);
     }
 
-    /// Records the start of a pass. Returns whether it counts namespaces, if they have changed.
+    /// Records the start of a pass. Returns whether the pass counts namespaces. It does so if namespaces have changed
+    /// and the last count is long enough ago.
     pub(super) fn begins(&mut self, namespaces_changed: bool, now: Instant) -> bool {
         (self.look_at, self.retry_at) = (None, None);
         if !namespaces_changed {
@@ -82,10 +83,10 @@ impl Schedule {
     }
 }
 
-/// For one namespace, and for the platform's own profiles.
+/// The rate of each namespace, and of the platform's own profiles.
 const EACH: Rate = Rate { at_once: 25, pause: Duration::from_secs(2) };
 
-/// For all namespaces together: ten noisy namespaces exhaust it in a burst, and twenty in the long run.
+/// The rate of all namespaces together. Ten noisy namespaces exhaust it in a burst, and twenty in the long run.
 const ALL: Rate = Rate { at_once: 250, pause: Duration::from_millis(100) };
 
 /// A burst, then one for each pause.
@@ -112,7 +113,7 @@ struct Used {
 }
 
 impl Budget {
-    /// Takes one, if available; `None` stands for the platform's own profiles.
+    /// Takes one from the budget, if available. `None` stands for the platform's own profiles.
     pub(super) fn take(&mut self, namespace: Option<&str>, now: Instant) -> bool {
         let Some(namespace) = namespace else {
             return self.platform.get_or_insert_with(|| Used::nothing(EACH, now)).take(now);
@@ -121,8 +122,8 @@ impl Budget {
             used.gain(now);
             used.left < EACH.at_once
         });
-        // A namespace without budget takes nothing from the total. A namespace that the total blocks keeps its own
-        // budget.
+        // A namespace without budget takes nothing from the total. If the total is exhausted, the namespace keeps its
+        // own budget.
         if self.namespaces.get(namespace).is_some_and(|used| used.left == 0) {
             return false;
         }
@@ -192,7 +193,7 @@ mod tests {
         let (begun, mut schedule) = (Instant::now(), schedule());
         schedule.begins(false, begun);
         schedule.ended(Ended::Open, begun);
-        assert_eq!(schedule.next_look(), Some(begun + RETRY), "also if nobody tells of it");
+        assert_eq!(schedule.next_look(), Some(begun + RETRY), "the pass is repeated even without a change");
         schedule.changed(begun);
         assert_eq!(schedule.next_look(), Some(begun + SETTLE));
     }
@@ -200,14 +201,14 @@ mod tests {
     #[test]
     fn counting_namespaces_delays_no_plan() {
         let (begun, mut schedule) = (Instant::now(), schedule());
-        assert!(schedule.begins(true, begun), "nobody has counted");
+        assert!(schedule.begins(true, begun), "the first pass counts");
         let later = begun + Duration::from_secs(10);
         assert!(!schedule.begins(true, later));
         assert_eq!(schedule.next_look(), Some(begun + COUNT));
         schedule.changed(later);
         assert_eq!(schedule.next_look(), Some(later + SETTLE));
         assert!(!schedule.begins(true, later + SETTLE));
-        assert_eq!(schedule.next_look(), Some(begun + COUNT), "it is not forgotten");
+        assert_eq!(schedule.next_look(), Some(begun + COUNT), "the next count stays scheduled");
         assert!(schedule.begins(true, begun + COUNT));
         assert_eq!(schedule.next_look(), None);
     }
@@ -225,8 +226,8 @@ mod tests {
         assert!(budget.take(Some("quiet"), now) && budget.take(None, now));
         assert_eq!(noisy(&mut budget, now + EACH.pause / 2), 0);
         assert_eq!(noisy(&mut budget, now + 3 * EACH.pause / 2), 1);
-        assert_eq!(noisy(&mut budget, now + 2 * EACH.pause), 1, "half a pause is not lost");
-        assert_eq!(budget.namespaces.len(), 1, "of those that have all left nothing is kept");
+        assert_eq!(noisy(&mut budget, now + 2 * EACH.pause), 1, "partial pauses are added up");
+        assert_eq!(budget.namespaces.len(), 1, "full budgets have no entry");
         assert_eq!(noisy(&mut budget, now + 1_000 * EACH.pause), 25);
     }
 
@@ -237,12 +238,12 @@ mod tests {
         let round =
             |budget: &mut Budget, now| names.iter().filter(|name| budget.take(Some(name.as_str()), now)).count();
         assert_eq!(round(&mut budget, now), 250);
-        assert!(budget.take(None, now), "the platform's own profiles share with nobody");
+        assert!(budget.take(None, now), "the platform's own profiles have a separate budget");
         let second = Duration::from_secs(1);
         assert_eq!(round(&mut budget, now + second), 10);
         let late = "team-4999";
         assert!(!budget.take(Some(late), now + second));
         let left = (0..100).filter(|_| budget.take(Some(late), now + 10 * second)).count();
-        assert_eq!(left, 25, "who was kept waiting by others has all of its own left");
+        assert_eq!(left, 25, "a blocked namespace keeps its own budget");
     }
 }

@@ -1,7 +1,8 @@
-//! Tracks which dry runs of accepted revisions are due, running and done. Pure.
+//! Tracks which dry runs of accepted revisions are due, running and done. It does no I/O.
 //!
-//! Each leader tries each revision once. A dry run without a response is repeated after pauses that double. A namespace
-//! that accepts revisions faster than its budget allows waits, and delays no other namespace.
+//! Each leader runs one dry run for each revision. A dry run without a response is repeated after pauses that double.
+//! If a namespace accepts revisions faster than its budget allows, its dry runs wait, without delaying other
+//! namespaces.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 use super::dry_run::Verdict;
 use super::schedule::Budget;
 
-/// Pause before the second dry run of a revision, and before a namespace without budget is considered again.
+/// Pause before the second dry run of a revision. Also the pause before a namespace without budget may start another.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_mins(10);
@@ -22,7 +23,7 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(10);
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     pub(super) name: ProfileName,
-    /// Its name in the cluster, possibly from another build.
+    /// The revision's name in the cluster. Another build may have created it.
     pub(super) revision: Box<str>,
     pub(super) profile: Arc<CompiledProfile>,
 }
@@ -53,12 +54,12 @@ enum State {
 }
 
 impl Trials {
-    /// Result of the dry run of a revision.
+    /// Returns the result of the dry run of a revision, if there is one.
     pub(super) fn verdict(&self, name: &ProfileName, revision: &str) -> Option<&Verdict> {
         self.all.get(name).filter(|trial| *trial.revision == *revision)?.verdict.as_ref()
     }
 
-    /// The dry run of a revision without a result, if it may start now.
+    /// Starts the dry run of a revision that needs one. Returns `None` if it need not or may not start now.
     pub(super) fn begin(
         &mut self,
         name: &ProfileName,
@@ -91,7 +92,7 @@ impl Trials {
         trial.verdict = Some(verdict);
     }
 
-    /// When the next dry run may be due. Those already due at `begun` were started or are obsolete.
+    /// When the next dry run may be due. Dry runs that were due at `begun` were started, or are no longer needed.
     pub(super) fn next_after(&self, begun: Instant) -> Option<Instant> {
         let again = self.all.values().filter_map(|trial| match trial.state {
             State::Again(at) => Some(at),
@@ -124,15 +125,15 @@ mod tests {
         let profile = profile(&name);
         let begin = |trials: &mut Trials, revision: &str, now| trials.begin(&name, revision, &profile, now).is_some();
         assert!(begin(&mut trials, "a", now));
-        assert!(!begin(&mut trials, "a", now), "it is under way");
+        assert!(!begin(&mut trials, "a", now), "the dry run is running");
         trials.answered(&name, "a", Verdict::Valid, now);
-        assert!(!begin(&mut trials, "a", now + LONGEST_PAUSE), "it is answered");
+        assert!(!begin(&mut trials, "a", now + LONGEST_PAUSE), "the dry run is done");
         assert_eq!((trials.verdict(&name, "a"), trials.verdict(&name, "b")), (Some(&Verdict::Valid), None));
         assert_eq!(trials.next_after(now), None);
 
         assert!(begin(&mut trials, "b", now));
         trials.answered(&name, "a", Verdict::Valid, now);
-        assert_eq!(trials.verdict(&name, "b"), None, "a late answer is about another revision");
+        assert_eq!(trials.verdict(&name, "b"), None, "a late response for another revision is ignored");
         trials.retain(|_| false);
         assert!(begin(&mut trials, "b", now));
     }
@@ -153,7 +154,7 @@ mod tests {
         }
         assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600]);
         assert!(trials.begin(&name, "a", &profile, now).is_some());
-        assert_eq!(trials.verdict(&name, "a"), Some(&away), "what is known stays until it is answered");
+        assert_eq!(trials.verdict(&name, "a"), Some(&away), "the last result stays until the next response");
     }
 
     #[test]

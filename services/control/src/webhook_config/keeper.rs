@@ -1,12 +1,12 @@
 //! The task that keeps the configurations in their desired state.
 //!
-//! It watches both configurations and the `ConfigMap` of the switch by name, so it sees a change within milliseconds
-//! and corrects it at once. It creates a missing `ConfigMap`. It receives the desired state and decides nothing about
-//! the CA. It never writes for an older epoch than the one already written. It fills an empty configuration only if the
-//! rotation has confirmed the target, since an entry with an untrusted certificate rejects pods.
+//! It watches both configurations and the `ConfigMap` of the switch by name, so it sees and corrects a change within
+//! milliseconds. It creates a missing `ConfigMap`. It receives the desired state, and decides nothing about the CA. It
+//! never writes for an older epoch than the written one. It fills an empty configuration only if the rotation has
+//! confirmed the target, since an entry with an untrusted certificate rejects pods.
 //!
-//! It is no `Controller` of kube-rs: three objects make one state, of which all three must be known before a write; and
-//! the pauses depend on the client that changed it.
+//! It is no `Controller` of kube-rs, for two reasons. Three objects form one state, and all three must be known before
+//! a write. And the pauses depend on the client that made the change.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,15 +32,15 @@ use crate::leader::LeaderContext;
 use crate::release::Release;
 use crate::webhook_config::switch::{self, Position, SwitchCreator, SwitchState, WEBHOOKS_KEY};
 
-/// Reads the rotation's record again. Returns whether a target of this epoch is still wanted, and an endpoint serves a
-/// certificate that it trusts.
+/// Reads the rotation's record again. Returns whether a target of this epoch is still required, and whether an endpoint
+/// serves a certificate that the target trusts.
 pub type Confirm = Arc<dyn Fn(u64) -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// Timeout of a confirmation.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
 /// Pause after a target was not confirmed.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// The first pause after a failed write, and the longest one.
+/// The shortest and the longest pause after a failed write.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
@@ -71,13 +71,13 @@ enum Update {
 #[derive(Debug, PartialEq)]
 enum Plan {
     Rest,
-    /// They exist and must be removed.
+    /// The configurations exist and must be removed.
     Remove,
-    /// They differ from the desired state.
+    /// The configurations differ from the desired state.
     Repair(Vec<Drift>),
-    /// They were written for a later epoch.
+    /// The configurations were written for a later epoch.
     Behind(u64),
-    /// They belong to another release.
+    /// The configurations belong to another release.
     OtherRelease(String),
 }
 
@@ -93,7 +93,8 @@ struct KeeperState {
     seen: [bool; 3],
     pacing: Pacing,
     creator: SwitchCreator,
-    /// Versions that last matched the target. If they are still there, the target has changed, not the objects.
+    /// The versions that last matched the target. If a difference appears while these versions exist, the target has
+    /// changed, and not the objects.
     good: Option<Versions>,
     /// Start of the current drift.
     since: Option<Instant>,
@@ -103,7 +104,8 @@ struct KeeperState {
 }
 
 impl Keeper {
-    /// Reconciles towards `target`, once it has one. Reports the observed state, which wakes the rotation.
+    /// Creates a task that reconciles towards `target`, once it has a value. The receiver gets the observed state, and
+    /// its changes wake the rotation.
     pub fn new(
         settings: Settings,
         metrics: Metrics,
@@ -132,7 +134,7 @@ impl Keeper {
             failures: 0,
             logged: None,
         };
-        // Every write is guarded: it can be interrupted safely.
+        // Every write is guarded, so it can be interrupted at any time.
         stop.run_until_cancelled(state.run()).await;
         for gauge in [&metrics.drifted, &metrics.contested, &metrics.disarmed] {
             gauge.set(0);
@@ -162,7 +164,7 @@ impl KeeperState {
                 biased;
                 update = updates.next() => match update {
                     Some(update) => self.take(update),
-                    // A bug in this program; leadership continues without seeing changes.
+                    // This is a bug of Pillion. Leadership continues, but changes are no longer seen.
                     None => return error!("the watches of the webhook configurations ended by themselves"),
                 },
                 () = changed => {}
@@ -204,7 +206,7 @@ impl KeeperState {
                 self.switched(there.as_deref());
                 2
             }
-            // Without permission to read the switch, the controller cannot wait for it.
+            // If the switch may not be read, do not wait for it.
             Update::Switch(Seen::Forbidden) => 2,
             Update::Mutating(Seen::Forbidden) | Update::Validating(Seen::Forbidden) => return,
         };
@@ -214,12 +216,12 @@ impl KeeperState {
         self.show();
     }
 
-    /// Creates the `ConfigMap` of the switch if it is missing. Returns when to retry, if later.
+    /// Creates the `ConfigMap` of the switch if it is missing. Returns when to retry, if that is needed later.
     async fn create_switch(&mut self) -> Option<Instant> {
-        // Not before there is something to stop. A guardrail rejects pods without a decision while the `ConfigMap`
-        // exists. Before the first successful connectivity check, the API server does not call the webhooks, so no pod
-        // has a decision. That is so only once: if an operator enables the webhooks again, the `ConfigMap` exists and
-        // the guardrail is active at once. docs/break-glass.md gives the order.
+        // Create the `ConfigMap` only when webhooks are called. While it exists, a guardrail rejects pods without a
+        // decision, and before the first successful connectivity check, the API server calls no webhook, so no pod has
+        // a decision. When an operator enables the webhooks again, the `ConfigMap` already exists, so the guardrail is
+        // active at once. docs/break-glass.md gives the order of the steps.
         if self.good.is_none() || self.rehearses() {
             return None;
         }
@@ -260,9 +262,9 @@ impl KeeperState {
         }
     }
 
-    /// Executes the next action. Returns when to look again, if time alone is a reason.
+    /// Executes the next action. Returns when to act again if nothing changes.
     async fn act(&mut self) -> Option<Instant> {
-        // Each round does one thing and observes the result.
+        // Each round makes one change, and the next round compares again.
         for _ in 0..4 {
             if self.seen != [true; 3] {
                 return None;
@@ -325,7 +327,8 @@ impl KeeperState {
                 self.live = live;
                 self.failures = 0;
                 self.since = None;
-                // It counts as good only after a comparison: the API server may store something else for ever.
+                // A later comparison decides whether the configurations are good: the API server may always store
+                // something else.
                 self.good = None;
                 self.show();
                 if is_update {
@@ -344,14 +347,15 @@ impl KeeperState {
         }
     }
 
-    /// Writes the desired state; `None` if it was not confirmed.
+    /// Writes the desired state. Returns `None` if the target was not confirmed.
     async fn write(&mut self, target: &Target) -> Result<Option<Live>, WriteError> {
         let LeaderContext { client, release, .. } = &self.leading;
         let entries = |there: &MutatingWebhookConfiguration| there.webhooks.iter().flatten().next().is_some();
         if self.live.mutating.as_ref().is_some_and(entries) {
             return write(client, release, &self.live, target).await.map(Some);
         }
-        // Claim before confirming, so that outdated leaders get a conflict. No webhook is called yet.
+        // Claim the configuration before the confirmation, so that outdated leaders get a conflict. No webhook is
+        // called yet.
         let is_ours = self.live.mutating.as_ref().is_some_and(|there| epoch(&there.metadata) == target.epoch);
         if !is_ours {
             self.live = claim(client, release, &self.live, target.epoch).await?;
@@ -381,7 +385,7 @@ impl KeeperState {
         }
     }
 
-    /// Schedules a retry after a failed write: soon if another write came between.
+    /// Returns when to retry after a failed write.
     fn failed(&mut self, error: &WriteError) -> Next {
         if let WriteError::OtherRelease(_) | WriteError::NoAuthority = error {
             self.log_once(chain(error));
@@ -436,7 +440,7 @@ fn versions(live: &Live) -> Versions {
     [mutating, validating]
 }
 
-/// The command for an operator who deleted a configuration on purpose and sees it come back.
+/// The command for an operator who deleted a configuration on purpose and sees the controller create it again.
 fn keep_away(release: &Release) -> String {
     let (namespace, name) = (release.namespace(), release.switch());
     format!(
@@ -444,7 +448,7 @@ fn keep_away(release: &Release) -> String {
     )
 }
 
-/// Differences in one log line.
+/// Formats differences for one log line.
 struct Drifts<'d>(&'d [Drift]);
 
 impl fmt::Display for Drifts<'_> {

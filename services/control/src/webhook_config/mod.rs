@@ -1,18 +1,18 @@
 //! The webhook configurations of a release: desired state, observed state, drift, and the task that corrects it.
 //!
 //! The controller owns both configurations as a whole: anything else in their entries is drift and is removed. So it
-//! *replaces* what it read, guarded by the `resourceVersion`; server-side apply would keep entries, conditions and
-//! fields of others. Labels and annotations of others stay.
+//! *replaces* what it read, guarded by the `resourceVersion`. Server-side apply would keep entries, conditions and
+//! fields of other clients. Labels and annotations of other clients stay.
 //!
-//! An annotation holds the *epoch* of the rotation's record for which a configuration was written
-//! ([`EPOCH_ANNOTATION`]). A write never lowers the epoch: a writer with an older record is outdated.
+//! The annotation [`EPOCH_ANNOTATION`] has the *epoch* of the rotation's record for which a configuration was written.
+//! A write never lowers the epoch: a writer with an older record is outdated.
 //!
-//! * [`live`]: the observed state, also for the rotation.
-//! * [`switch`]: the `ConfigMap` with the kill switch, and its creation.
-//! * [`desired`]: the desired state, from settings, rules and bundle; and the difference, as data.
-//! * [`write`](mod@write): claims, writes and removes configurations.
-//! * `pacing`: slows down repairs against a writer that does not give up.
-//! * [`keeper`]: the task that corrects drift.
+//! - [`live`]: the observed state, also for the rotation.
+//! - [`switch`]: the `ConfigMap` with the kill switch, and its creation.
+//! - [`desired`]: the desired state, from settings, rules and bundle; and the differences from the observed state.
+//! - [`write`](mod@write): claims, writes and removes configurations.
+//! - `pacing`: slows down corrections if another client overwrites them again and again.
+//! - [`keeper`]: the task that corrects drift.
 
 pub mod desired;
 pub mod keeper;
