@@ -1,4 +1,4 @@
-//! The controller through its public interface.
+//! Tests the controller through its public interface.
 
 mod leader;
 mod memory;

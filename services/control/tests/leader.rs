@@ -1,6 +1,6 @@
-//! The election and the tasks of the leader, with a real API server.
+//! Tests the election and the leader's tasks with a real API server.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests report failures by panicking")]
 
 mod canary;
 mod clock;

@@ -1,7 +1,7 @@
-//! What the log tells of look-ups in vain. One test in a program of its own: who listens to the log is the same for all
-//! threads.
+//! Tests the log lines about failed lookups. The test has a process of its own, since all threads share the log
+//! subscriber.
 
-#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+#![allow(clippy::unwrap_used, reason = "tests report failures by panicking")]
 
 use std::io;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! The state of the audit: the data of every pod, the pods to judge, and the whole pods to read. Pure.
+//! The state of the audit: the data of every pod, the pods to judge, and the whole pods to read. It does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -16,17 +16,17 @@ use super::report::{Report, Reporter};
 use crate::guard::guarded;
 use crate::informer::objects::Change;
 
-/// Maximum number of a namespace's pods that are read individually. If there are more, the namespace is listed.
+/// Maximum number of a namespace's pods that are read individually. If more are due, the namespace is listed.
 const ONE_BY_ONE: usize = 8;
 
-/// A read of whole pods that is due. The caller calls [`Auditor::whole`] for each pod, then [`Auditor::done`].
+/// Whole pods to read. The caller calls [`Auditor::whole`] for each pod, and then [`Auditor::done`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodFetch {
     /// Read one pod.
     Get {
-        /// Its namespace.
+        /// The namespace of the pod.
         namespace: Box<str>,
-        /// Its name.
+        /// The name of the pod.
         name: Box<str>,
     },
     /// Read a page of a namespace's pods.
@@ -55,15 +55,15 @@ pub struct Auditor {
     /// Number of the current or last list.
     epoch: u32,
     is_listed: bool,
-    /// Namespaces whose pods must be judged again; with `true`, results from whole pods are discarded.
+    /// Namespaces whose pods must be judged again. With `true`, results from whole pods are discarded.
     unjudged: BTreeMap<Box<str>, bool>,
     due: BTreeMap<Box<str>, Due>,
     /// Running lists, by namespace.
     listings: BTreeMap<Box<str>, Listing>,
-    /// Namespaces with a running request, one for each, with the pods that the watch has reported since. The response
-    /// is older than these reports.
+    /// Namespaces with a running request, at most one for each. The set has the pods that the watch has reported since
+    /// the start of the request, since the response is older.
     in_flight: BTreeMap<Box<str>, HashSet<Box<str>>>,
-    /// Namespace of the last fetch. The next fetch is for another one, so no namespace waits for all pods of another.
+    /// Namespace of the last fetch. The next fetch is for another namespace, so that all of them make progress.
     last: Box<str>,
     pools: InternPools,
 }
@@ -77,7 +77,7 @@ struct NamespaceState {
     pods: HashMap<Box<str>, Kept>,
 }
 
-/// Pods to read whole.
+/// Pods that must be read as a whole.
 #[derive(Debug)]
 enum Due {
     All,
@@ -101,7 +101,7 @@ struct InternPools {
 }
 
 impl Auditor {
-    /// Creates the state for these namespaces; all their pods follow through [`Auditor::update`].
+    /// Creates the state for these namespaces. Their pods are added by [`Auditor::update`].
     #[must_use]
     pub fn new(snapshot: Arc<Snapshot>, now: i64) -> Self {
         let mut auditor = Self {
@@ -118,7 +118,7 @@ impl Auditor {
             pools: InternPools::default(),
         };
         auditor.set_snapshot(snapshot, now);
-        // The first list delivers them.
+        // The first list delivers all pods, so no namespace needs to be read.
         auditor.due.clear();
         auditor
     }
@@ -170,7 +170,7 @@ impl Auditor {
         !self.unjudged.is_empty()
     }
 
-    /// Replaces the excluded namespaces. Returns the same as [`Auditor::set_snapshot`].
+    /// Replaces the excluded namespaces. Returns whether pods must be judged again.
     pub fn set_excluded(&mut self, excluded: BTreeSet<Box<str>>, now: i64) -> bool {
         if self.excluded == excluded {
             return !self.unjudged.is_empty();
@@ -253,14 +253,15 @@ impl Auditor {
         state.pods.insert(name, kept);
     }
 
-    /// Judges about `most` pods again. Returns whether more are left.
+    /// Judges about `most` pods again. Returns whether more pods must be judged.
     pub fn judge(&mut self, most: usize) -> bool {
         let mut judged = 0;
         while judged < most {
             let Some((name, forgets)) = self.unjudged.pop_first() else { break };
             let Some(state) = self.namespaces.get_mut(&name) else { continue };
             judged += state.pods.len().max(1);
-            // Equal pods are judged once. The pods keep the pointers in the keys valid.
+            // Equal pods are judged once. The map also owns the old verdict, so that the pointers in its keys stay
+            // valid.
             let mut alike = HashMap::new();
             for (pod_name, pod) in &mut state.pods {
                 let key = (Arc::as_ptr(&pod.metadata), Arc::as_ptr(&pod.has), Arc::as_ptr(&pod.verdict));
@@ -277,8 +278,8 @@ impl Auditor {
         !self.unjudged.is_empty()
     }
 
-    /// Returns the next request: one for each namespace in turn. The caller must call [`Self::done`] or
-    /// [`Self::failed`] for each.
+    /// Returns the next fetch. Namespaces take turns. The caller must call [`Self::done`] or [`Self::failed`] for each
+    /// fetch.
     pub fn next_errand(&mut self) -> Option<PodFetch> {
         let namespace = self.next_namespace()?;
         self.last.clone_from(&namespace);
@@ -306,7 +307,8 @@ impl Auditor {
         Some(PodFetch::List { namespace, from: None })
     }
 
-    /// The next namespace in alphabetical order after the last one, then from the beginning.
+    /// Returns the next namespace in alphabetical order after the last one. After the end, it starts from the
+    /// beginning.
     fn next_namespace(&self) -> Option<Box<str>> {
         fn after<'m, V>(map: &'m BTreeMap<Box<str>, V>, from: Bound<&str>) -> impl Iterator<Item = &'m str> {
             map.range::<str, _>((from, Bound::Unbounded)).map(|(name, _)| &**name)
@@ -319,7 +321,8 @@ impl Auditor {
         first(Bound::Excluded(&*self.last)).or_else(|| first(Bound::Unbounded))
     }
 
-    /// Records that a fetch is done: for a page, with the next continue token; for a pod, whether it exists.
+    /// Records that a fetch is done. `next` is the continue token of the next page. `is_there` is whether a single pod
+    /// exists.
     pub fn done(&mut self, pod_fetch: &PodFetch, next: Option<String>, is_there: bool) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {
@@ -334,7 +337,7 @@ impl Auditor {
         }
     }
 
-    /// Records that a fetch failed: it is due again.
+    /// Records that a fetch failed, so that it is due again.
     pub fn failed(&mut self, pod_fetch: PodFetch) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {
@@ -369,7 +372,7 @@ impl Auditor {
         count
     }
 
-    /// The lookups that this whole pod needs before it is judged.
+    /// The lookups that this whole pod needs before it can be judged.
     #[must_use]
     pub fn needs(&self, pod: Value<'_>) -> Wanted {
         let name = pod.at(&["metadata", "namespace"]).and_then(Value::as_str).unwrap_or_default();
@@ -382,14 +385,14 @@ impl Auditor {
         guarded(&format_args!("what a pod of {name} needs"), needs).unwrap_or_default()
     }
 
-    /// Judges a whole pod, which decides what its metadata leaves open.
+    /// Judges a whole pod. That decides the profiles for which its metadata is not sufficient.
     pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
         let Ok(Some(seen)) = guarded(&"a pod of the audit", || read(pod)) else { return };
         if self.listings.get(&seen.namespace).is_some_and(|listing| listing.gone.contains(&seen.name)) {
             return;
         }
         if self.in_flight.get(&seen.namespace).is_some_and(|newer| newer.contains(&seen.name)) {
-            // Read it again, if its result is still open.
+            // The watch has delivered a newer state: read the pod again, if its result is still open.
             let state = self.namespaces.get(&seen.namespace);
             if state.and_then(|state| state.pods.get(&seen.name)).is_some_and(|pod| is_open(&pod.verdict)) {
                 add_due(&mut self.due, &seen.namespace, &seen.name);
@@ -412,7 +415,7 @@ impl Auditor {
             // A retry would give the same result.
             let Ok(found) = &found else { return Judged { standing: Standing::Undecided, by_whole: true, ..judged } };
             let of_whole = found.iter().find(|expected| expected.profile.display_name() == &**judged.profile.as_ref());
-            // A profile that the whole pod does not request is not wanted.
+            // The whole pod does not match this profile.
             let standing = match of_whole {
                 None => Standing::NotWanted,
                 // The pinned revision was unavailable.
@@ -422,7 +425,7 @@ impl Auditor {
             Judged { standing, by_whole: true, ..judged }
         });
         kept.verdict = self.pools.verdicts.share(answered.collect());
-        // It may affect other profiles of the same exclusive group.
+        // The results may affect other profiles of the same exclusive group.
         kept.verdict = judge(&self.snapshot, (&namespace, &state.namespace), kept, false, &mut self.pools);
         if let Some(Due::Some(names)) = self.due.get_mut(&namespace) {
             names.remove(&name);
@@ -432,7 +435,7 @@ impl Auditor {
         }
     }
 
-    /// Whether a pod waits to be read whole.
+    /// Whether a pod waits to be read as a whole.
     #[must_use]
     pub fn waits(&self, namespace: &str, name: &str) -> bool {
         let pod = self.namespaces.get(namespace).map(|state| state.pods.get(name));
@@ -450,7 +453,7 @@ impl Auditor {
     pub fn report(&self, facts: &ClusterFacts, most: usize) -> Report {
         let mut reporter = Reporter::new(&self.snapshot, facts, most);
         for (name, state) in &self.namespaces {
-            // Sorted, so that every run gives the same table.
+            // Sort the pods, so that every report has the same order.
             let mut pods: Vec<_> = state.pods.iter().collect();
             pods.sort_unstable_by_key(|(name, _)| *name);
             for (pod_name, pod) in pods {
@@ -477,7 +480,7 @@ fn add_due(due: &mut BTreeMap<Box<str>, Due>, namespace: &str, name: &str) {
         Due::All => {}
         Due::Some(names) => {
             names.insert(name.into());
-            // There are too many to read individually.
+            // If too many pods are due, list them instead of reading each one.
             if names.len() > 4 * ONE_BY_ONE {
                 due.insert(namespace.into(), Due::All);
             }
@@ -509,7 +512,7 @@ fn judge(
         Some(audit::of_metadata(snapshot, name, namespace, tape.root(), known))
     });
     let Ok(found) = found else {
-        // The expected profiles are unknown, so no recorded one is orphaned.
+        // The expected profiles are unknown, so no recorded profile is orphaned.
         let undecided = |(profile, revision): &(Box<str>, Box<str>)| Judged {
             profile: pools.texts.share(profile.clone()),
             revision: pools.texts.share(revision.clone()),

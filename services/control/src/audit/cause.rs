@@ -1,22 +1,22 @@
-//! Finds the likely cause of a difference between a pod and its profiles: a pure function with tabular test cases.
+//! Finds the likely cause of a difference between a pod and its profiles: a pure function.
 
 use std::fmt;
 
-/// A difference between a pod and a profile. A closed set: each is a label value of a metric.
+/// A difference between a pod and a profile. The states are label values of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
     /// The profile matches the pod, and the pod's record does not list it.
     Missing,
     /// The record lists another revision than the active one.
     Outdated,
-    /// The record lists a profile that is gone or does not match any more.
+    /// The record lists a profile that was deleted, or that no longer matches the pod.
     Surplus,
 }
 
-/// The cause of a difference. A closed set: each is a label value of a metric.
+/// The cause of a difference. The causes are label values of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Cause {
-    /// The namespace was opted in after the pod was created, or so shortly before that it had no effect yet.
+    /// The pod was created before the namespace was opted in, or so soon after that the opt-in had no effect yet.
     BeforeOptIn,
     /// The profile was created after the pod.
     ProfileCreated,
@@ -24,34 +24,34 @@ pub enum Cause {
     SwitchedOff,
     /// The webhook was unavailable: no configuration was registered, or no replica was ready.
     WebhookAway,
-    /// The labels or annotations of the namespace have changed since.
+    /// The labels or annotations of the namespace have changed since the pod was created.
     NamespaceChanged,
-    /// The profile has changed since.
+    /// The profile has changed since the pod was created.
     ProfileChanged,
     /// The profile was deleted.
     ProfileDeleted,
     /// The webhook did not apply the profile: a name conflict, a limit, or nothing to add.
     LeftOut,
-    /// No known event explains it; most likely the webhook timed out.
+    /// No known event explains the difference. Most likely the webhook timed out.
     Unknown,
 }
 
-/// Facts about a pod, its namespace and a profile. Times in seconds since 1970; `None` if unknown.
+/// Facts about a pod, its namespace and a profile. Times are in seconds since 1970; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
     /// When the pod was created.
     pub created: i64,
-    /// Whether it has an injection record.
+    /// Whether the pod has an injection record.
     pub is_recorded: bool,
     /// When the opt-in label was set.
     pub opted_in: Option<i64>,
     /// When another label or annotation of the namespace last changed.
     pub namespace_changed: Option<i64>,
-    /// The profile does not exist any more.
+    /// Whether the profile was deleted.
     pub profile_gone: bool,
     /// When the profile was created.
     pub profile_created: Option<i64>,
-    /// When its text last changed.
+    /// When the text of the profile last changed.
     pub profile_changed: Option<i64>,
     /// Why the webhook may not have injected at that time.
     pub silence: Option<Silence>,
@@ -143,11 +143,11 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Finds the cause of a state. Certain causes come first; later changes are only hints.
+/// Finds the cause of a difference. Certain causes take precedence over later changes, which only make a cause likely.
 #[must_use]
 pub fn cause(state: State, circumstances: &Circumstances) -> Cause {
     let Circumstances { created, is_recorded, silence, .. } = *circumstances;
-    // A pod of unknown age precedes no change.
+    // If the age of the pod is unknown, it was not created before a change.
     let precedes = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time + SEEN_WITHIN);
     let after = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time);
     match state {

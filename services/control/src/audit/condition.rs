@@ -1,11 +1,11 @@
 //! Writes the audit's findings of each profile as the condition `Injected` of its status.
 //!
-//! The condition has a field manager of its own, so that it and the rest of the status never remove each other. An
+//! The condition has a separate field manager, so that server-side apply keeps it and the rest of the status apart. An
 //! unchanged condition is not written: a new leader compares its first report with the stored condition. Nothing is
-//! written before that report is complete, since half of the pods prove nothing.
+//! written before the first report is complete, since a part of the pods proves nothing.
 //!
-//! Every write reaches all watchers of profiles. So only a changed status or reason is written at once; changed numbers
-//! of pods follow at intervals.
+//! Each write is sent to all watchers of profiles. So a changed status or reason is written at once, and changed
+//! numbers of pods follow at intervals.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,12 +33,12 @@ pub const INJECTED: &str = "Injected";
 const MANAGER: &str = "pillion-controller-audit";
 /// Minimum time between two rounds of writes.
 const AT_MOST_EVERY: Duration = Duration::from_secs(5);
-/// Maximum time until unwritten and due conditions are checked again.
+/// Maximum time between two checks for conditions that are due or could not be written.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(30);
 /// Minimum time between two writes of a condition in which only the counts changed.
 const COUNTS_EVERY: Duration = Duration::from_mins(5);
-/// In a busy cluster, no report may ever be complete. Conditions are written after this time, once all pods were
-/// listed.
+/// The maximum time to wait for a complete report, once all pods were listed. In a busy cluster, no report may ever be
+/// complete.
 const COMPLETE_WITHIN: Duration = Duration::from_mins(2);
 
 /// The content of a condition.
@@ -58,7 +58,7 @@ struct Told {
     is_written: bool,
 }
 
-/// The last written condition of each profile.
+/// The last condition of each profile.
 #[derive(Debug, Default)]
 struct ConditionTracker {
     told: BTreeMap<Box<str>, Told>,
@@ -71,7 +71,7 @@ struct ConditionTracker {
 pub async fn run(leading: LeaderContext, mut audited: watch::Receiver<Audited>) {
     let writing = async {
         let mut tracker = ConditionTracker::default();
-        // After the timeout, or with a new report.
+        // Continue after the timeout, or with a new report.
         while !matches!(timeout(AT_LEAST_EVERY, audited.changed()).await, Ok(Err(_))) {
             let found = audited.borrow_and_update().clone();
             for (profile, said) in tracker.due(&found.report, Instant::now()) {
@@ -89,7 +89,7 @@ pub async fn run(leading: LeaderContext, mut audited: watch::Receiver<Audited>) 
 }
 
 impl ConditionTracker {
-    /// Returns the conditions to write. Each is due until [`ConditionTracker::is_written`] is called.
+    /// Returns the conditions to write. Each one stays due until [`ConditionTracker::is_written`] is called.
     fn due(&mut self, report: &Report, now: Instant) -> Vec<(Box<str>, Said)> {
         let listed = self.listed.or_else(|| report.is_listed.then_some(now));
         self.listed = listed;
@@ -98,7 +98,8 @@ impl ConditionTracker {
         if !self.has_begun {
             return Vec::new();
         }
-        // The last pod of a profile is gone, or the profile itself; the write then finds nothing.
+        // The last pod of these profiles was deleted, or the profile itself. In the second case, the write finds no
+        // profile.
         let gone = self.told.keys().filter(|name| !report.profiles.contains_key(*name)).cloned();
         let gone: Vec<_> = gone.map(|name| (name, ProfileAudit::default())).collect();
         let found = report.profiles.iter().map(|(name, audit)| (name.clone(), *audit));
@@ -167,7 +168,7 @@ async fn write(client: &Client, profile: &str, said: &Said) -> kube::Result<()> 
     }
 }
 
-/// The condition to write; `None` if it is already stored.
+/// Returns the condition to write, or `None` if it is already stored.
 fn condition(before: Option<&Condition>, said: &Said, generation: Option<i64>, now: Timestamp) -> Option<Condition> {
     let is_there = |before: &&Condition| {
         before.status == said.status && before.reason == said.reason && before.message == said.message
@@ -253,7 +254,7 @@ mod tests {
         let (mut tracker, now) = (ConditionTracker::default(), Instant::now());
         let found = report(true, [("a", audit(1, 0, 0))]);
         assert_eq!(tracker.due(&found, now).len(), 1);
-        assert_eq!(tracker.due(&found, now).len(), 1, "nothing else has to change");
+        assert_eq!(tracker.due(&found, now).len(), 1, "an unwritten condition stays due");
         tracker.is_written("a");
         assert_eq!(tracker.due(&found, now), []);
         let gone = report(true, []);
@@ -265,10 +266,10 @@ mod tests {
         let (mut tracker, now) = (ConditionTracker::default(), Instant::now());
         let half = report(false, [("a", audit(0, 0, 0))]);
         assert_eq!(tracker.due(&half, now), []);
-        assert_eq!(tracker.due(&half, now + 2 * COMPLETE_WITHIN), [], "no pod was seen");
+        assert_eq!(tracker.due(&half, now + 2 * COMPLETE_WITHIN), [], "the pods were not listed");
         let listed = Report { is_listed: true, ..half };
         assert_eq!(tracker.due(&listed, now), []);
-        assert_eq!(tracker.due(&listed, now + COMPLETE_WITHIN).len(), 1, "something always waits to be looked at");
+        assert_eq!(tracker.due(&listed, now + COMPLETE_WITHIN).len(), 1, "a listed report need not be complete");
         let mut tracker = ConditionTracker::default();
         assert_eq!(write_all(&mut tracker, &report(true, [("a", audit(1, 0, 0))]), now).len(), 1);
         assert_eq!(write_all(&mut tracker, &report(false, [("a", audit(1, 1, 0))]), now).len(), 1);
@@ -281,7 +282,7 @@ mod tests {
         assert_eq!((first.status.as_str(), first.observed_generation), ("False", Some(2)));
         assert_eq!(condition(Some(&first), &said(&audit(1, 1, 0)), Some(2), late), None);
         let second = condition(Some(&first), &said(&audit(1, 2, 0)), Some(2), late).unwrap();
-        assert_eq!(second.last_transition_time.0, early, "it was false before");
+        assert_eq!(second.last_transition_time.0, early, "the status has not changed");
         let third = condition(Some(&second), &said(&audit(3, 0, 0)), Some(2), late).unwrap();
         assert_eq!(third.last_transition_time.0, late);
     }

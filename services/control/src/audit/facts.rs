@@ -1,8 +1,8 @@
 //! Facts that explain findings: when namespaces and profiles last changed, and when the webhook was unavailable or
-//! switched off.
+//! disabled.
 //!
-//! Ages are read from `managedFields`, which have the time at which a manager last changed one of its fields. Spans are
-//! known as far as samples show.
+//! Ages are read from `managedFields`, which has the time when a field manager last changed one of its fields. The
+//! times in which the webhook was unavailable are only as exact as the samples.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,14 +14,15 @@ use serde_json::Value;
 
 use super::cause::Silence;
 
-/// Facts that explain findings. Ages are requested when a finding needs them, and removed when their object changes.
+/// Facts that explain findings. The age of an object is requested when a finding needs it, and removed when the object
+/// changes.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterFacts {
     /// When the webhook was unavailable.
     pub away: Spans,
     /// When injection was disabled.
     pub off: Spans,
-    /// When the webhook configuration was created; no webhook was called before.
+    /// When the webhook configuration was created. Before that, no webhook was called.
     pub registered: Option<i64>,
     namespaces: BTreeMap<Box<str>, (Arc<Namespace>, NamespaceAge)>,
     profiles: BTreeMap<Box<str>, (Box<str>, ProfileAge)>,
@@ -38,27 +39,27 @@ impl ClusterFacts {
         self.profiles.insert(name.into(), (revision.into(), age));
     }
 
-    /// The age of the namespace in this state; `None` if it was not requested.
+    /// The age of the namespace in this state; `None` if it is not known.
     #[must_use]
     pub fn namespace(&self, name: &str, namespace: &Arc<Namespace>) -> Option<NamespaceAge> {
         let (known, age) = self.namespaces.get(name)?;
         (Arc::ptr_eq(known, namespace) || known == namespace).then_some(*age)
     }
 
-    /// The age of a profile at a revision; `None` if it was not requested.
+    /// The age of a profile at a revision; `None` if it is not known.
     #[must_use]
     pub fn profile(&self, name: &str, revision: &str) -> Option<ProfileAge> {
         let (known, age) = self.profiles.get(name)?;
         (**known == *revision).then_some(*age)
     }
 
-    /// Removes all other ages.
+    /// Removes all ages except those of these namespaces and profiles.
     pub(super) fn keep(&mut self, namespaces: impl Fn(&str) -> bool, profiles: impl Fn(&str) -> bool) {
         self.namespaces.retain(|name, _| namespaces(name));
         self.profiles.retain(|name, _| profiles(name));
     }
 
-    /// Why the webhook may not have injected at this time.
+    /// Returns why the webhook may not have injected at this time, if there is a reason.
     #[must_use]
     pub fn silence(&self, time: i64) -> Option<Silence> {
         let is_away = || self.away.cover(time) || self.registered.is_some_and(|registered| time < registered);
@@ -69,7 +70,7 @@ impl ClusterFacts {
 /// Times of changes of a namespace, in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceAge {
-    /// When the opt-in label was set, or somewhat earlier.
+    /// The opt-in label was set at this time or earlier.
     pub opted_in: Option<i64>,
     /// When another label or annotation last changed.
     pub changed: Option<i64>,
@@ -78,7 +79,7 @@ pub struct NamespaceAge {
 /// Times of changes of a profile, in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProfileAge {
-    /// When it was created.
+    /// When the profile was created.
     pub created: Option<i64>,
     /// When its text last changed.
     pub changed: Option<i64>,
@@ -130,25 +131,24 @@ fn latest(metadata: &ObjectMeta, is_it: impl Fn(&ManagedFieldsEntry) -> bool) ->
     entries.filter_map(|entry| entry.time.as_ref()).map(seconds).max()
 }
 
-/// Maximum number of spans. Pods older than a hundred changes of the switch are not asked about.
+/// Maximum number of time spans. The oldest ones are dropped, since pods of that age are rare.
 const MAX_SPANS: usize = 64;
 
-/// Seconds before the first sample that it also covers: no controller samples during an election.
+/// The first sample also covers this many seconds before it. During an election, no controller takes samples.
 const BEFORE_FIRST: i64 = 60;
 
-/// When a condition held, in seconds since 1970. A span begins and ends at samples in which it did not hold: it may
-/// have held at any time in between.
+/// The time spans in which a condition may have held, in seconds since 1970. A span begins and ends at samples in which
+/// the condition did not hold, since it may have held at any time between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spans {
     ended: VecDeque<(i64, i64)>,
     began: Option<i64>,
-    /// Time of the last sample in which it did not hold.
+    /// Time of the last sample in which the condition did not hold.
     last_not: Option<i64>,
 }
 
 impl Spans {
-    /// Adds a sample. If the condition holds in the first one, it also held during the election; earlier times are
-    /// unknown.
+    /// Adds a sample. If the condition holds in the first sample, the span also covers the election before it.
     pub fn look(&mut self, now: i64, is_so: bool) {
         if is_so {
             let began = self.last_not.unwrap_or_else(|| now.saturating_sub(BEFORE_FIRST));

@@ -1,4 +1,4 @@
-//! The audit's data of a pod: a hundred bytes of its ten thousand.
+//! The audit's data of a pod: about a hundred bytes. The whole pod has about ten thousand.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -21,22 +21,22 @@ pub type PodChange = Change<PodKey, Seen>;
 /// A pod, or at least its metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Its namespace.
+    /// The namespace of the pod.
     pub namespace: Box<str>,
-    /// Its name.
+    /// The name of the pod.
     pub name: Box<str>,
-    /// Its UID; 0 if it is invalid.
+    /// The UID of the pod as a number; 0 if it is invalid.
     pub uid: u128,
-    /// When it was created, in seconds since 1970.
+    /// When the pod was created, in seconds since 1970.
     pub created: i64,
-    /// Its controller: `ReplicaSet/web-7c9d6f5b8`, with the kind from [`kind_with_group`].
+    /// The pod's controller, such as `ReplicaSet/web-7c9d6f5b8`, with the kind from [`kind_with_group`].
     pub owner: Option<Box<str>>,
-    /// The author's original labels and annotations, and the controlling owner or else the name: an object with
-    /// `metadata`, as JSON.
+    /// A JSON object with `metadata`: the original labels and annotations, and the controlling owner. Without an owner,
+    /// it has the pod's name.
     pub metadata: Box<str>,
-    /// Its injection record.
+    /// The pod's injection record.
     pub has: Has,
-    /// Whether the webhook never injects into it, or it is terminating or has ended.
+    /// Whether the pod is not audited: the webhook never injects into it, it is terminating, or it has ended.
     pub is_exempt: bool,
 }
 
@@ -54,7 +54,7 @@ pub struct Has {
 pub(super) struct Kept {
     pub(super) uid: u128,
     pub(super) created: i64,
-    /// The list that last contained it.
+    /// The list that last contained the pod.
     pub(super) epoch: u32,
     pub(super) owner: Option<Arc<Box<str>>>,
     pub(super) metadata: Arc<Box<str>>,
@@ -68,7 +68,7 @@ pub(super) struct Judged {
     pub(super) profile: Arc<Box<str>>,
     pub(super) revision: Arc<Box<str>>,
     pub(super) standing: Standing,
-    /// Whether it comes from the whole pod; it holds until the profile or the namespace changes.
+    /// Whether the result is from the whole pod. It stays valid until the profile or the namespace changes.
     pub(super) by_whole: bool,
 }
 
@@ -80,7 +80,7 @@ impl Has {
     }
 }
 
-/// Reads a pod, or its metadata alone. `None` if it has no name.
+/// Reads a pod or its metadata. Returns `None` if it has no name.
 #[must_use]
 pub fn read(pod: Value<'_>) -> Option<Seen> {
     let metadata = pod.get("metadata")?;
@@ -107,7 +107,7 @@ pub fn read(pod: Value<'_>) -> Option<Seen> {
     })
 }
 
-/// A UID as a number.
+/// Converts a UID to a number.
 fn number(uid: &str) -> Option<u128> {
     let digits: String = uid.chars().filter(|c| *c != '-').collect();
     u128::from_str_radix(&digits, 16).ok()
@@ -120,8 +120,8 @@ fn owner(metadata: Value<'_>) -> Option<Box<str>> {
     Some(format!("{}/{}", kind_with_group(&version, &kind), owner.get("name")?.as_str()?).into())
 }
 
-/// The display name of a kind: `ReplicaSet`, with the group unless it is one of Kubernetes' own workload groups:
-/// `StatefulSet.apps.kruise.io`.
+/// The display name of a kind, such as `ReplicaSet`. A kind outside of Kubernetes' own workload groups includes the
+/// group, such as `StatefulSet.apps.kruise.io`.
 #[must_use]
 pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
     match api_version.split_once('/') {
@@ -130,8 +130,8 @@ pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
     }
 }
 
-/// Labels and annotations, without annotations that are too large to request a profile, and the owner, since rollouts
-/// go by workload.
+/// Labels, annotations and the owner. Rollouts need the owner, since they select whole workloads. Annotations that are
+/// too large to request a profile are dropped.
 fn authors_metadata(pod: Value<'_>) -> Box<str> {
     let mut out = String::from(r#"{"metadata":{"labels":{"#);
     write(&mut out, pod.at(&["metadata", "labels"]), |_, _| true);
@@ -158,8 +158,8 @@ fn authors_metadata(pod: Value<'_>) -> Box<str> {
     out.into()
 }
 
-/// Size of the largest annotation that is kept, in bytes of key and value: as many of the smallest as fit. Of equally
-/// large ones, all or none are kept.
+/// The size of the largest annotation that is kept, in bytes of key and value. As many of the smallest annotations as
+/// fit are kept. If not all annotations of one size fit, none of them is kept.
 fn largest_kept(annotations: Option<Value<'_>>) -> usize {
     let sizes = annotations.into_iter().flat_map(Value::members).filter_map(|(key, value)| {
         let key = key.text();
@@ -198,10 +198,10 @@ fn write(out: &mut String, pairs: Option<Value<'_>>, is_kept: impl Fn(&str, &str
     }
 }
 
-/// Number of values from which unused ones are searched for.
+/// Number of values at which a pool is first searched for unused ones.
 const LEAST: usize = 256;
 
-/// Shared values. Unused values are removed from time to time.
+/// Interned values. Unused values are removed from time to time.
 #[derive(Debug)]
 pub(super) struct Pool<T> {
     known: HashSet<Arc<T>>,
@@ -215,7 +215,7 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T: Hash + Eq> Pool<T> {
-    /// Returns the shared value that equals this one; shares this one if there is none.
+    /// Returns the interned value that equals this one. If there is none, interns this one.
     pub(super) fn share(&mut self, value: T) -> Arc<T> {
         if let Some(known) = self.known.get(&value) {
             return Arc::clone(known);

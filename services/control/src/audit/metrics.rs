@@ -1,5 +1,5 @@
-//! The last report as metrics. All labels have closed sets of values, except namespaces, which are bounded and off by
-//! default.
+//! The last report as metrics. All labels have closed sets of values, except namespaces. Their number is bounded, and
+//! zero by default.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct AuditMetrics(Arc<Shared>);
 struct Shared {
     report: ArcSwap<Report>,
     max_namespaces: usize,
-    /// Requests for pods, by success.
+    /// Number of requests for pods that succeeded, and that failed.
     requests: [AtomicU64; 2],
 }
 
@@ -33,7 +33,7 @@ struct Collected(AuditMetrics);
 
 impl AuditMetrics {
     /// Registers the metrics. At most `max_namespaces` namespaces have series of their own: those with the most
-    /// findings. All others count together as `_other`.
+    /// findings. All others are counted together as `_other`.
     #[must_use]
     pub fn register(registry: &mut Registry, max_namespaces: usize) -> Self {
         let metrics = Self(Arc::new(Shared { max_namespaces, ..Shared::default() }));

@@ -1,4 +1,4 @@
-//! Runs the audit once, from lists: for `pillion status`, which works without a controller.
+//! Runs the audit once, from lists, for `pillion status`, which works without a controller.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const LISTED_WITHIN: Duration = Duration::from_secs(30);
 /// Why the audit failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OnceError {
-    /// Profiles or namespaces could not be listed; the log has the cause.
+    /// Profiles or namespaces could not be listed. The log has the cause.
     #[error("profiles and namespaces could not be listed within {} seconds", LISTED_WITHIN.as_secs())]
     Cluster,
     /// Pods could not be listed.
@@ -96,7 +96,7 @@ pub async fn once(
         facts.registered = Some(registered.unwrap_or(i64::MAX));
     }
     let mut report = auditor.report(&facts, settings.most_findings);
-    // Each round adds ages.
+    // Each round may request more ages, which may explain more findings.
     let asking = Asking { client, opt_in: &opt_in, most: usize::MAX };
     while ask_ages(asking, &auditor, &mut facts, &report).await {
         report = auditor.report(&facts, settings.most_findings);
@@ -104,7 +104,7 @@ pub async fn once(
     Ok(report)
 }
 
-/// The profiles that replicas serve now, and the namespaces that they serve.
+/// The profiles and namespaces that replicas serve now.
 #[derive(Debug)]
 pub struct Served {
     /// Profiles and namespaces, with this release's opt-in labels.
@@ -116,13 +116,13 @@ pub struct Served {
     looked: Option<Look>,
 }
 
-/// Lists what replicas serve now: published revisions, or the stored profiles if no controller has published any.
+/// Lists what replicas serve now: the published revisions. If no controller has published any, the stored profiles.
 pub async fn served(client: &Client, release: &Release) -> Result<Served, OnceError> {
     serving(client, release, &OptIn::default()).await
 }
 
 async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<Served, OnceError> {
-    // Without permission to read it, the result has fewer causes and assumes no excluded namespaces and default labels.
+    // If it may not be read, the report has fewer causes, and assumes default labels and no excluded namespaces.
     let looked = look(client, release).await.ok();
     let opt_in = looked.as_ref().and_then(|look| look.opt_in.as_ref()).unwrap_or(opt_in).clone();
     let mut snapshot = listed(client, true, &opt_in).await?;
@@ -134,7 +134,7 @@ async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<S
     Ok(Served { snapshot, excluded, opt_in, looked })
 }
 
-/// The profiles and namespaces of a replica, now.
+/// Returns the profiles and namespaces that a replica would serve now.
 async fn listed(client: &Client, of_revisions: bool, opt_in: &OptIn) -> Result<Arc<Snapshot>, OnceError> {
     let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let (watches, mut status) = Publisher::new(Arc::clone(&published));

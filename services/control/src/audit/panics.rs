@@ -1,4 +1,4 @@
-//! Tests that a panic over one pod affects that pod alone, and the audit continues.
+//! Tests that a panic over one pod affects only this pod, and that the audit continues.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use super::*;
 use crate::guard::faults;
 use crate::informer::objects::Change;
 
-/// Start of the audit.
+/// The start of the audit.
 const START: i64 = 1_000;
 
-/// An audit of pods with these names, each in its own namespace, with one matching profile.
+/// An audit of pods with these names, each in a separate namespace, with one matching profile.
 fn listed(profile: &Value, pods: &[&str]) -> Auditor {
     let name = ProfileName::cluster("proxy");
     let compiled = compile(&name, &serde_json::from_value(profile.clone()).unwrap()).unwrap();
@@ -77,7 +77,7 @@ fn panic_over_metadata_affects_one_pod() {
         listed(&json!({"activation": "Always", "template": {"metadata": {"labels": {"a": "b"}}}}), &["bad", "good"]);
     assert_eq!((auditor.pods(), standings(&auditor).missing), (2, 1));
 
-    // Its older revision is not reported as orphaned.
+    // The older revision in the pod's record is not reported as orphaned.
     let has = Has { is_recorded: true, profiles: vec![("proxy".into(), "old".into())] };
     auditor.update(Change::Applied(Seen { has, ..seen("bad") }));
     drop(fault);

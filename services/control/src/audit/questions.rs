@@ -1,5 +1,5 @@
-//! The audit's requests to the API server: pods as metadata by a watch, and whole by [`PodFetch`]es; the webhook's
-//! availability and excluded namespaces; and the ages of namespaces and profiles.
+//! The audit's requests to the API server. It watches the metadata of pods, and reads whole pods by [`PodFetch`]es. It
+//! also reads the webhook's availability, the excluded namespaces, and the ages of namespaces and profiles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,19 +31,19 @@ use crate::guard::guarded;
 use crate::informer::objects::Change;
 use crate::release::Release;
 
-/// Ended pods are not audited.
+/// The field selector of pods that have not ended. Ended pods are not audited.
 pub const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
-/// Pods per page of the watch's list: metadata alone.
+/// Pods per page of the watch's list, which has only their metadata.
 const METADATA_A_PAGE: u32 = 500;
-/// Whole pods per page. Each may have a million bytes, and is in memory three times while it is read.
+/// Whole pods per page. A pod may have a million bytes, and is in memory three times while it is read.
 const PODS_A_PAGE: u32 = 20;
 
 type PodAsFound = kube::api::DynamicObject;
 
-/// Facts that are read at intervals.
+/// Facts that are read at regular intervals.
 #[derive(Debug)]
 pub(super) struct Look {
-    /// When the webhook configuration was created; `None` without an entry.
+    /// When the webhook configuration was created; `None` if it does not exist or has no entries.
     pub(super) registered: Option<i64>,
     /// Whether a replica is ready.
     pub(super) has_endpoint: bool,
@@ -55,7 +55,7 @@ pub(super) struct Look {
     pub(super) opt_in: Option<OptIn>,
 }
 
-/// How to request ages.
+/// The parameters for requesting ages.
 #[derive(Clone, Copy)]
 pub(super) struct Asking<'a> {
     pub(super) client: &'a Client,
@@ -69,7 +69,7 @@ pub(super) type Page = (Vec<OwnedTape>, Option<String>);
 
 /// Reads the pods of a fetch.
 pub(super) async fn fetch(client: &Client, pod_fetch: &PodFetch) -> kube::Result<Page> {
-    // Read as any JSON: an expression may read a field that this build does not know.
+    // Pods are read as arbitrary JSON, since an expression may read a field that this build does not know.
     let api = |namespace: &str| Api::<PodAsFound>::namespaced_with(client.clone(), namespace, &pod_resource());
     match pod_fetch {
         PodFetch::Get { namespace, name } => {
@@ -105,14 +105,14 @@ fn called(metadata: &ObjectMeta) -> String {
     format!("pod {}/{}", part(&metadata.namespace), part(&metadata.name))
 }
 
-/// Watches the metadata of all pods, reduced at once. Opted-in namespaces change, and one watch costs the API server
-/// less than a thousand.
+/// Watches the metadata of all pods, and reduces it. One watch of all pods costs the API server less than a watch for
+/// each opted-in namespace, and these namespaces change.
 pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChange> + Send + 'static {
     let api = Api::<PartialObjectMeta<Pod>>::all(client.clone());
     let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
     let config = watcher::Config::default().timeout(seconds).page_size(METADATA_A_PAGE).fields(NOT_ENDED);
-    // The event that announces a list is removed and reported with the list's first object: it precedes each attempt,
-    // and any event resets the pause.
+    // `Init` is removed, since it precedes each attempt, and any event resets the pause. It is reported with the first
+    // object of the list instead.
     let begins = Arc::new(AtomicBool::new(false));
     let announced = Arc::clone(&begins);
     let events = watcher(api, config).try_filter(move |event| {
@@ -142,7 +142,7 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
     })
 }
 
-/// The namespaces that every entry for pods excludes by name, with the release's own; `None` if there is no such entry.
+/// The namespaces that every entry for pods excludes by name, and the release's own. `None` if there is no such entry.
 fn excluded(configuration: &MutatingWebhookConfiguration, release: &Release) -> Option<BTreeSet<Box<str>>> {
     let entries = configuration.webhooks.iter().flatten().filter(|entry| entry.name != canary::WEBHOOK);
     let by_entry = entries.map(|entry| {
@@ -181,7 +181,7 @@ pub(super) async fn look(client: &Client, release: &Release) -> kube::Result<Loo
     Ok(Look { registered, has_endpoint, is_off, excluded, opt_in })
 }
 
-/// Requests the ages that findings need. Returns whether any was added.
+/// Requests the ages that findings need. Returns whether any age was added.
 pub(super) async fn ask_ages(asking: Asking<'_>, auditor: &Auditor, facts: &mut ClusterFacts, report: &Report) -> bool {
     let Asking { client, opt_in, most } = asking;
     let at_work: BTreeMap<_, _> =

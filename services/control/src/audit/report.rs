@@ -1,4 +1,4 @@
-//! The findings of the audit as data, for the metrics, the table of `pillion status` and the condition of each profile.
+//! The findings of the audit, for the metrics, the table of `pillion status` and the condition of each profile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::cause::{Cause, Circumstances, State, cause};
 use super::facts::ClusterFacts;
 use super::kept::{Has, Judged, Kept};
 
-/// Maximum number of namespaces, and of profiles, whose age one report requests.
+/// Maximum number of namespaces, and of profiles, whose ages a report requests.
 const ASKED: usize = 64;
 
-/// Number of pods by result. Each pod counts once: in the first field that fits.
+/// Number of pods by result. Each pod is counted once, in the first field that fits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standings {
     /// A profile is missing.
@@ -23,9 +23,9 @@ pub struct Standings {
     pub outdated: u64,
     /// A profile is orphaned.
     pub surplus: u64,
-    /// The whole pod is not read yet.
+    /// The whole pod was not read yet.
     pub pending: u64,
-    /// The stored pod lacks data that a profile reads.
+    /// The stored pod does not have the data that a profile reads.
     pub undecided: u64,
     /// All matching profiles are injected.
     pub injected: u64,
@@ -46,7 +46,7 @@ pub struct ProfileAudit {
     pub outdated: u64,
     /// The profile is injected but does not match.
     pub surplus: u64,
-    /// The whole pod is not read yet, or does not decide it.
+    /// The whole pod was not read yet, or is not sufficient to decide.
     pub undecided: u64,
 }
 
@@ -57,7 +57,7 @@ pub struct Finding {
     pub namespace: Box<str>,
     /// Name of the pod.
     pub pod: Box<str>,
-    /// Its controller: `ReplicaSet/web-7c9d6f5b8`.
+    /// The pod's controller, such as `ReplicaSet/web-7c9d6f5b8`.
     pub owner: Option<Box<str>>,
     /// The profile's display name.
     pub profile: Box<str>,
@@ -74,9 +74,9 @@ pub struct Finding {
 /// The result of an audit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// All pods were listed; some may not be judged yet.
+    /// Whether all pods were listed. Some may not be judged yet.
     pub is_listed: bool,
-    /// All pods were listed and judged.
+    /// Whether all pods were listed and judged.
     pub is_complete: bool,
     /// Pods of opted-in namespaces.
     pub pods: Standings,
@@ -125,7 +125,7 @@ struct Comparison {
 pub(super) struct Reporter<'a> {
     facts: &'a ClusterFacts,
     at_work: HashMap<&'a str, &'a Arc<CompiledProfile>>,
-    /// Comparisons by verdict and record, which many pods share.
+    /// Comparisons by verdict and record, which many pods share, with the number of pods.
     compared: HashMap<(*const Vec<Judged>, *const Has), (Comparison, u64)>,
     most: usize,
     report: Report,
@@ -272,7 +272,8 @@ fn compare(verdict: &[Judged], has: &Has, at_work: &HashMap<&str, &Arc<CompiledP
         if verdict.iter().any(|judged| is_for(&judged)) {
             continue;
         }
-        // For the active revision, the webhook's decision counts: later changes of the stored pod do not revoke it.
+        // If the record has the active revision, the webhook's decision counts, even if the stored pod has changed
+        // since.
         if at_work.get(&**profile).is_none_or(|at_work| at_work.revision() != &**there) {
             comparison.wrong.push((profile.clone(), State::Surplus, None, Some(there.clone())));
         }

@@ -1,4 +1,4 @@
-//! Runs the audit as a task: one watch, a few requests at a time, and at most one report a second.
+//! Runs the audit as a task. It has one watch, sends few requests at a time, and makes at most one report per second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,9 +31,9 @@ use crate::release::Release;
 
 /// Maximum number of pod changes handled at once.
 const BATCH: usize = 256;
-/// Number of pods judged without interruption; watching and serving continue in between.
+/// Number of pods that are judged without interruption. Other work of the task continues in between.
 pub(super) const JUDGED_AT_ONCE: usize = 2_000;
-/// Number of ages requested at once.
+/// Maximum number of ages of each kind that are requested for one report.
 const AGES_AT_ONCE: usize = 16;
 
 /// Maximum pause between two retries of failed lookups.
@@ -46,25 +46,27 @@ pub struct AuditSettings {
     pub report_every: Duration,
     /// Time between two checks whether the webhook is unavailable or switched off.
     pub look_every: Duration,
-    /// Concurrent requests for whole pods, each for at most twenty. A page may take sixty million bytes while it is
-    /// read.
+    /// Maximum number of concurrent requests for whole pods. Each reads at most twenty pods, and a page may take sixty
+    /// million bytes of memory.
     pub requests: usize,
     /// Minimum time between the starts of two requests.
     pub pause: Duration,
-    /// That time after a failed request.
+    /// Minimum time before the next request after a failed one.
     pub pause_after_failure: Duration,
-    /// Pause before failed lookups for a pod are retried. It doubles, up to a minute, while there are any.
+    /// Pause before failed lookups of a pod are retried. It doubles, up to a minute, as long as lookups fail.
     pub ask_again: Duration,
     /// Timeout of a request.
     pub request_limit: Duration,
-    /// Maximum number of findings with details; all are counted.
+    /// Maximum number of findings with details. All findings are counted.
     pub most_findings: usize,
     /// The labels by which namespaces opt in.
     pub opt_in: OptIn,
 }
 
 impl Default for AuditSettings {
-    /// 1 s, 5 s, 2 requests, 5 ms, 3 s, 10 s, 10 s, 1000 findings, and Pillion's own labels.
+    /// Reports every second, reads the webhook's state every 5 s, and retries failed lookups after 10 s. Sends at most
+    /// 2 requests at once, with pauses of 5 ms, or of 3 s after a failure, and with a timeout of 10 s. Reports details
+    /// of 1000 findings.
     fn default() -> Self {
         Self {
             report_every: Duration::from_secs(1),
@@ -80,7 +82,7 @@ impl Default for AuditSettings {
     }
 }
 
-/// The audit's results of each profile, for its condition, and all findings.
+/// The results of the audit, for the task that writes conditions.
 #[derive(Clone, Debug, Default)]
 pub struct Audited {
     /// The last report. Its `profiles` have display names: `nginx`, `team-a/logger`.
@@ -110,17 +112,18 @@ struct Task {
     reads: Reads,
     facts: ClusterFacts,
     auditor: Auditor,
-    /// The pause before failed lookups are retried, and its end.
+    /// The pause before failed lookups are retried, and the time when it ends.
     ask_pause: Duration,
     ask_again: Instant,
     /// Whether anything has changed since the last report.
     is_stale: bool,
 }
 
-/// Sources that profiles may read besides the pod and its namespace. A missing one leaves them undecided.
+/// Sources that profiles may read besides the pod and its namespace. If a source is missing, profiles that read it are
+/// undecided.
 #[derive(Clone, Debug, Default)]
 pub struct Reads {
-    /// For service accounts, owners and declared objects.
+    /// Looks up service accounts, owners and declared objects.
     pub lookups: Option<Lookups>,
     /// The platform's facts about the cluster; `None` leaves profiles that read them undecided.
     pub cluster: Option<Arc<OwnedTape>>,
@@ -131,13 +134,13 @@ pub struct Reads {
 pub struct Parts {
     /// Profiles and namespaces, as a [`crate::Publisher`] publishes them.
     pub published: Arc<ArcSwap<Snapshot>>,
-    /// The publisher's status: nothing is audited before its first snapshot.
+    /// The publisher's status. Nothing is audited before its first snapshot.
     pub status: watch::Receiver<Status>,
     /// Further sources that profiles may read.
     pub reads: Reads,
     /// The metrics of the last report.
     pub metrics: AuditMetrics,
-    /// The channel to the writer of conditions. Only changed results are sent.
+    /// The channel to the task that writes conditions. Only changed results are sent.
     pub audited: watch::Sender<Audited>,
 }
 
@@ -156,7 +159,7 @@ pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) 
         let task =
             Task { client, release, settings, metrics, reads, facts, auditor, ask_pause, ask_again, is_stale: true };
         Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
-        // Metrics are those of the next leader from now on.
+        // From now on, the next leader reports the metrics.
         shown.publish(Arc::default());
     }
 }
@@ -172,14 +175,14 @@ impl Task {
         let mut next_errand = Instant::now();
         let mut pod_fetch = None;
         let mut in_flight = FuturesUnordered::new();
-        // Excluded namespaces must be known before the first pod.
+        // The excluded namespaces must be known before the first pod.
         let mut more_to_judge = self.look().await;
         loop {
             if pod_fetch.is_none() && in_flight.len() < self.settings.requests {
                 pod_fetch = self.auditor.next_errand();
             }
             tokio::select! {
-                // Cancel-safe: changes outside a batch stay in their stream, and no fetch is started.
+                // Cancel-safe: changes outside of a batch stay in their stream, and no fetch has been started.
                 batch = pods.next() => {
                     let Some(batch) = batch else { return };
                     for change in batch {
@@ -220,7 +223,7 @@ impl Task {
         }
     }
 
-    /// Takes the result of a fetch. Returns whether it succeeded.
+    /// Applies the result of a fetch. Returns whether it succeeded.
     async fn take_fetched(&mut self, pod_fetch: PodFetch, fetched: kube::Result<Page>) -> bool {
         self.is_stale = true;
         self.metrics.requested(fetched.is_ok());
@@ -328,7 +331,7 @@ pub(super) async fn take_whole(auditor: &mut Auditor, reads: &Reads, pod: &Owned
     auditor.whole(pod, &looked_up);
 }
 
-/// Seconds since 1970 by the wall clock, comparable with the API server's times.
+/// Returns the seconds since 1970 by the local clock, for comparison with the API server's times.
 pub(super) fn now() -> i64 {
     Timestamp::now().as_second()
 }

@@ -1,4 +1,4 @@
-//! Tests the audit's state: pods, profiles and namespaces change, and each finding has its cause.
+//! Tests the state of the audit after changes of pods, profiles and namespaces. Tests that each finding has its cause.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::informer::objects::Change;
 
-/// Start of the audit.
+/// The start of the audit.
 const START: i64 = 1_000;
 
 fn profiles(profiles: &[(&str, Value)]) -> ProfileSet {
@@ -88,7 +88,7 @@ impl Pod {
         OwnedTape::parse(self.value.to_string()).unwrap()
     }
 
-    /// The pod as the watch delivers it: without its spec.
+    /// The pod as the watch delivers it, without its spec.
     fn seen(&self) -> Seen {
         let mut value = self.value.clone();
         value.as_object_mut().unwrap().remove("spec");
@@ -106,7 +106,7 @@ fn listed(snapshot: Snapshot, pods: &[Pod]) -> Auditor {
     auditor
 }
 
-/// The facts of a cluster that was set up long before the pods.
+/// Facts of a cluster that was set up long before the pods.
 fn known(auditor: &Auditor) -> ClusterFacts {
     let mut facts = ClusterFacts::default();
     facts.away.look(START, false);
@@ -133,12 +133,12 @@ fn one(pod: &str, profile: &str, state: State, cause: Cause) -> Vec<(String, Str
     vec![(pod.to_owned(), profile.to_owned(), state, cause)]
 }
 
-/// Executes the fetches that are due with these pods, and returns their number.
+/// Executes all due fetches with these pods, and returns the number of fetches.
 fn run_errands(auditor: &mut Auditor, pods: &[Pod]) -> usize {
     let mut count = 0;
     while let Some(pod_fetch) = auditor.next_errand() {
         count += 1;
-        assert!(count < 1_000, "no end: {pod_fetch:?}");
+        assert!(count < 1_000, "the fetches do not end: {pod_fetch:?}");
         let is_asked = |pod: &&Pod| {
             let text = |key: &str| pod.value["metadata"][key].as_str().unwrap().to_owned();
             match &pod_fetch {
@@ -197,7 +197,7 @@ fn each_finding_has_its_cause() {
     let namespace = snapshot.namespace("shop").unwrap();
     let mut late = plain.clone();
     late.set_namespace("shop", &namespace, NamespaceAge { opted_in: Some(5_000), changed: None });
-    assert_eq!(findings(&auditor, &late), missing(Cause::Unknown), "it was seen to be opted in before");
+    assert_eq!(findings(&auditor, &late), missing(Cause::Unknown), "the audit saw the opt-in before");
     let mut asked = plain;
     asked.set_namespace("shop", &namespace, NamespaceAge { opted_in: Some(10), changed: Some(5_000) });
     assert_eq!(findings(&auditor, &asked), missing(Cause::NamespaceChanged));
@@ -223,7 +223,7 @@ fn pods_of_namespace_that_opts_in_are_listed() {
     let set = profiles(&[("a", always())]);
     let before = Snapshot::new(set).with_namespace("shop", Some(Namespace::default()));
     let mut auditor = listed(before.clone(), &[pod("p")]);
-    assert_eq!(auditor.pods(), 0, "nothing is kept of others");
+    assert_eq!(auditor.pods(), 0, "pods of other namespaces are not kept");
     let label = [(INJECTION_LABEL, "enabled")];
     auditor.set_snapshot(Arc::new(before.with_namespace("shop", Some(Namespace::new(label, [])))), 5_000);
     let pod_fetch = auditor.next_errand().unwrap();
@@ -245,7 +245,7 @@ fn changed_profile_outdates_pods_without_reads() {
     let first = shop(profiles(&[("a", conditional())]));
     let old = revision(&first, "a");
     let mut auditor = listed(first.clone(), &[pod("p").with("a", &old)]);
-    assert_eq!(auditor.next_errand(), None, "who has it was decided about");
+    assert_eq!(auditor.next_errand(), None, "the webhook decided about the recorded profile");
     assert!(findings(&auditor, &known(&auditor)).is_empty());
 
     let mut edited = conditional();
@@ -275,15 +275,15 @@ fn pods_lacking_conditional_profile_are_read_once() {
     assert_eq!(findings(&auditor, &known(&auditor)), missing);
     assert_eq!(auditor.report(&known(&auditor), 1).pods.not_asked, 1);
 
-    // Its status changes: the result stays valid.
+    // The status of the pod changes, so the result stays valid.
     auditor.update(Change::Applied(pods[1].seen()));
     assert_eq!(run_errands(&mut auditor, &pods), 0);
-    // It also stays valid when another profile changes.
+    // The result also stays valid when another profile changes.
     let other = Arc::new(first.with_profiles(profiles(&[("a", conditional()), ("b", json!({}))])));
     auditor.set_snapshot(other, 2_000);
     auditor.judge(100);
     assert_eq!(run_errands(&mut auditor, &pods), 0);
-    // A changed namespace or revision needs another read.
+    // After a change of the namespace or of the revision, the pods are read again.
     let annotated = Namespace::new([(INJECTION_LABEL, "enabled"), ("team", "red")], []);
     let renamed = Arc::new(first.with_namespace("shop", Some(annotated)));
     auditor.set_snapshot(Arc::clone(&renamed), 2_000);
@@ -311,7 +311,7 @@ fn many_pods_are_listed_and_failures_retried() {
     auditor.done(&pod_fetch, Some("more".to_owned()), true);
     let pod_fetch = auditor.next_errand().unwrap();
     assert_eq!(pod_fetch, PodFetch::List { namespace: "shop".into(), from: Some("more".to_owned()) });
-    // A pod is deleted while the next page, which still contains it, is on its way.
+    // A pod is deleted during the request for the next page, which still contains it.
     auditor.update(Change::Deleted(("shop".into(), "p099".into())));
     for pod in &pods[50..] {
         auditor.whole(pod.whole().root(), &LookedUp::default());
@@ -320,7 +320,7 @@ fn many_pods_are_listed_and_failures_retried() {
     assert_eq!(auditor.next_errand(), None);
     let report = auditor.report(&known(&auditor), 10);
     assert_eq!((report.pods.missing, auditor.pods()), (99, 99));
-    assert_eq!(report.findings.len(), 10, "all are counted, some are told");
+    assert_eq!(report.findings.len(), 10, "all findings are counted, and some have details");
     assert_eq!(report.namespaces["shop"], 99);
 }
 
@@ -340,7 +340,7 @@ fn namespaces_take_turns_at_reads() {
     let mut auditor = listed(snapshot, &[&busy[..], &others[..]].concat());
     let mut told = Vec::new();
     for _ in 0..9 {
-        // One namespace's list never ends, and another's page always fails.
+        // One namespace's list never ends, and the fetch of another namespace always fails.
         let pod_fetch = auditor.next_errand().unwrap();
         match &pod_fetch {
             PodFetch::List { namespace, .. } => {
@@ -382,7 +382,7 @@ fn each_namespace_is_read_by_one_request() {
     let complete = |auditor: &Auditor| auditor.report(&ClusterFacts::default(), 10).is_complete;
     auditor.failed(pod_fetches[0].clone());
     assert_eq!(auditor.next_errand().unwrap().namespace(), "one");
-    // No fetch is left to start, and some are still running.
+    // No fetch is left to start, but some are still running.
     assert_eq!((auditor.next_errand(), complete(&auditor)), (None, false));
 }
 
@@ -412,7 +412,7 @@ fn deleted_and_unlisted_pods_are_removed() {
     assert_eq!(auditor.pods(), 2);
     auditor.update(Change::Restarted);
     auditor.update(Change::Listed(pod("bb").seen()));
-    assert_eq!(auditor.pods(), 2, "what was known stays until the list is complete");
+    assert_eq!(auditor.pods(), 2, "known pods stay until the list is complete");
     auditor.update(Change::ListComplete);
     assert_eq!(auditor.pods(), 1);
     let mut ending = pod("bb").seen();
@@ -430,10 +430,10 @@ fn unknowable_condition_leaves_pod_undecided() {
     let report = auditor.report(&known(&auditor), 10);
     assert_eq!((report.total(), report.pods.undecided, report.profiles["a"].undecided), (0, 1, 1));
     auditor.update(Change::Applied(pod("p").label("x", "y").seen()));
-    assert!(auditor.next_errand().is_some(), "it has become another");
+    assert!(auditor.next_errand().is_some(), "a changed pod is read again");
 }
 
-/// One profile whose text `old` is kept besides the active one.
+/// A profile whose text `old` is kept besides the active one.
 fn kept() -> (Snapshot, [String; 2]) {
     let text = |text: &str| {
         let spec =
@@ -458,9 +458,9 @@ fn pinned_pod_needs_the_pinned_revision() {
     let pods = [pinning("r").with("a", &old), pinning("ww").with("a", &new), pinning("lll")];
     let mut auditor = listed(snapshot, &pods);
     assert_eq!(findings(&auditor, &known(&auditor)), one("ww", "a", State::Outdated, Cause::ProfileChanged));
-    assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 1, "what the old one says is not known yet");
+    assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 1, "the pinned revision was not read yet");
     assert_eq!(run_errands(&mut auditor, &pods), 1);
-    // No lookup succeeded, so the pinned revision is unknown too.
+    // No lookup succeeded, so the pinned revision is still unknown.
     assert_eq!(auditor.report(&known(&auditor), 1).pods.undecided, 1);
     assert_eq!(auditor.ask_again(), 1);
     let pod_fetch = auditor.next_errand().unwrap();
@@ -507,7 +507,7 @@ fn namespaces_excluded_from_webhook_are_ignored() {
     auditor.update(Change::Applied(pod("other").seen()));
     assert_eq!((auditor.pods(), auditor.next_errand()), (0, None));
     auditor.set_excluded([].into(), START);
-    assert_eq!(run_errands(&mut auditor, &[pod("p")]), 1, "they are listed when it is not excluded any more");
+    assert_eq!(run_errands(&mut auditor, &[pod("p")]), 1, "pods are listed when their namespace is no longer excluded");
     assert_eq!(findings(&auditor, &known(&auditor)).len(), 1);
 }
 
@@ -531,7 +531,7 @@ fn whole_pods_decide_between_profiles_of_a_group() {
 fn only_new_profile_text_overrides_injection_record() {
     let first = shop(profiles(&[("a", always())]));
     let old = revision(&first, "a");
-    // It got its label after its creation.
+    // The pod got its label after its creation.
     let out = pod("p").with("a", &old).label("pillion.dev/inject", "false");
     let mut auditor = listed(first.clone(), &[out]);
     assert!(findings(&auditor, &known(&auditor)).is_empty());

@@ -8,16 +8,16 @@ use prometheus_client::registry::Registry;
 
 use super::pod::OwnerKind;
 
-/// State of the policies of `held` namespaces.
+/// The state of the policies of `held` namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policies {
-    /// They are in their desired state.
+    /// The policies are in their desired state.
     InPlace,
-    /// They are switched off.
+    /// The policies are removed, since no pod should wait.
     Off,
     /// The API server does not support mutating policies.
     Unsupported,
-    /// They could not be written.
+    /// The policies could not be written.
     Failing,
 }
 
@@ -42,11 +42,11 @@ impl Policies {
 pub enum Released {
     /// The pod was deleted, so that its owner creates a new one.
     Recreated,
-    /// The scheduling gate was removed; the pod runs without injection.
+    /// The scheduling gate was removed, so the pod runs without injection.
     LetGo,
     /// An Event was recorded, since no owner would create a new pod.
     Reported,
-    /// The pod had changed or was gone; nothing was done.
+    /// The pod had changed or was deleted, so nothing was done.
     Changed,
     /// The API server rejected the request or was unavailable.
     Failed,

@@ -1,9 +1,13 @@
-//! Decides the steps for waiting pods: a pure function with state. The caller passes in the time.
+//! Plans the steps for waiting pods. It does no I/O, and the caller passes in the time.
 //!
 //! A stored pod cannot be injected, so its owner must create a new one. The controller deletes the waiting pod, which
-//! has never run. Three rules bound this. The number of deleted pods per second is limited. If an owner's new pods wait
-//! again although webhooks respond, the owner is left alone for a while that doubles, and then tried with one pod. A
-//! pod that no owner would create again is never deleted; an Event reports it instead.
+//! has never run. Three rules limit this:
+//!
+//! - The number of deleted pods per second is limited.
+//! - If an owner's new pods wait although webhooks respond, the controller deletes none of them for a time that
+//!   doubles. Then
+//! it tries one pod.
+//! - A pod that no owner would create again is never deleted. An Event reports it instead.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -18,35 +22,35 @@ use super::pod::{HeldPod, Key, OwnerKind};
 /// Whether newly created pods are injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Injection {
-    /// Webhooks respond: a new pod gets a decision.
+    /// Webhooks respond, so a new pod gets a decision.
     Answering,
     /// Webhooks do not respond, or that is not known.
     Silent,
-    /// An operator disabled injection with the kill switch. No pod should wait.
+    /// An operator disabled injection with the kill switch, so no pod should wait.
     SwitchedOff,
 }
 
 /// Settings for releasing waiting pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseSettings {
-    /// Maximum number of pods that are deleted or ungated per second, and in a burst after a pause. At 20 per second,
-    /// 600 pods are released in half a minute; the API server's own controllers create about as many.
+    /// Maximum number of pods that are deleted or ungated per second, and in one burst after a pause. At 20 per second,
+    /// 600 pods are released in half a minute. Kubernetes' own controllers create about as many.
     pub pods_per_second: u32,
-    /// Pause after a step for a pod, successful or not.
+    /// Pause before the next step for the same pod, whether the last one succeeded or not.
     pub retry: Duration,
-    /// First back-off of an owner whose new pods wait again. It doubles each time.
+    /// The first back-off of an owner whose new pods wait again. It doubles each time.
     pub first_back_off: Duration,
     /// The longest back-off.
     pub longest_back_off: Duration,
-    /// How long the other pods of an owner in back-off wait after its test pod was deleted. They stay if the new pod
-    /// waits.
+    /// After a test pod of an owner in back-off was deleted, how long its other pods wait. If the new pod waits too,
+    /// they are not deleted.
     pub settle: Duration,
-    /// Time between two reads of the namespaces of waiting pods, whose labels may change.
+    /// Time between two reads of the namespaces of waiting pods, since their labels may change.
     pub recheck: Duration,
     /// The labels by which namespaces opt in.
     pub opt_in: OptIn,
-    /// Namespaces excluded by name, besides the release's and the system's: no webhook is called there, so no pod
-    /// should wait.
+    /// Namespaces that are excluded by name, besides the release's and the system's. No webhook is called there, so no
+    /// pod should wait.
     pub excluded_namespaces: Vec<String>,
 }
 
@@ -68,11 +72,11 @@ impl Default for ReleaseSettings {
 /// State of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It could not be read.
+    /// The namespace could not be read.
     Unknown,
-    /// It has no opt-in label, or is excluded by name.
+    /// The namespace has no opt-in label, or is excluded by name.
     NotOptedIn,
-    /// It is opted in, with this failure mode.
+    /// The namespace is opted in, with this failure mode.
     OptedIn(InjectionLevel),
 }
 
@@ -81,18 +85,18 @@ pub enum Place {
 pub struct Waiting {
     /// The pod.
     pub pod: HeldPod,
-    /// By this process's clock, not the API server's.
+    /// When this process first saw the pod, by its own clock.
     pub since: Instant,
 }
 
 /// A step for a waiting pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Delete it, so that its owner creates a new one.
+    /// Delete the pod, so that its owner creates a new one.
     Recreate(Key),
-    /// Remove its scheduling gate; it runs without injection.
+    /// Remove the pod's scheduling gate, so that it runs without injection.
     LetGo(Key),
-    /// Record an Event: it waits, and no owner would create a new one.
+    /// Record an Event: the pod waits, and no owner would create a new one.
     Report(Key),
 }
 
@@ -101,11 +105,11 @@ pub enum Step {
 pub struct Plan {
     /// The steps, in order.
     pub steps: Vec<Step>,
-    /// `None` until something changes.
+    /// When to plan again at the latest; `None` until something changes.
     pub again: Option<Instant>,
 }
 
-/// Plans steps, and keeps the earlier ones.
+/// Plans steps, and keeps track of the earlier ones.
 #[derive(Debug)]
 pub struct Planner {
     settings: ReleaseSettings,
@@ -117,10 +121,10 @@ pub struct Planner {
     refilled: Option<Instant>,
 }
 
-/// Attempts with one owner's pods.
+/// The attempts to release one owner's pods.
 #[derive(Debug, Default)]
 struct Attempts {
-    /// Start of the attempts. A pod first seen later is a new one that waits again.
+    /// Start of the attempts. A pod that was first seen later is a new one that waits again.
     began: Option<Instant>,
     failures: u32,
     /// End of the back-off.
@@ -130,7 +134,7 @@ struct Attempts {
 }
 
 impl Planner {
-    /// Without any earlier steps.
+    /// Creates a planner without any earlier steps.
     #[must_use]
     pub fn new(settings: ReleaseSettings) -> Self {
         Self {
@@ -144,7 +148,7 @@ impl Planner {
         }
     }
 
-    /// Plans the steps for now. They count as done: none is planned again before the retry time.
+    /// Plans the steps for now. They count as done, so none of them is planned again before [`ReleaseSettings::retry`].
     pub fn plan(
         &mut self,
         now: Instant,
@@ -184,7 +188,7 @@ impl Planner {
 
     fn begin(&mut self, now: Instant, injection: Injection, pods: &BTreeMap<Key, Waiting>) {
         if injection == Injection::Answering && self.injection != Injection::Answering {
-            // These pods were created while no webhook responded, which is not their owner's fault.
+            // While no webhook responded, new pods had to wait. Do not count that against their owner.
             for attempts in self.owners.values_mut() {
                 *attempts = Attempts { failures: attempts.failures, ..Attempts::default() };
             }
@@ -194,7 +198,7 @@ impl Planner {
         let owners: HashSet<&Arc<str>> = pods.values().map(|waiting| &waiting.pod.owner).collect();
         self.reported.retain(|uid| uids.contains(uid));
         self.touched.retain(|uid, _| uids.contains(uid));
-        // An owner without waiting pods is kept for a while: its new pod may be on its way.
+        // Keep an owner without waiting pods for some time, since its new pod may not have arrived yet.
         let forget = self.settings.longest_back_off;
         self.owners.retain(|owner, attempts| {
             owners.contains(owner) || attempts.began.is_some_and(|began| now.duration_since(began) < forget)
@@ -224,7 +228,7 @@ impl Planner {
         plan.steps.push(step);
     }
 
-    /// Number of an owner's pods that may be deleted now.
+    /// Returns how many of an owner's pods may be deleted now.
     fn allowance(&mut self, now: Instant, plan: &mut Plan, owner: &Arc<str>, pods: &[(&Key, &Waiting)]) -> usize {
         let settings = &self.settings;
         let attempts = self.owners.entry(Arc::clone(owner)).or_default();
@@ -248,7 +252,7 @@ impl Planner {
             return 1;
         }
         if attempts.is_probing {
-            // The new pod does not wait.
+            // No new pod waits, so the test has succeeded.
             *attempts = Attempts::default();
         }
         attempts.began.get_or_insert(now);

@@ -1,7 +1,7 @@
 //! Keeps the policies of `held` namespaces in their desired state, or removes them.
 //!
-//! Stored policies are compared field by field, since server-side apply would keep additions by others. Drift is
-//! corrected at once, but after a growing pause if another writer keeps changing the policy.
+//! Stored policies are compared field by field, since server-side apply would keep the additions of other clients.
+//! Drift is corrected at once. If another client keeps changing a policy, corrections have growing pauses.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ use crate::leader::{FIELD_MANAGER, LeaderContext};
 /// The API group of the policies.
 const GROUP: &str = "admissionregistration.k8s.io/v1";
 
-/// The required resources of that group.
+/// The resources of this group that are required.
 const RESOURCES: [&str; 4] = [
     "mutatingadmissionpolicies",
     "mutatingadmissionpolicybindings",
@@ -38,16 +38,16 @@ const RESOURCES: [&str; 4] = [
     "validatingadmissionpolicybindings",
 ];
 
-/// The policies and how they are kept.
+/// The policies, and how often they are checked and corrected.
 #[derive(Clone, Debug)]
 pub struct PolicySettings {
     /// The settings of the policies.
     pub policies: held::Settings,
-    /// Time between two checks without any change from the watches.
+    /// Time between two checks if the watches report no change.
     pub recheck: Duration,
-    /// Minimum time between two repairs. It doubles while repairs follow one another.
+    /// Minimum time between two corrections. It doubles while corrections follow one another.
     pub first_pause: Duration,
-    /// The longest of these times.
+    /// Maximum of that time.
     pub longest_pause: Duration,
 }
 
@@ -78,7 +78,8 @@ enum Found {
     AsMeant,
     Absent,
     Different,
-    /// Its owner is not the release's current namespace, with which Kubernetes should delete it.
+    /// The object's owner is not the current namespace of the release. So Kubernetes would not delete it with the
+    /// namespace.
     Unowned,
 }
 
@@ -94,7 +95,7 @@ pub async fn run(
     let all = match all(&client, &settings) {
         Ok(all) => all,
         Err(error) => {
-            // These are Pillion's own types: an error here is a bug.
+            // The objects are of Pillion's own types, so an error here is a bug.
             warn!(%error, "the policies of held namespaces cannot be written as JSON");
             return;
         }
@@ -144,7 +145,8 @@ pub async fn run(
             pause = (pause * 2).min(settings.longest_pause);
             last_repair = Some(now);
         } else if last_repair.is_none_or(|repair| now.duration_since(repair) > settings.longest_pause) {
-            // The watch also delivers the controller's own write, which does not mean that the other writer gave up.
+            // The watch also delivers the controller's own write. So an event does not mean that the other client has
+            // stopped.
             pause = settings.first_pause;
         }
         let not_before = now + pause;
@@ -223,7 +225,7 @@ pub enum RemoveError {
     /// The API server rejected the request.
     #[error(transparent)]
     Client(#[from] kube::Error),
-    /// The objects could not be serialized: a bug in this program.
+    /// The objects could not be serialized, which is a bug of Pillion.
     #[error(transparent)]
     Text(#[from] serde_json::Error),
 }
@@ -236,7 +238,7 @@ async fn keep(
     metrics: &HeldMetrics,
 ) -> (Policies, bool) {
     let mut repaired = false;
-    // Deleted in reverse order: as long as gates are added, they are guarded.
+    // Delete in reverse order, so that no gate is added without its guard.
     let order: Vec<&Wanted> = if is_wanted { all.iter().collect() } else { all.iter().rev().collect() };
     for each in order {
         let done = if is_wanted { put(each, owner).await } else { take_away(each).await };
@@ -259,7 +261,7 @@ async fn keep(
     (if is_wanted { Policies::InPlace } else { Policies::Off }, repaired)
 }
 
-/// Brings an object into its desired state, with this owner. Returns its earlier state.
+/// Writes an object in its desired state, with this owner. Returns its earlier state.
 async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Found> {
     let is_its_owners =
         |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::is_given(&object.metadata, owner));
@@ -271,7 +273,7 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Fo
         Some(_) => return Ok(Found::AsMeant),
     };
     let mut object = wanted.object.clone();
-    // Without a desired owner, apply the existing one: server-side apply would remove it otherwise.
+    // If the owner is unknown, apply the existing owners, since server-side apply would remove them otherwise.
     let owners = match owner {
         Some(owner) => Some(vec![owner.clone()]),
         None => before.and_then(|before| before.metadata.owner_references),
@@ -282,7 +284,7 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Fo
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     let applied = wanted.api.patch(&wanted.name, &parameters, &Patch::Apply(&object)).await?;
     if !is_as_meant(&applied, &wanted.object) || !is_its_owners(&applied) {
-        // Another client added fields that Pillion never wrote, so server-side apply keeps them.
+        // Another client added fields that Pillion never wrote, so server-side apply has kept them.
         let mut replaced = DynamicObject { data: json!({"spec": wanted.object.get("spec")}), ..applied };
         if let Some(owner) = owner {
             owner_reference::give(&mut replaced.metadata, owner.clone());
@@ -308,7 +310,7 @@ fn is_as_meant(stored: &DynamicObject, meant: &Value) -> bool {
     stored.data.get("spec") == meant.get("spec") && stored.metadata.deletion_timestamp.is_none()
 }
 
-/// Emits an item for each change of one of the objects.
+/// Returns a stream with an item for each change of one of the objects.
 fn changes(client: &Client, name: &str) -> BoxStream<'static, ()> {
     fn of<K>(client: &Client, name: &str) -> BoxStream<'static, ()>
     where
@@ -354,7 +356,7 @@ mod tests {
 
     type Asked = Arc<Mutex<Vec<(Method, String)>>>;
 
-    /// A fake API server with only these resources of the group, and its requests.
+    /// A fake API server that has only these resources of the group. Returns a client, and the requests.
     fn api_server(resources: &[&str]) -> (Client, Asked) {
         let resources: Vec<_> = resources
             .iter()
@@ -412,7 +414,7 @@ mod tests {
     async fn missing_policy_api_is_reported_without_writes() {
         let old = ["validatingadmissionpolicies", "validatingadmissionpolicybindings", "mutatingwebhookconfigurations"];
         assert_eq!(state_with(&old).await, ("unsupported".to_owned(), false));
-        // Here, writing is tried and fails.
+        // Here, the policies are written, and that fails.
         assert_eq!(state_with(&RESOURCES).await, ("failing".to_owned(), true));
     }
 }

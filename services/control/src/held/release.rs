@@ -1,11 +1,12 @@
-//! Watches pods that wait by the scheduling gate of `held` namespaces, and executes the plan.
+//! Watches pods that wait by the scheduling gate of `held` namespaces, and executes the plans.
 //!
-//! Every write names the version of the pod that the plan was made for, so a pod that has changed since is left alone:
-//! one that was scheduled, or another pod of the same name.
+//! Every write names the version of the pod for which the plan was made. So a pod is left alone if it has changed
+//! since: it was scheduled, or is another pod of the same name.
 //!
-//! A Job's pod is deleted in two steps, as the Job controller does when a Job is suspended: first the finalizer by
-//! which that controller counts the pod, then the pod. So it does not count as failed, and a Job with `backoffLimit: 0`
-//! continues. If the process ends in between, the pod waits as before, and the next leader deletes it.
+//! A Job's pod is deleted in two steps, as the Job controller does when a Job is suspended. First the finalizer by
+//! which that controller counts the pod is removed, and then the pod is deleted. So the pod does not count as failed,
+//! and a Job with `backoffLimit: 0` continues. If the process ends in between, the pod still waits, and the next leader
+//! deletes it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
@@ -35,13 +36,13 @@ use crate::informer::objects::Change;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::release::Release;
 
-/// Pods per page of a list; there are few without a node.
+/// Pods per page of a list. Few pods have no node.
 const A_PAGE: u32 = 250;
 
 /// Maximum number of changes before the next plan.
 const BATCH: usize = 1024;
 
-/// Concurrent steps.
+/// Maximum number of concurrent steps.
 const AT_ONCE: usize = 8;
 
 /// How long further changes are collected before a plan.
@@ -52,7 +53,7 @@ const UNSCHEDULED: &str = "spec.nodeName=";
 
 type Changes = Change<Key, (Key, Option<HeldPod>)>;
 
-/// Releases pods while this controller leads. `injection` says whether newly created pods are injected.
+/// Releases pods while this controller leads. `injection` is whether newly created pods are injected.
 pub async fn run(
     leading: LeaderContext,
     settings: ReleaseSettings,
@@ -87,7 +88,7 @@ pub async fn run(
                     for change in batch {
                         store.take(change, Instant::now());
                     }
-                    // Plan at this time at the latest.
+                    // Plan after `GATHER` at the latest.
                     let gathered = Instant::now() + GATHER;
                     again = Some(again.map_or(gathered, |again: Instant| again.min(gathered)));
                     metrics.waiting(store.pods.values().map(|waiting| waiting.pod.owner_kind));
@@ -152,14 +153,14 @@ impl Store {
         }
     }
 
-    /// A pod that was already seen keeps its time.
+    /// Returns the pod with the time when it was first seen.
     fn known(&self, key: &Key, pod: HeldPod, now: Instant) -> Waiting {
         let before = self.pods.get(key).filter(|before| before.pod.uid == pod.uid);
         Waiting { since: before.map_or(now, |before| before.since), pod }
     }
 }
 
-/// The namespaces of waiting pods, read at intervals: there are few.
+/// The namespaces of waiting pods. They are read at intervals and not watched, since there are few.
 #[derive(Debug)]
 struct Places {
     excluded: Vec<String>,
@@ -212,7 +213,7 @@ impl Places {
     }
 }
 
-/// The state of a namespace with these labels. A deleted namespace takes its pods with it.
+/// The state of a namespace with these labels. `labels` is `None` if the namespace was deleted, which deletes its pods.
 fn place(name: &str, excluded: &[String], opt_in: &OptIn, labels: Option<BTreeMap<String, String>>) -> Place {
     let Some(labels) = labels else { return Place::Unknown };
     if excluded.iter().any(|excluded| excluded == name) {
@@ -338,7 +339,7 @@ mod tests {
         let later = start + Duration::from_secs(9);
         let mut store = Store::default();
         store.take(Change::Listed((key(), Some(pod("a")))), start);
-        assert!(store.pods.is_empty() && !store.is_complete, "half a list says nothing");
+        assert!(store.pods.is_empty() && !store.is_complete, "an unfinished list adds no pods");
         store.take(Change::ListComplete, start);
         store.take(Change::Applied((key(), Some(pod("a")))), later);
         assert_eq!(store.pods.get(&key()).unwrap().since, start);
@@ -349,7 +350,7 @@ mod tests {
         store.take(Change::Applied((key(), Some(pod("b")))), later);
         assert_eq!(store.pods.get(&key()).unwrap().since, later);
         store.take(Change::Applied((key(), None)), later);
-        assert!(store.pods.is_empty(), "its gate is gone");
+        assert!(store.pods.is_empty(), "a pod without the gate does not wait");
     }
 
     #[test]

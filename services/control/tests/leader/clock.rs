@@ -1,4 +1,4 @@
-//! Reads the time of a real API server.
+//! Tests the comparison with the clock of a real API server.
 
 use std::time::Duration;
 
@@ -18,21 +18,21 @@ fn clocks_agree_until_api_server_is_silent() {
         settings.max_age = Duration::from_secs(2);
         settings.timeout = Duration::from_millis(500);
         let clock = Clock::new(settings, ClockMetrics::default());
-        ensure!(!clock.agrees(), "there is no response yet");
+        ensure!(!clock.agrees(), "clocks do not agree without a response");
         let stop = CancellationToken::new();
         let (running, until) = (clock.clone(), stop.clone());
         let client = control_plane.client();
         let task = tokio::spawn(async move { running.run(client, until).await });
-        eventually(SOON, "they agree", async || clock.agrees().then_some(()).context("not yet")).await?;
+        eventually(SOON, "the clocks agree", async || clock.agrees().then_some(()).context("not yet")).await?;
         // The header has whole seconds.
-        let difference = clock.difference().context("it is known")?;
+        let difference = clock.difference().context("the difference is unknown")?;
         ensure!(difference.unsigned_abs() < Duration::from_secs(3), "{difference:?}");
 
         control_plane.stop_api_server()?;
         eventually(SOON, "the response is too old", async || (!clock.agrees()).then_some(()).context("not yet"))
             .await?;
         control_plane.start_api_server().await?;
-        eventually(SOON, "they agree again", async || clock.agrees().then_some(()).context("not yet")).await?;
+        eventually(SOON, "the clocks agree again", async || clock.agrees().then_some(()).context("not yet")).await?;
         stop.cancel();
         task.await?;
         Ok(())

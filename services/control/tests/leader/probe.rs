@@ -1,4 +1,4 @@
-//! Probes of endpoints in real endpoint slices.
+//! Tests probes of endpoints in real endpoint slices.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ fn settings() -> Settings {
     settings
 }
 
-/// A replica with a certificate of this CA, until it is dropped.
+/// A replica with a certificate of this CA. It stops when it is dropped.
 struct Serving(JoinHandle<()>);
 
 impl Drop for Serving {
@@ -50,7 +50,7 @@ impl Drop for Serving {
 async fn serve(address: IpAddr, ca: &TestCa, name: &str) -> anyhow::Result<Serving> {
     let (cert, key) = ca.serving(&[name])?;
     let tls = https::server_config(cert.as_bytes(), key.as_bytes())?;
-    // The previous replica may just have released the address.
+    // The previous replica may have released the address a moment ago.
     let listener = eventually(SOON, "the port is free", async || Ok(TcpListener::bind((address, PORT)).await?)).await?;
     Ok(Serving(tokio::spawn(https::serve(listener, tls, Router::new()))))
 }
@@ -117,7 +117,7 @@ fn probes_all_endpoints_and_pods() {
             ensure!(found.endpoints == Endpoints { answering: 2, rounds: round, ..nothing() }, "{:?}", found.endpoints);
             tokio::time::sleep(settings().gap).await;
         }
-        // A new endpoint restarts the count; no endpoints means no passed round.
+        // A new endpoint restarts the count. Without endpoints, no round is passed.
         let third = serve(addresses[5], &new, SERVER_NAME).await?;
         service.set_ready(addresses[5], false).await?;
         let found = prober.round(&client, &release, &expected).await?;
@@ -129,7 +129,7 @@ fn probes_all_endpoints_and_pods() {
         let found = prober.round(&client, &release, &expected).await?;
         ensure!(found.endpoints == nothing(), "{:?}", found.endpoints);
 
-        // A pod that is in no endpoint slice yet.
+        // These pods are in no endpoint slice yet.
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         for (name, app) in [("a-replica", "pillion"), ("another", "other")] {
             let pod = serde_json::from_value(json!({
@@ -185,7 +185,7 @@ fn probes_follow_changed_requirements() {
         let enough =
             |expected: Arc<Expected>| move |found: &Option<Found>| Found::of(found.as_ref(), &expected).rounds >= 3;
         tokio::time::timeout(SOON, found.wait_for(enough(Arc::clone(&first)))).await??;
-        // Another certificate is required: rounds that were passed for the first do not count.
+        // Another certificate is required, so rounds that were passed for the first one do not count.
         ensure!(Found::of(found.borrow().as_ref(), &second) == nothing());
         wanted.send_replace(Some(Arc::clone(&second)));
         let older = |found: &Option<Found>| Found::of(found.as_ref(), &second).older;
@@ -197,7 +197,7 @@ fn probes_follow_changed_requirements() {
         prometheus_client::encoding::text::encode(&mut page, &registry)?;
         ensure!(page.contains("pillion_controller_endpoints{result=\"newest\"} 1"), "{page}");
 
-        // A silent endpoint still counts.
+        // An endpoint that does not respond still counts.
         service.set_ready(replica_address(2), true).await?;
         let silent = |found: &Option<Found>| {
             let seen = Found::of(found.as_ref(), &second);
@@ -259,23 +259,23 @@ fn reports_certificates_of_other_issuers() {
         tokio::time::sleep(2 * settings().gap).await;
         ensure!(
             switches.get_opt("pillion").await?.is_none(),
-            "no replica could decide, and a guardrail would reject pods"
+            "the ConfigMap must not exist before a replica is trusted"
         );
 
         // The controller creates the ConfigMap of the kill switch, which guardrails need.
         let _trusted = serve(addresses[0], &theirs, SERVER_NAME).await?;
         ensure!(reported(1).await?.contains("endpoints_earliest_expiry_seconds "), "no expiry");
-        let words = eventually(SOON, "the kill switch is there", async || {
+        let words = eventually(SOON, "the kill switch exists", async || {
             switches.get_opt("pillion").await?.and_then(|map| map.data).context("no kill switch")
         })
         .await?;
         ensure!(json!(words) == json!({"injection": "enabled", "webhooks": "armed"}), "{words:?}");
 
-        // It does not overwrite an operator's change.
+        // The controller does not overwrite an operator's change.
         let word = Patch::Merge(json!({"data": {"injection": "disabled"}}));
         switches.patch("pillion", &PatchParams::default(), &word).await?;
         tokio::time::sleep(2 * settings().gap).await;
-        ensure!(switches.get("pillion").await?.data.context("words")?["injection"] == "disabled");
+        ensure!(switches.get("pillion").await?.data.context("no data")?["injection"] == "disabled");
         stop.cancel();
         running.await?;
         Ok(())

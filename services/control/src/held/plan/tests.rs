@@ -6,7 +6,7 @@ fn key(name: &str) -> Key {
     Key { namespace: "shop".into(), name: name.into() }
 }
 
-/// Pods by name, owner, and the second in which they were first seen.
+/// Pods with these names and owners, and the second in which they were first seen.
 fn pods(start: Instant, all: &[(&str, &str, u64)]) -> BTreeMap<Key, Waiting> {
     all.iter()
         .map(|(name, owner, since)| {
@@ -77,7 +77,7 @@ fn pods_are_recreated_once_webhook_answers() {
     let mut all = recreated(&plan);
     all.sort_unstable();
     assert_eq!(all, ["a", "b", "c"]);
-    // The watch has not reported their deletion yet: they are not deleted again at once.
+    // The watch has not reported the deletions yet. The pods are not deleted again at once.
     let plan = planner.plan(later + Duration::from_secs(1), Injection::Answering, &waiting, |_| HELD);
     assert_eq!(plan, Plan { steps: vec![], again: Some(later + Duration::from_secs(5)) });
 }
@@ -113,7 +113,7 @@ fn owner_with_waiting_pods_backs_off() {
     let mut planner = Planner::new(ReleaseSettings::default());
     let mut tried = Vec::new();
     let mut since = 0;
-    // Each time it is deleted, its owner creates a new one, which waits again a second later.
+    // Each time the pod is deleted, its owner creates a new one, which waits a second later.
     for second in 0..2_000_u64 {
         let name = format!("p{since}");
         let waiting = pods(start, &[(&name, "web", since)]);
@@ -182,7 +182,7 @@ fn what_nobody_makes_again_is_told_once() {
     assert_eq!(
         planner.plan(now, Injection::Answering, &waiting, |_| HELD).steps,
         report,
-        "another one of the same name"
+        "a new pod of the same name is reported again"
     );
 }
 
