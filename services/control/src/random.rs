@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_are_the_same() {
+    fn tokens_are_unique() {
         let mut tokens: Vec<_> = (0..100).map(|_| token()).collect();
         tokens.sort();
         tokens.dedup();
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_spreads_and_stays_below_its_limit() {
+    fn jitter_is_spread_below_limit() {
         let limit = Duration::from_secs(2);
         let all: Vec<_> = (0..200).map(|_| up_to(limit)).collect();
         assert!(all.iter().all(|each| *each < limit));

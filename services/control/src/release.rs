@@ -41,7 +41,7 @@ pub enum ReleaseError {
 
 impl Release {
     /// Maximum bytes of a release's name.
-    pub const MAX_NAME: usize = 63 - SUFFIX_BYTES;
+    pub(crate) const MAX_NAME: usize = 63 - SUFFIX_BYTES;
 
     /// Creates a release with this name, namespace and cluster domain.
     ///
@@ -163,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn replicas_and_canary_answer_to_different_names() {
+    fn replicas_and_trust_probe_have_different_names() {
         let release = Release::new("pillion", "pillion-system", "example.org").unwrap();
         assert_eq!(release.server_names(), ["pillion.pillion-system.svc", "pillion.pillion-system.svc.example.org"]);
         assert_eq!(release.canary_names()[0], "pillion-canary.pillion-system.svc");
     }
 
     #[test]
-    fn what_is_no_name_is_refused_and_named() {
+    fn invalid_names_are_rejected_with_reason() {
         let too_long = "p".repeat(Release::MAX_NAME + 1);
         for (name, namespace, domain, wrong) in [
             ("Pillion", "a", "cluster.local", "the name \"Pillion\""),

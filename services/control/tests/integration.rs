@@ -4,4 +4,3 @@ mod leader;
 mod memory;
 mod rotation_model;
 mod silent;
-mod told;

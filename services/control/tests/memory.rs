@@ -207,7 +207,7 @@ fn fastest(mut run: impl FnMut(usize)) -> Duration {
 }
 
 #[test]
-fn a_change_costs_what_changed() {
+fn publication_cost_depends_on_change() {
     let mut index = Index::default();
     listed(&mut index, 1, 1);
     let mut published = index.publish().unwrap();

@@ -11,13 +11,13 @@ use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_json::{OwnedTape, Value};
 
 use super::facts::ClusterFacts;
-use super::kept::{Has, Judged, Kept, PodChange, Pool, Seen, read};
+use super::kept::{PodChange, PodEntry, Pool, ProfileVerdict, RecordedProfiles, Seen, read};
 use super::report::{Report, Reporter};
 use crate::guard::guarded;
 use crate::informer::objects::Change;
 
 /// Maximum number of a namespace's pods that are read individually. If more are due, the namespace is listed.
-const ONE_BY_ONE: usize = 8;
+const MAX_SINGLE_READS: usize = 8;
 
 /// Whole pods to read. The caller calls [`Auditor::whole`] for each pod, and then [`Auditor::done`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ struct NamespaceState {
     namespace: Arc<Namespace>,
     /// When it was first seen as opted in.
     since: i64,
-    pods: HashMap<Box<str>, Kept>,
+    pods: HashMap<Box<str>, PodEntry>,
 }
 
 /// Pods that must be read as a whole.
@@ -96,8 +96,8 @@ struct Listing {
 #[derive(Debug, Default)]
 struct InternPools {
     texts: Pool<Box<str>>,
-    records: Pool<Has>,
-    verdicts: Pool<Vec<Judged>>,
+    records: Pool<RecordedProfiles>,
+    verdicts: Pool<Vec<ProfileVerdict>>,
 }
 
 impl Auditor {
@@ -171,7 +171,7 @@ impl Auditor {
     }
 
     /// Replaces the excluded namespaces. Returns whether pods must be judged again.
-    pub fn set_excluded(&mut self, excluded: BTreeSet<Box<str>>, now: i64) -> bool {
+    pub(crate) fn set_excluded(&mut self, excluded: BTreeSet<Box<str>>, now: i64) -> bool {
         if self.excluded == excluded {
             return !self.unjudged.is_empty();
         }
@@ -184,7 +184,7 @@ impl Auditor {
         match change {
             Change::Restarted => self.epoch = self.epoch.wrapping_add(1),
             Change::Listed(seen) | Change::Applied(seen) => {
-                self.note_newer(&seen.namespace, &seen.name);
+                self.record_newer(&seen.namespace, &seen.name);
                 self.take(seen);
             }
             Change::ListComplete => {
@@ -196,19 +196,19 @@ impl Auditor {
                 self.is_listed = true;
             }
             Change::Deleted((namespace, name)) => {
-                self.note_newer(&namespace, &name);
-                self.forget(&namespace, &name);
+                self.record_newer(&namespace, &name);
+                self.remove(&namespace, &name);
             }
         }
     }
 
-    fn note_newer(&mut self, namespace: &str, name: &str) {
+    fn record_newer(&mut self, namespace: &str, name: &str) {
         if let Some(newer) = self.in_flight.get_mut(namespace) {
             newer.insert(name.into());
         }
     }
 
-    fn forget(&mut self, namespace: &str, name: &str) {
+    fn remove(&mut self, namespace: &str, name: &str) {
         if let Some(listing) = self.listings.get_mut(namespace) {
             listing.gone.insert(name.into());
         }
@@ -222,12 +222,12 @@ impl Auditor {
 
     fn take(&mut self, seen: Seen) {
         if seen.is_exempt {
-            return self.forget(&seen.namespace, &seen.name);
+            return self.remove(&seen.namespace, &seen.name);
         }
         let Some(state) = self.namespaces.get_mut(&seen.namespace) else { return };
         let Seen { namespace, name, uid, created, owner, metadata, has, .. } = seen;
         let known = state.pods.get_mut(&name).filter(|known| known.uid == uid);
-        let is_same = |known: &Kept| *known.metadata == metadata;
+        let is_same = |known: &PodEntry| *known.metadata == metadata;
         let verdict = match known {
             Some(known) if is_same(known) && *known.has == has => {
                 known.epoch = self.epoch;
@@ -237,7 +237,7 @@ impl Auditor {
             _ => Arc::default(),
         };
         let pools = &mut self.pools;
-        let mut kept = Kept {
+        let mut kept = PodEntry {
             uid,
             created,
             epoch: self.epoch,
@@ -257,7 +257,7 @@ impl Auditor {
     pub fn judge(&mut self, most: usize) -> bool {
         let mut judged = 0;
         while judged < most {
-            let Some((name, forgets)) = self.unjudged.pop_first() else { break };
+            let Some((name, discards_results)) = self.unjudged.pop_first() else { break };
             let Some(state) = self.namespaces.get_mut(&name) else { continue };
             judged += state.pods.len().max(1);
             // Equal pods are judged once. The map also owns the old verdict, so that the pointers in its keys stay
@@ -266,7 +266,8 @@ impl Auditor {
             for (pod_name, pod) in &mut state.pods {
                 let key = (Arc::as_ptr(&pod.metadata), Arc::as_ptr(&pod.has), Arc::as_ptr(&pod.verdict));
                 let (_, verdict) = alike.entry(key).or_insert_with(|| {
-                    let verdict = judge(&self.snapshot, (&name, &state.namespace), pod, forgets, &mut self.pools);
+                    let verdict =
+                        judge(&self.snapshot, (&name, &state.namespace), pod, discards_results, &mut self.pools);
                     (Arc::clone(&pod.verdict), verdict)
                 });
                 pod.verdict = Arc::clone(verdict);
@@ -280,21 +281,21 @@ impl Auditor {
 
     /// Returns the next fetch. Namespaces take turns. The caller must call [`Self::done`] or [`Self::failed`] for each
     /// fetch.
-    pub fn next_errand(&mut self) -> Option<PodFetch> {
+    pub(crate) fn next_fetch(&mut self) -> Option<PodFetch> {
         let namespace = self.next_namespace()?;
         self.last.clone_from(&namespace);
-        let pod_fetch = self.errand_of(namespace)?;
+        let pod_fetch = self.fetch_of(namespace)?;
         self.in_flight.insert(pod_fetch.namespace().into(), HashSet::new());
         Some(pod_fetch)
     }
 
-    fn errand_of(&mut self, namespace: Box<str>) -> Option<PodFetch> {
+    fn fetch_of(&mut self, namespace: Box<str>) -> Option<PodFetch> {
         if let Some(listing) = self.listings.get(&namespace) {
             return Some(PodFetch::List { namespace, from: listing.next.clone() });
         }
         let due = self.due.get_mut(&namespace)?;
         if let Due::Some(names) = due
-            && names.len() <= ONE_BY_ONE
+            && names.len() <= MAX_SINGLE_READS
         {
             let name = names.pop_first();
             if names.is_empty() {
@@ -326,7 +327,7 @@ impl Auditor {
     pub fn done(&mut self, pod_fetch: &PodFetch, next: Option<String>, is_there: bool) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {
-            PodFetch::Get { namespace, name } if !is_there => self.forget(namespace, name),
+            PodFetch::Get { namespace, name } if !is_there => self.remove(namespace, name),
             PodFetch::Get { .. } => {}
             PodFetch::List { namespace, .. } if next.is_none() => _ = self.listings.remove(namespace),
             PodFetch::List { namespace, .. } => {
@@ -355,13 +356,13 @@ impl Auditor {
     }
 
     /// Schedules another read of the pods with failed lookups. Returns their number.
-    pub fn ask_again(&mut self) -> usize {
-        let is_it = |judged: &Judged| judged.standing == Standing::NotLookedUp;
+    pub(crate) fn retry_failed_lookups(&mut self) -> usize {
+        let is_it = |judged: &ProfileVerdict| judged.standing == Standing::NotLookedUp;
         let mut count = 0;
         for (namespace, state) in &mut self.namespaces {
             for (name, pod) in state.pods.iter_mut().filter(|(_, pod)| pod.verdict.iter().any(is_it)) {
                 let open = pod.verdict.iter().cloned().map(|judged| match judged.standing {
-                    Standing::NotLookedUp => Judged { standing: Standing::Open, by_whole: false, ..judged },
+                    Standing::NotLookedUp => ProfileVerdict { standing: Standing::Open, from_whole: false, ..judged },
                     _ => judged,
                 });
                 pod.verdict = self.pools.verdicts.share(open.collect());
@@ -413,7 +414,9 @@ impl Auditor {
                 return judged;
             }
             // A retry would give the same result.
-            let Ok(found) = &found else { return Judged { standing: Standing::Undecided, by_whole: true, ..judged } };
+            let Ok(found) = &found else {
+                return ProfileVerdict { standing: Standing::Undecided, from_whole: true, ..judged };
+            };
             let of_whole = found.iter().find(|expected| expected.profile.display_name() == &**judged.profile.as_ref());
             // The whole pod does not match this profile.
             let standing = match of_whole {
@@ -422,7 +425,7 @@ impl Auditor {
                 Some(expected) if expected.revision() != &**judged.revision.as_ref() => Standing::NotLookedUp,
                 Some(expected) => expected.standing,
             };
-            Judged { standing, by_whole: true, ..judged }
+            ProfileVerdict { standing, from_whole: true, ..judged }
         });
         kept.verdict = self.pools.verdicts.share(answered.collect());
         // The results may affect other profiles of the same exclusive group.
@@ -471,7 +474,7 @@ impl Auditor {
     }
 }
 
-fn is_open(verdict: &[Judged]) -> bool {
+fn is_open(verdict: &[ProfileVerdict]) -> bool {
     verdict.iter().any(|judged| judged.standing == Standing::Open)
 }
 
@@ -481,7 +484,7 @@ fn add_due(due: &mut BTreeMap<Box<str>, Due>, namespace: &str, name: &str) {
         Due::Some(names) => {
             names.insert(name.into());
             // If too many pods are due, list them instead of reading each one.
-            if names.len() > 4 * ONE_BY_ONE {
+            if names.len() > 4 * MAX_SINGLE_READS {
                 due.insert(namespace.into(), Due::All);
             }
         }
@@ -492,15 +495,15 @@ fn add_due(due: &mut BTreeMap<Box<str>, Due>, namespace: &str, name: &str) {
 fn judge(
     snapshot: &Snapshot,
     (name, namespace): (&str, &Arc<Namespace>),
-    pod: &Kept,
-    forgets: bool,
+    pod: &PodEntry,
+    discards_results: bool,
     pools: &mut InternPools,
-) -> Arc<Vec<Judged>> {
+) -> Arc<Vec<ProfileVerdict>> {
     let before = |profile: &str, revision: &str| {
-        let is_it = |judged: &&Judged| {
-            judged.by_whole && &**judged.profile.as_ref() == profile && &**judged.revision.as_ref() == revision
+        let is_it = |judged: &&ProfileVerdict| {
+            judged.from_whole && &**judged.profile.as_ref() == profile && &**judged.revision.as_ref() == revision
         };
-        pod.verdict.iter().find(is_it).filter(|_| !forgets)
+        pod.verdict.iter().find(is_it).filter(|_| !discards_results)
     };
     let known = |profile: &CompiledProfile, revision: &str| {
         // The webhook decided about recorded profiles when the pod was created.
@@ -513,11 +516,11 @@ fn judge(
     });
     let Ok(found) = found else {
         // The expected profiles are unknown, so no recorded profile is orphaned.
-        let undecided = |(profile, revision): &(Box<str>, Box<str>)| Judged {
+        let undecided = |(profile, revision): &(Box<str>, Box<str>)| ProfileVerdict {
             profile: pools.texts.share(profile.clone()),
             revision: pools.texts.share(revision.clone()),
             standing: Standing::Undecided,
-            by_whole: false,
+            from_whole: false,
         };
         let undecided = pod.has.profiles.iter().map(undecided).collect();
         return pools.verdicts.share(undecided);
@@ -530,11 +533,11 @@ fn judge(
             (Standing::NotWanted, Some(found @ (Standing::Undecided | Standing::NotLookedUp))) => found,
             (standing, _) => standing,
         };
-        Judged {
+        ProfileVerdict {
             profile: pools.texts.share(profile.into()),
             revision: pools.texts.share(revision.into()),
             standing,
-            by_whole: before.is_some(),
+            from_whole: before.is_some(),
         }
     });
     let judged = judged.collect();

@@ -19,9 +19,9 @@ use super::cause::Silence;
 #[derive(Clone, Debug, Default)]
 pub struct ClusterFacts {
     /// When the webhook was unavailable.
-    pub away: Spans,
+    pub unavailable: Spans,
     /// When injection was disabled.
-    pub off: Spans,
+    pub disabled: Spans,
     /// When the webhook configuration was created. Before that, no webhook was called.
     pub registered: Option<i64>,
     namespaces: BTreeMap<Box<str>, (Arc<Namespace>, NamespaceAge)>,
@@ -30,12 +30,12 @@ pub struct ClusterFacts {
 
 impl ClusterFacts {
     /// Stores the age of a namespace.
-    pub fn set_namespace(&mut self, name: &str, namespace: &Arc<Namespace>, age: NamespaceAge) {
+    pub(crate) fn set_namespace(&mut self, name: &str, namespace: &Arc<Namespace>, age: NamespaceAge) {
         self.namespaces.insert(name.into(), (Arc::clone(namespace), age));
     }
 
     /// Stores the age of a profile at a revision.
-    pub fn set_profile(&mut self, name: &str, revision: &str, age: ProfileAge) {
+    pub(crate) fn set_profile(&mut self, name: &str, revision: &str, age: ProfileAge) {
         self.profiles.insert(name.into(), (revision.into(), age));
     }
 
@@ -62,8 +62,13 @@ impl ClusterFacts {
     /// Returns why the webhook may not have injected at this time, if there is a reason.
     #[must_use]
     pub fn silence(&self, time: i64) -> Option<Silence> {
-        let is_away = || self.away.cover(time) || self.registered.is_some_and(|registered| time < registered);
-        if self.off.cover(time) { Some(Silence::SwitchedOff) } else { is_away().then_some(Silence::Away) }
+        let is_unavailable =
+            || self.unavailable.contains(time) || self.registered.is_some_and(|registered| time < registered);
+        if self.disabled.contains(time) {
+            Some(Silence::SwitchedOff)
+        } else {
+            is_unavailable().then_some(Silence::Away)
+        }
     }
 }
 
@@ -144,14 +149,14 @@ pub struct Spans {
     ended: VecDeque<(i64, i64)>,
     began: Option<i64>,
     /// Time of the last sample in which the condition did not hold.
-    last_not: Option<i64>,
+    last_false: Option<i64>,
 }
 
 impl Spans {
     /// Adds a sample. If the condition holds in the first sample, the span also covers the election before it.
-    pub fn look(&mut self, now: i64, is_so: bool) {
-        if is_so {
-            let began = self.last_not.unwrap_or_else(|| now.saturating_sub(BEFORE_FIRST));
+    pub fn add_sample(&mut self, now: i64, holds: bool) {
+        if holds {
+            let began = self.last_false.unwrap_or_else(|| now.saturating_sub(BEFORE_FIRST));
             self.began.get_or_insert(began);
             return;
         }
@@ -161,12 +166,12 @@ impl Spans {
             }
             self.ended.push_back((began, now));
         }
-        self.last_not = Some(now);
+        self.last_false = Some(now);
     }
 
     /// Whether the condition may have held at this time.
     #[must_use]
-    pub fn cover(&self, time: i64) -> bool {
+    pub fn contains(&self, time: i64) -> bool {
         self.began.is_some_and(|began| began <= time)
             || self.ended.iter().any(|(began, ended)| (*began..=*ended).contains(&time))
     }
@@ -213,20 +218,20 @@ mod tests {
     }
 
     #[test]
-    fn a_span_reaches_from_look_to_look() {
+    fn span_reaches_from_sample_to_sample() {
         let mut spans = Spans::default();
-        spans.look(10, false);
-        assert!(!spans.cover(10));
-        spans.look(20, true);
-        spans.look(30, true);
-        assert!(!spans.cover(9) && spans.cover(10) && spans.cover(25) && spans.cover(1_000));
-        spans.look(40, false);
-        assert!(spans.cover(40) && !spans.cover(41));
+        spans.add_sample(10, false);
+        assert!(!spans.contains(10));
+        spans.add_sample(20, true);
+        spans.add_sample(30, true);
+        assert!(!spans.contains(9) && spans.contains(10) && spans.contains(25) && spans.contains(1_000));
+        spans.add_sample(40, false);
+        assert!(spans.contains(40) && !spans.contains(41));
         let mut from_the_first = Spans::default();
-        from_the_first.look(1_000, true);
-        assert!(from_the_first.cover(1_000 - BEFORE_FIRST) && !from_the_first.cover(999 - BEFORE_FIRST));
+        from_the_first.add_sample(1_000, true);
+        assert!(from_the_first.contains(1_000 - BEFORE_FIRST) && !from_the_first.contains(999 - BEFORE_FIRST));
         for time in 0..1_000 {
-            spans.look(100 + time, time % 2 == 0);
+            spans.add_sample(100 + time, time % 2 == 0);
         }
         assert_eq!(spans.ended.len(), MAX_SPANS);
     }

@@ -35,14 +35,14 @@ pub struct Seen {
     /// it has the pod's name.
     pub metadata: Box<str>,
     /// The pod's injection record.
-    pub has: Has,
+    pub has: RecordedProfiles,
     /// Whether the pod is not audited: the webhook never injects into it, it is terminating, or it has ended.
     pub is_exempt: bool,
 }
 
 /// The profiles in a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Has {
+pub struct RecordedProfiles {
     /// Whether there is a record written by Pillion.
     pub is_recorded: bool,
     /// Display names of profiles, with their revisions.
@@ -51,28 +51,28 @@ pub struct Has {
 
 /// The stored data of a pod.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct PodEntry {
     pub(super) uid: u128,
     pub(super) created: i64,
     /// The list that last contained the pod.
     pub(super) epoch: u32,
     pub(super) owner: Option<Arc<Box<str>>>,
     pub(super) metadata: Arc<Box<str>>,
-    pub(super) has: Arc<Has>,
-    pub(super) verdict: Arc<Vec<Judged>>,
+    pub(super) has: Arc<RecordedProfiles>,
+    pub(super) verdict: Arc<Vec<ProfileVerdict>>,
 }
 
 /// The result for one requested profile.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Judged {
+pub(super) struct ProfileVerdict {
     pub(super) profile: Arc<Box<str>>,
     pub(super) revision: Arc<Box<str>>,
     pub(super) standing: Standing,
     /// Whether the result is from the whole pod. It stays valid until the profile or the namespace changes.
-    pub(super) by_whole: bool,
+    pub(super) from_whole: bool,
 }
 
-impl Has {
+impl RecordedProfiles {
     /// The recorded revision of a profile.
     #[must_use]
     pub fn revision(&self, profile: &str) -> Option<&str> {
@@ -88,8 +88,8 @@ pub fn read(pod: Value<'_>) -> Option<Seen> {
     let record = audit::read(pod);
     let authors = record.original_object.as_ref().map_or(pod, OwnedTape::root);
     let has = match record.injected {
-        Injected::Profiles(profiles) => Has { is_recorded: true, profiles },
-        Injected::Nothing | Injected::Foreign => Has::default(),
+        Injected::Profiles(profiles) => RecordedProfiles { is_recorded: true, profiles },
+        Injected::Nothing | Injected::Foreign => RecordedProfiles::default(),
     };
     let created = text("creationTimestamp").and_then(|time| time.parse::<Timestamp>().ok());
     let ended = |phase: Value<'_>| phase.is("Succeeded") || phase.is("Failed");
@@ -199,7 +199,7 @@ fn write(out: &mut String, pairs: Option<Value<'_>>, is_kept: impl Fn(&str, &str
 }
 
 /// Number of values at which a pool is first searched for unused ones.
-const LEAST: usize = 256;
+const MIN_SWEEP: usize = 256;
 
 /// Interned values. Unused values are removed from time to time.
 #[derive(Debug)]
@@ -210,7 +210,7 @@ pub(super) struct Pool<T> {
 
 impl<T> Default for Pool<T> {
     fn default() -> Self {
-        Self { known: HashSet::new(), sweep_at: LEAST }
+        Self { known: HashSet::new(), sweep_at: MIN_SWEEP }
     }
 }
 
@@ -223,7 +223,7 @@ impl<T: Hash + Eq> Pool<T> {
         if self.known.len() >= self.sweep_at {
             self.known.retain(|known| Arc::strong_count(known) > 1);
             self.known.shrink_to(self.known.len() * 2);
-            self.sweep_at = LEAST.max(self.known.len() * 2);
+            self.sweep_at = MIN_SWEEP.max(self.known.len() * 2);
         }
         let value = Arc::new(value);
         self.known.insert(Arc::clone(&value));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn mirrors_and_what_ends_are_exempt() {
+    fn mirror_and_ended_pods_are_exempt() {
         let with = |what: serde_json::Value| {
             let mut pod = json!({"metadata": {"namespace": "a", "name": "b"}});
             json_patch(&mut pod, &what);
@@ -333,7 +333,7 @@ mod tests {
         for number in 0..10_000 {
             pool.share(number.to_string());
         }
-        assert!(pool.len() <= LEAST + 1, "{}", pool.len());
+        assert!(pool.len() <= MIN_SWEEP + 1, "{}", pool.len());
         assert!(Arc::ptr_eq(&first, &pool.share("a".to_owned())));
     }
 }

@@ -3,18 +3,15 @@
 //! The audit compares the injection record of a pod with the profiles that *select* it, and renders nothing:
 //!
 //! - **Pods are watched as metadata.** The audit keeps each pod's original labels and annotations, once for all pods
-//!   with equal
-//! ones, and the profiles in its record (`kept`). It ignores ended pods, and pods of other namespaces.
+//!   with equal ones, and the profiles in its record (`kept`). It ignores ended pods, and pods of other namespaces.
 //! - **Metadata is sufficient** to decide which profiles are requested, dropped, and select the pod
-//! ([`pillion_engine::audit`]).
+//!   ([`pillion_engine::audit`]).
 //! - **A profile with conditions**, or with parameters that can reject, needs the whole pod. Only the verdict is kept.
-//!   If the
-//! profile is in the pod's record, the whole pod is not read, because the webhook decided when the pod was created. So
-//! the audit reads few whole pods: once for each revision of the profile and for each change of the namespace. The
-//! requests have pauses between them ([`PodFetch`]).
+//!   If the profile is in the pod's record, the whole pod is not read, because the webhook decided when the pod was
+//!   created. So the audit reads few whole pods: once for each revision of the profile and for each change of the
+//!   namespace. The requests have pauses between them ([`PodFetch`]).
 //! - **When profiles or namespaces change**, the audit judges the kept data again in memory, once for all equal pods.
-//!   If only a
-//! profile's template has changed, nothing is read again, because the records name the older revision.
+//!   If only a profile's template has changed, nothing is read again, because the records name the older revision.
 //!
 //! [`Auditor`] does no I/O: it takes changes, and returns fetches and a [`Report`]. [`run`] is the leader's task.
 //! [`once`] does the same from lists, for `pillion status`, which works without the controller.

@@ -9,7 +9,7 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 
-use super::kept::Has;
+use super::kept::RecordedProfiles;
 use super::*;
 use crate::guard::faults;
 use crate::informer::objects::Change;
@@ -59,7 +59,7 @@ fn pod_whose_evaluation_panics_is_undecided() {
         listed(&json!({"activation": "Always", "matchConditions": conditions, "template": template}), &["bad", "good"]);
     assert_eq!(standings(&auditor).pending, 2);
     let fault = faults::at("pod of-bad/bad");
-    for pod_fetch in std::iter::from_fn(|| auditor.next_errand()).collect::<Vec<_>>() {
+    for pod_fetch in std::iter::from_fn(|| auditor.next_fetch()).collect::<Vec<_>>() {
         let PodFetch::Get { name, .. } = &pod_fetch else { panic!("{pod_fetch:?}") };
         auditor.whole(whole(name).root(), &LookedUp::default());
         auditor.done(&pod_fetch, None, true);
@@ -67,7 +67,7 @@ fn pod_whose_evaluation_panics_is_undecided() {
     drop(fault);
     let found = standings(&auditor);
     assert_eq!((found.undecided, found.missing, found.pending), (1, 1, 0), "{found:?}");
-    assert_eq!(auditor.next_errand(), None);
+    assert_eq!(auditor.next_fetch(), None);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn panic_over_metadata_affects_one_pod() {
     assert_eq!((auditor.pods(), standings(&auditor).missing), (2, 1));
 
     // The older revision in the pod's record is not reported as orphaned.
-    let has = Has { is_recorded: true, profiles: vec![("proxy".into(), "old".into())] };
+    let has = RecordedProfiles { is_recorded: true, profiles: vec![("proxy".into(), "old".into())] };
     auditor.update(Change::Applied(Seen { has, ..seen("bad") }));
     drop(fault);
     let found = standings(&auditor);

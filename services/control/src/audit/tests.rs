@@ -109,8 +109,8 @@ fn listed(snapshot: Snapshot, pods: &[Pod]) -> Auditor {
 /// Facts of a cluster that was set up long before the pods.
 fn known(auditor: &Auditor) -> ClusterFacts {
     let mut facts = ClusterFacts::default();
-    facts.away.look(START, false);
-    facts.off.look(START, false);
+    facts.unavailable.add_sample(START, false);
+    facts.disabled.add_sample(START, false);
     facts.registered = Some(1);
     for (name, namespace) in auditor.snapshot().namespaces() {
         facts.set_namespace(name, namespace, NamespaceAge { opted_in: Some(10), changed: Some(10) });
@@ -134,9 +134,9 @@ fn one(pod: &str, profile: &str, state: State, cause: Cause) -> Vec<(String, Str
 }
 
 /// Executes all due fetches with these pods, and returns the number of fetches.
-fn run_errands(auditor: &mut Auditor, pods: &[Pod]) -> usize {
+fn run_fetches(auditor: &mut Auditor, pods: &[Pod]) -> usize {
     let mut count = 0;
-    while let Some(pod_fetch) = auditor.next_errand() {
+    while let Some(pod_fetch) = auditor.next_fetch() {
         count += 1;
         assert!(count < 1_000, "the fetches do not end: {pod_fetch:?}");
         let is_asked = |pod: &&Pod| {
@@ -156,7 +156,7 @@ fn run_errands(auditor: &mut Auditor, pods: &[Pod]) -> usize {
 }
 
 #[test]
-fn pod_as_its_profile_says_is_no_finding() {
+fn matching_pod_is_no_finding() {
     let snapshot = shop(profiles(&[("a", always())]));
     let right = pod("right").with("a", &revision(&snapshot, "a"));
     let out = pod("out").label("pillion.dev/inject", "false");
@@ -177,13 +177,13 @@ fn each_finding_has_its_cause() {
     assert_eq!(findings(&auditor, &plain), missing(Cause::Unknown));
 
     let mut away = plain.clone();
-    away.away.look(1_900, true);
+    away.unavailable.add_sample(1_900, true);
     assert_eq!(findings(&auditor, &away), missing(Cause::WebhookAway));
     let mut unregistered = plain.clone();
     unregistered.registered = Some(2_000);
     assert_eq!(findings(&auditor, &unregistered), missing(Cause::WebhookAway));
     let mut off = plain.clone();
-    off.off.look(1_900, true);
+    off.disabled.add_sample(1_900, true);
     assert_eq!(findings(&auditor, &off), missing(Cause::SwitchedOff));
 
     let mut young = plain.clone();
@@ -226,11 +226,11 @@ fn pods_of_namespace_that_opts_in_are_listed() {
     assert_eq!(auditor.pods(), 0, "pods of other namespaces are not kept");
     let label = [(INJECTION_LABEL, "enabled")];
     auditor.set_snapshot(Arc::new(before.with_namespace("shop", Some(Namespace::new(label, [])))), 5_000);
-    let pod_fetch = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_fetch().unwrap();
     assert_eq!(pod_fetch, PodFetch::List { namespace: "shop".into(), from: None });
     auditor.failed(pod_fetch);
     assert!(!auditor.report(&ClusterFacts::default(), 1).is_complete);
-    assert_eq!(run_errands(&mut auditor, &[pod("p")]), 1);
+    assert_eq!(run_fetches(&mut auditor, &[pod("p")]), 1);
     let mut facts = known(&auditor);
     let namespace = auditor.namespace("shop").unwrap();
     facts.set_namespace("shop", namespace, NamespaceAge { opted_in: Some(4_990), changed: None });
@@ -245,7 +245,7 @@ fn changed_profile_outdates_pods_without_reads() {
     let first = shop(profiles(&[("a", conditional())]));
     let old = revision(&first, "a");
     let mut auditor = listed(first.clone(), &[pod("p").with("a", &old)]);
-    assert_eq!(auditor.next_errand(), None, "the webhook decided about the recorded profile");
+    assert_eq!(auditor.next_fetch(), None, "the webhook decided about the recorded profile");
     assert!(findings(&auditor, &known(&auditor)).is_empty());
 
     let mut edited = conditional();
@@ -253,7 +253,7 @@ fn changed_profile_outdates_pods_without_reads() {
     let second = Arc::new(first.with_profiles(profiles(&[("a", edited)])));
     assert!(auditor.set_snapshot(Arc::clone(&second), 2_000));
     assert!(!auditor.judge(100));
-    assert_eq!(auditor.next_errand(), None);
+    assert_eq!(auditor.next_fetch(), None);
     assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Outdated, Cause::ProfileChanged));
     let finding = auditor.report(&known(&auditor), 1).findings.remove(0);
     assert_eq!((finding.has.as_deref(), finding.want), (Some(&*old), Some(revision(&second, "a").into())));
@@ -270,46 +270,46 @@ fn pods_lacking_conditional_profile_are_read_once() {
     let pods = [pod("1").containers(1), pod("22").containers(2)];
     let mut auditor = listed(first.clone(), &pods);
     assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 2);
-    assert_eq!(run_errands(&mut auditor, &pods), 2);
+    assert_eq!(run_fetches(&mut auditor, &pods), 2);
     let missing = one("1", "a", State::Missing, Cause::Unknown);
     assert_eq!(findings(&auditor, &known(&auditor)), missing);
     assert_eq!(auditor.report(&known(&auditor), 1).pods.not_asked, 1);
 
     // The status of the pod changes, so the result stays valid.
     auditor.update(Change::Applied(pods[1].seen()));
-    assert_eq!(run_errands(&mut auditor, &pods), 0);
+    assert_eq!(run_fetches(&mut auditor, &pods), 0);
     // The result also stays valid when another profile changes.
     let other = Arc::new(first.with_profiles(profiles(&[("a", conditional()), ("b", json!({}))])));
     auditor.set_snapshot(other, 2_000);
     auditor.judge(100);
-    assert_eq!(run_errands(&mut auditor, &pods), 0);
+    assert_eq!(run_fetches(&mut auditor, &pods), 0);
     // After a change of the namespace or of the revision, the pods are read again.
     let annotated = Namespace::new([(INJECTION_LABEL, "enabled"), ("team", "red")], []);
     let renamed = Arc::new(first.with_namespace("shop", Some(annotated)));
     auditor.set_snapshot(Arc::clone(&renamed), 2_000);
     auditor.judge(100);
-    assert_eq!(run_errands(&mut auditor, &pods), 2);
+    assert_eq!(run_fetches(&mut auditor, &pods), 2);
     assert_eq!(findings(&auditor, &known(&auditor)), missing);
     let mut edited = conditional();
     edited["order"] = 7.into();
     auditor.set_snapshot(Arc::new(renamed.with_profiles(profiles(&[("a", edited)]))), 2_000);
     auditor.judge(100);
-    assert_eq!(run_errands(&mut auditor, &pods), 2);
+    assert_eq!(run_fetches(&mut auditor, &pods), 2);
 }
 
 #[test]
 fn many_pods_are_listed_and_failures_retried() {
     let pods: Vec<_> = (0..100).map(|number| pod(&format!("p{number:03}"))).collect();
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &pods);
-    let pod_fetch = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_fetch().unwrap();
     assert_eq!(pod_fetch, PodFetch::List { namespace: "shop".into(), from: None });
     auditor.failed(pod_fetch);
-    let pod_fetch = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_fetch().unwrap();
     for pod in &pods[..50] {
         auditor.whole(pod.whole().root(), &LookedUp::default());
     }
     auditor.done(&pod_fetch, Some("more".to_owned()), true);
-    let pod_fetch = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_fetch().unwrap();
     assert_eq!(pod_fetch, PodFetch::List { namespace: "shop".into(), from: Some("more".to_owned()) });
     // A pod is deleted during the request for the next page, which still contains it.
     auditor.update(Change::Deleted(("shop".into(), "p099".into())));
@@ -317,7 +317,7 @@ fn many_pods_are_listed_and_failures_retried() {
         auditor.whole(pod.whole().root(), &LookedUp::default());
     }
     auditor.done(&pod_fetch, None, true);
-    assert_eq!(auditor.next_errand(), None);
+    assert_eq!(auditor.next_fetch(), None);
     let report = auditor.report(&known(&auditor), 10);
     assert_eq!((report.pods.missing, auditor.pods()), (99, 99));
     assert_eq!(report.findings.len(), 10, "all findings are counted, and some have details");
@@ -341,7 +341,7 @@ fn namespaces_take_turns_at_reads() {
     let mut told = Vec::new();
     for _ in 0..9 {
         // One namespace's list never ends, and the fetch of another namespace always fails.
-        let pod_fetch = auditor.next_errand().unwrap();
+        let pod_fetch = auditor.next_fetch().unwrap();
         match &pod_fetch {
             PodFetch::List { namespace, .. } => {
                 assert_eq!(&**namespace, "a-busy");
@@ -376,31 +376,31 @@ fn each_namespace_is_read_by_one_request() {
         }
     }
     let mut auditor = listed(snapshot, &pods);
-    let pod_fetches: Vec<_> = std::iter::from_fn(|| auditor.next_errand()).collect();
+    let pod_fetches: Vec<_> = std::iter::from_fn(|| auditor.next_fetch()).collect();
     let namespaces: Vec<_> = pod_fetches.iter().map(PodFetch::namespace).collect();
     assert_eq!(namespaces, ["one", "three", "two"]);
     let complete = |auditor: &Auditor| auditor.report(&ClusterFacts::default(), 10).is_complete;
     auditor.failed(pod_fetches[0].clone());
-    assert_eq!(auditor.next_errand().unwrap().namespace(), "one");
+    assert_eq!(auditor.next_fetch().unwrap().namespace(), "one");
     // No fetch is left to start, but some are still running.
-    assert_eq!((auditor.next_errand(), complete(&auditor)), (None, false));
+    assert_eq!((auditor.next_fetch(), complete(&auditor)), (None, false));
 }
 
 #[test]
 fn late_response_does_not_restore_deleted_pod() {
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &[pod("p")]);
-    let pod_fetch = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_fetch().unwrap();
     auditor.update(Change::Deleted(("shop".into(), "p".into())));
     auditor.whole(pod("p").whole().root(), &LookedUp::default());
     auditor.done(&pod_fetch, None, true);
-    assert_eq!((auditor.pods(), auditor.next_errand()), (0, None));
+    assert_eq!((auditor.pods(), auditor.next_fetch()), (0, None));
 }
 
 #[test]
 fn namespace_without_due_pods_is_not_read() {
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &[pod("p")]);
     auditor.update(Change::Deleted(("shop".into(), "p".into())));
-    assert_eq!(auditor.next_errand(), None);
+    assert_eq!(auditor.next_fetch(), None);
     assert!(auditor.report(&ClusterFacts::default(), 1).is_complete);
 }
 
@@ -426,11 +426,11 @@ fn unknowable_condition_leaves_pod_undecided() {
     let spec = json!({"activation": "Always",
         "matchConditions": [{"name": "me", "expression": "request.userInfo.username == 'me'"}]});
     let mut auditor = listed(shop(profiles(&[("a", spec)])), &[pod("p")]);
-    run_errands(&mut auditor, &[pod("p")]);
+    run_fetches(&mut auditor, &[pod("p")]);
     let report = auditor.report(&known(&auditor), 10);
     assert_eq!((report.total(), report.pods.undecided, report.profiles["a"].undecided), (0, 1, 1));
     auditor.update(Change::Applied(pod("p").label("x", "y").seen()));
-    assert!(auditor.next_errand().is_some(), "a changed pod is read again");
+    assert!(auditor.next_fetch().is_some(), "a changed pod is read again");
 }
 
 /// A profile whose text `old` is kept besides the active one.
@@ -459,11 +459,11 @@ fn pinned_pod_needs_the_pinned_revision() {
     let mut auditor = listed(snapshot, &pods);
     assert_eq!(findings(&auditor, &known(&auditor)), one("ww", "a", State::Outdated, Cause::ProfileChanged));
     assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 1, "the pinned revision was not read yet");
-    assert_eq!(run_errands(&mut auditor, &pods), 1);
+    assert_eq!(run_fetches(&mut auditor, &pods), 1);
     // No lookup succeeded, so the pinned revision is still unknown.
     assert_eq!(auditor.report(&known(&auditor), 1).pods.undecided, 1);
-    assert_eq!(auditor.ask_again(), 1);
-    let pod_fetch = auditor.next_errand().unwrap();
+    assert_eq!(auditor.retry_failed_lookups(), 1);
+    let pod_fetch = auditor.next_fetch().unwrap();
     let wanted = auditor.needs(pods[2].whole().root());
     assert_eq!(wanted.objects.len(), 1);
     let spec = json!({"activation": "Always", "template": {"metadata": {"annotations": {"example.com/text": "old"}}}});
@@ -484,7 +484,7 @@ fn failed_lookup_of_pod_is_retried() {
         "matchConditions": [{"name": "it", "expression": "!serviceAccount.hasValue()"}]});
     let mut auditor = listed(shop(profiles(&[("a", spec)])), &[pod("p")]);
     let answer = |auditor: &mut Auditor, answer: Answer<Arc<OwnedTape>>| {
-        let pod_fetch = auditor.next_errand().unwrap();
+        let pod_fetch = auditor.next_fetch().unwrap();
         let looked_up = LookedUp { service_account: answer, ..LookedUp::default() };
         auditor.whole(pod("p").whole().root(), &looked_up);
         auditor.done(&pod_fetch, None, true);
@@ -492,10 +492,10 @@ fn failed_lookup_of_pod_is_retried() {
     answer(&mut auditor, Answer::Failed("no answer in time".into()));
     let report = auditor.report(&known(&auditor), 10);
     assert!(report.is_complete && report.total() == 0 && report.pods.undecided == 1, "{report:?}");
-    assert_eq!((auditor.next_errand(), auditor.ask_again()), (None, 1));
+    assert_eq!((auditor.next_fetch(), auditor.retry_failed_lookups()), (None, 1));
     answer(&mut auditor, Answer::Missing);
     assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Missing, Cause::Unknown));
-    assert_eq!(auditor.ask_again(), 0);
+    assert_eq!(auditor.retry_failed_lookups(), 0);
 }
 
 #[test]
@@ -505,9 +505,9 @@ fn namespaces_excluded_from_webhook_are_ignored() {
     auditor.set_excluded(["shop".into()].into(), START);
     assert_eq!((auditor.pods(), findings(&auditor, &known(&auditor)).len()), (0, 0));
     auditor.update(Change::Applied(pod("other").seen()));
-    assert_eq!((auditor.pods(), auditor.next_errand()), (0, None));
+    assert_eq!((auditor.pods(), auditor.next_fetch()), (0, None));
     auditor.set_excluded([].into(), START);
-    assert_eq!(run_errands(&mut auditor, &[pod("p")]), 1, "pods are listed when their namespace is no longer excluded");
+    assert_eq!(run_fetches(&mut auditor, &[pod("p")]), 1, "pods are listed when their namespace is no longer excluded");
     assert_eq!(findings(&auditor, &known(&auditor)).len(), 1);
 }
 
@@ -521,7 +521,7 @@ fn whole_pods_decide_between_profiles_of_a_group() {
     let set = profiles(&[("a", group(conditional(), 1)), ("b", group(always(), 2))]);
     let pods = [pod("1").containers(1), pod("22").containers(2)];
     let mut auditor = listed(shop(set), &pods);
-    run_errands(&mut auditor, &pods);
+    run_fetches(&mut auditor, &pods);
     let found = findings(&auditor, &known(&auditor));
     let expected = [one("1", "a", State::Missing, Cause::Unknown), one("22", "b", State::Missing, Cause::Unknown)];
     assert_eq!(found, expected.concat());

@@ -170,7 +170,7 @@ impl Clock {
     }
 
     /// Records a response of the API server that was sent and received at these times.
-    pub fn heard(&self, headers: &HeaderMap, sent: Instant, received: Instant) {
+    pub(crate) fn record_response(&self, headers: &HeaderMap, sent: Instant, received: Instant) {
         let Some(date) = headers.get(header::DATE).and_then(|date| date.to_str().ok()).and_then(date) else { return };
         let at = sent + received.saturating_duration_since(sent) / 2;
         self.lock().add(Answer { date, at }, &self.settings);
@@ -180,12 +180,12 @@ impl Clock {
     ///
     /// # Errors
     /// The request failed or timed out. Any HTTP response counts, even an error.
-    pub async fn ask(&self, client: &Client) -> kube::Result<()> {
+    pub(crate) async fn request_time(&self, client: &Client) -> kube::Result<()> {
         let request = Request::get("/version").body(Body::empty()).map_err(kube::Error::HttpError)?;
         let sent = Instant::now();
         let answer = timeout(self.settings.timeout, client.send(request)).await;
         let response = answer.map_err(|_| kube::Error::Service("no answer in time".into()))??;
-        self.heard(response.headers(), sent, Instant::now());
+        self.record_response(response.headers(), sent, Instant::now());
         Ok(())
     }
 
@@ -194,7 +194,7 @@ impl Clock {
         let asking = async {
             let mut reported = None;
             loop {
-                if let Err(error) = self.ask(&client).await {
+                if let Err(error) = self.request_time(&client).await {
                     warn!(%error, "the API server's time cannot be read");
                 }
                 let agrees = self.agrees();
@@ -209,7 +209,7 @@ impl Clock {
                 }
                 // Ask soon until the first response, since some steps wait for the time.
                 let known = self.difference().is_some();
-                sleep(if known { self.settings.interval } else { self.settings.interval.min(FIRST) }).await;
+                sleep(if known { self.settings.interval } else { self.settings.interval.min(FIRST_INTERVAL) }).await;
             }
         };
         tokio::select! {
@@ -224,7 +224,7 @@ impl Clock {
 }
 
 /// Time between two requests until the first response.
-const FIRST: Duration = Duration::from_secs(1);
+const FIRST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Parses a header such as `Sat, 21 Nov 2026 12:00:00 GMT`.
 fn date(text: &str) -> Option<Timestamp> {
@@ -289,8 +289,8 @@ mod tests {
         assert_eq!(date("2026-11-21"), None);
         let clock = Clock::new(Settings::default(), ClockMetrics::default());
         let now = Instant::now();
-        clock.heard(&HeaderMap::new(), now, now);
-        clock.heard(&HeaderMap::from_iter([(header::DATE, HeaderValue::from_static("junk"))]), now, now);
+        clock.record_response(&HeaderMap::new(), now, now);
+        clock.record_response(&HeaderMap::from_iter([(header::DATE, HeaderValue::from_static("junk"))]), now, now);
         assert_eq!(clock.difference(), None);
     }
 
@@ -301,7 +301,7 @@ mod tests {
             Ok::<_, kube::Error>(response.body(Body::empty()).unwrap())
         });
         let clock = Clock::new(Settings::default(), ClockMetrics::default());
-        clock.ask(&Client::new(answer, "default")).await.unwrap();
+        clock.request_time(&Client::new(answer, "default")).await.unwrap();
         assert!(clock.difference().unwrap() > SignedDuration::from_hours(24 * 365));
         assert!(!clock.agrees());
     }

@@ -48,16 +48,16 @@ use crate::client::watch_object;
 use crate::release::Release;
 
 /// Time between two checks of a pair that is not valid yet.
-const AGAIN: Duration = Duration::from_secs(10);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a pair of an older CA is rejected.
 const OLDER_FOR: Duration = Duration::from_mins(10);
 
 /// The name of the watched object in log lines.
-const WHAT: &str = "the Secret with the serving certificate";
+const OBJECT_NAME: &str = "the Secret with the serving certificate";
 
 /// The annotation with the number of the CA that signed the certificate.
-pub const GENERATION_ANNOTATION: &str = "pillion.dev/generation";
+pub(crate) const GENERATION_ANNOTATION: &str = "pillion.dev/generation";
 
 const TYPE: &str = "kubernetes.io/tls";
 const CERTIFICATE: &str = "tls.crt";
@@ -231,11 +231,11 @@ pub fn may_replace(served: Generation, offered: Generation) -> bool {
 
 /// The last reported state of the Secret.
 #[derive(Default)]
-struct Seen {
+struct ReportedState {
     /// The Secret, if its existence was reported.
     secret: Option<Secret>,
     /// Why the pair was rejected.
-    refused: Option<Refused>,
+    rejection: Option<Rejection>,
     gone_reported: bool,
     /// The last pair that could be served.
     served: Option<Served>,
@@ -248,7 +248,7 @@ struct Served {
 
 /// Why a pair was rejected.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Refused {
+enum Rejection {
     Invalid(Reason),
     /// The pair is of an older CA. Has the time when the pair was first seen.
     Older(Instant),
@@ -258,35 +258,35 @@ impl WatchedSecret {
     /// Follows the Secret until `stop`, and reports its changes.
     pub async fn follow(self, client: Client, stop: CancellationToken, report: impl FnMut(News)) {
         let api = Api::<Secret>::namespaced(client, &self.namespace);
-        self.run(watch_object::watch(api, WHAT, &self.name), Timestamp::now, stop, report).await;
+        self.run(watch_object::watch(api, OBJECT_NAME, &self.name), Timestamp::now, stop, report).await;
     }
 
     /// Runs [`WatchedSecret::follow`] with the given watch and clock.
     async fn run(
         &self,
-        states: impl Stream<Item = watch_object::Seen<Secret>> + Send,
+        states: impl Stream<Item = watch_object::Observation<Secret>> + Send,
         now: impl Fn() -> Timestamp,
         stop: CancellationToken,
         mut report: impl FnMut(News),
     ) {
         let mut states = std::pin::pin!(states);
-        let mut again = tokio::time::interval(AGAIN);
-        let mut seen = Seen::default();
+        let mut recheck = tokio::time::interval(RECHECK_INTERVAL);
+        let mut seen = ReportedState::default();
         loop {
             let state = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 state = states.next() => state,
-                _ = again.tick(), if seen.may_pass() => {
-                    seen.again(self, now()).into_iter().for_each(&mut report);
+                _ = recheck.tick(), if seen.may_become_valid() => {
+                    seen.recheck(self, now()).into_iter().for_each(&mut report);
                     continue;
                 }
             };
             let news = match state {
-                Some(watch_object::Seen::Is(Some(secret))) => seen.change(*secret, self, now()),
-                Some(watch_object::Seen::Is(None)) => seen.gone(),
+                Some(watch_object::Observation::State(Some(secret))) => seen.change(*secret, self, now()),
+                Some(watch_object::Observation::State(None)) => seen.gone(),
                 // The last pair stays.
-                Some(watch_object::Seen::Forbidden) => continue,
+                Some(watch_object::Observation::Forbidden) => continue,
                 // A watch never ends. If it did, the last pair would stay.
                 None => return stop.cancelled().await,
             };
@@ -295,61 +295,61 @@ impl WatchedSecret {
     }
 }
 
-impl Seen {
+impl ReportedState {
     fn change(&mut self, secret: Secret, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
         if self.secret.as_ref().is_some_and(|seen| seen.data == secret.data) {
             return None;
         }
         self.gone_reported = false;
-        self.refused = None;
-        let news = self.compared(judged(&secret, watched, now), now);
+        self.rejection = None;
+        let news = self.compare_with_served(judged(&secret, watched, now), now);
         self.secret = Some(secret);
         Some(news)
     }
 
     /// Whether a rejected pair may become acceptable later.
-    fn may_pass(&self) -> bool {
-        matches!(self.refused, Some(Refused::Invalid(Reason::NotYet) | Refused::Older(_)))
+    fn may_become_valid(&self) -> bool {
+        matches!(self.rejection, Some(Rejection::Invalid(Reason::NotYet) | Rejection::Older(_)))
     }
 
     /// Checks a rejected pair again. It may have become valid, or may have stayed long enough. An unchanged rejection
     /// is not reported again.
-    fn again(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
+    fn recheck(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
         let news = judged(self.secret.as_ref()?, watched, now);
-        let before = self.refused;
-        let news = self.compared(news, now);
-        (before != self.refused).then_some(news)
+        let before = self.rejection;
+        let news = self.compare_with_served(news, now);
+        (before != self.rejection).then_some(news)
     }
 
     fn gone(&mut self) -> Option<News> {
-        (self.secret, self.refused) = (None, None);
+        (self.secret, self.rejection) = (None, None);
         (!std::mem::replace(&mut self.gone_reported, true)).then_some(News::Gone)
     }
 
     /// Returns the same news, or [`News::Older`] instead of a valid pair of an older CA.
-    fn compared(&mut self, news: News, now: Timestamp) -> News {
+    fn compare_with_served(&mut self, news: News, now: Timestamp) -> News {
         let pair = match news {
             News::Valid(pair) => pair,
-            News::Invalid(unfit) => {
-                self.refused = Some(Refused::Invalid(unfit.reason));
-                return News::Invalid(unfit);
+            News::Invalid(invalid) => {
+                self.rejection = Some(Rejection::Invalid(invalid.reason));
+                return News::Invalid(invalid);
             }
             news => return news,
         };
         let issuer = CaName::of_issuer(&pair.fit.leaf);
         if let (Some(Served { issuer: served, not_after }), Some(offered)) = (&self.served, &issuer) {
-            let since = match self.refused {
-                Some(Refused::Older(since)) => since,
+            let since = match self.rejection {
+                Some(Rejection::Older(since)) => since,
                 _ => Instant::now(),
             };
             let is_of_same_release = (&served.namespace, &served.release) == (&offered.namespace, &offered.release);
             let is_older = is_of_same_release && !may_replace(served.generation, offered.generation);
             if is_older && *not_after > now && since.elapsed() < OLDER_FOR {
-                self.refused = Some(Refused::Older(since));
+                self.rejection = Some(Rejection::Older(since));
                 return News::Older { served: served.generation, offered: offered.generation };
             }
         }
-        self.refused = None;
+        self.rejection = None;
         self.served = issuer.map(|issuer| Served { issuer, not_after: pair.fit.not_after });
         News::Valid(pair)
     }
@@ -358,7 +358,7 @@ impl Seen {
 fn judged(secret: &Secret, watched: &WatchedSecret, now: Timestamp) -> News {
     let fit = match judge(secret, &watched.names, now) {
         Ok(fit) => fit,
-        Err(unfit) => return News::Invalid(unfit),
+        Err(invalid) => return News::Invalid(invalid),
     };
     let (certificate, key) = pair(secret);
     let annotation = |key| secret.metadata.annotations.as_ref().and_then(|all| all.get(key));
@@ -419,7 +419,7 @@ mod tests {
         let report = move |news| {
             lines.lock().unwrap().push(match news {
                 News::Valid(pair) => format!("fit {:?} {:?}", pair.epoch, pair.generation),
-                News::Invalid(unfit) => unfit.reason.as_str().to_owned(),
+                News::Invalid(invalid) => invalid.reason.as_str().to_owned(),
                 News::Older { served, offered } => format!("{} older than {}", offered.0, served.0),
                 News::Gone => "gone".to_owned(),
             });
@@ -430,12 +430,12 @@ mod tests {
             tokio::time::sleep(Duration::from_mins(1)).await;
             end.cancel();
         };
-        let states = watch_object::observations(stream::iter(events).chain(stream::pending()), WHAT, "s");
+        let states = watch_object::observations(stream::iter(events).chain(stream::pending()), OBJECT_NAME, "s");
         tokio::join!(watched.run(states, now, stop, report), ending);
         reported.lock().unwrap().clone()
     }
 
-    fn cut_off() -> watcher::Result<Event<Secret>> {
+    fn interruption() -> watcher::Result<Event<Secret>> {
         Err(watcher::Error::NoResourceVersion)
     }
 
@@ -449,7 +449,7 @@ mod tests {
             Ok(Event::InitApply(first.clone())),
             Ok(Event::InitDone),
             Ok(Event::Apply(touched)),
-            cut_off(),
+            interruption(),
             Ok(Event::Init),
             Ok(Event::InitApply(first.clone())),
             Ok(Event::InitDone),
@@ -472,7 +472,7 @@ mod tests {
         let events = vec![
             Ok(Event::Init),
             Ok(Event::InitApply(first.clone())),
-            cut_off(),
+            interruption(),
             Ok(Event::Init),
             Ok(Event::InitDone),
             Ok(Event::Apply(first)),
@@ -517,15 +517,15 @@ mod tests {
     async fn serves_older_certificate_that_stays() {
         let [name, _] = release().server_names();
         let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };
-        let mut seen = Seen::default();
+        let mut seen = ReportedState::default();
         seen.change(signed(Generation(5), noon(), 9), &watched, noon());
         let news = seen.change(signed(Generation(4), noon(), 1), &watched, noon());
         assert!(matches!(news, Some(News::Older { .. })));
-        tokio::time::advance(OLDER_FOR.saturating_sub(AGAIN)).await;
-        assert!(seen.may_pass() && seen.again(&watched, noon()).is_none());
-        tokio::time::advance(AGAIN).await;
-        assert!(matches!(seen.again(&watched, noon()), Some(News::Valid(_))));
-        assert!(!seen.may_pass());
+        tokio::time::advance(OLDER_FOR.saturating_sub(RECHECK_INTERVAL)).await;
+        assert!(seen.may_become_valid() && seen.recheck(&watched, noon()).is_none());
+        tokio::time::advance(RECHECK_INTERVAL).await;
+        assert!(matches!(seen.recheck(&watched, noon()), Some(News::Valid(_))));
+        assert!(!seen.may_become_valid());
     }
 
     #[tokio::test(start_paused = true)]

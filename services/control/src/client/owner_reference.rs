@@ -39,13 +39,13 @@ fn reference(release: &Release, uid: String) -> OwnerReference {
 }
 
 /// Whether the object has this owner, and no reference to a deleted owner of the same name.
-pub(crate) fn is_given(metadata: &ObjectMeta, owner: &OwnerReference) -> bool {
+pub(crate) fn has_owner(metadata: &ObjectMeta, owner: &OwnerReference) -> bool {
     let mut owners = metadata.owner_references.iter().flatten();
     owners.clone().any(|known| known.uid == owner.uid) && !owners.any(|known| is_namesake(known, owner))
 }
 
 /// Sets this owner and removes references to deleted owners of the same name.
-pub(crate) fn give(metadata: &mut ObjectMeta, owner: OwnerReference) {
+pub(crate) fn set_owner(metadata: &mut ObjectMeta, owner: OwnerReference) {
     let owners = metadata.owner_references.get_or_insert_default();
     owners.retain(|known| !is_namesake(known, &owner));
     if owners.iter().all(|known| known.uid != owner.uid) {
@@ -55,8 +55,8 @@ pub(crate) fn give(metadata: &mut ObjectMeta, owner: OwnerReference) {
 
 /// Whether the reference is to another object of the same kind and name.
 fn is_namesake(known: &OwnerReference, owner: &OwnerReference) -> bool {
-    let what = |owner: &OwnerReference| (owner.api_version.clone(), owner.kind.clone(), owner.name.clone());
-    known.uid != owner.uid && what(known) == what(owner)
+    let key = |owner: &OwnerReference| (owner.api_version.clone(), owner.kind.clone(), owner.name.clone());
+    known.uid != owner.uid && key(known) == key(owner)
 }
 
 #[cfg(test)]
@@ -81,8 +81,8 @@ mod tests {
         ] {
             let mut metadata = ObjectMeta { owner_references: before, ..ObjectMeta::default() };
             let is_as_wanted = metadata.owner_references.as_ref() == Some(&after);
-            assert_eq!(is_given(&metadata, &ours("now")), is_as_wanted, "{metadata:?}");
-            give(&mut metadata, ours("now"));
+            assert_eq!(has_owner(&metadata, &ours("now")), is_as_wanted, "{metadata:?}");
+            set_owner(&mut metadata, ours("now"));
             assert_eq!(metadata.owner_references, Some(after));
         }
     }

@@ -5,8 +5,7 @@
 //!
 //! - The number of deleted pods per second is limited.
 //! - If an owner's new pods wait although webhooks respond, the controller deletes none of them for a time that
-//!   doubles. Then
-//! it tries one pod.
+//!   doubles. Then it tries one pod.
 //! - A pod that no owner would create again is never deleted. An Event reports it instead.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -71,7 +70,7 @@ impl Default for ReleaseSettings {
 
 /// State of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum NamespaceState {
     /// The namespace could not be read.
     Unknown,
     /// The namespace has no opt-in label, or is excluded by name.
@@ -95,7 +94,7 @@ pub enum Step {
     /// Delete the pod, so that its owner creates a new one.
     Recreate(Key),
     /// Remove the pod's scheduling gate, so that it runs without injection.
-    LetGo(Key),
+    RemoveGate(Key),
     /// Record an Event: the pod waits, and no owner would create a new one.
     Report(Key),
 }
@@ -116,7 +115,7 @@ pub struct Planner {
     injection: Injection,
     owners: HashMap<Arc<str>, Attempts>,
     reported: HashSet<Arc<str>>,
-    touched: HashMap<Arc<str>, Instant>,
+    stepped_at: HashMap<Arc<str>, Instant>,
     tokens: f64,
     refilled: Option<Instant>,
 }
@@ -142,7 +141,7 @@ impl Planner {
             injection: Injection::Silent,
             owners: HashMap::new(),
             reported: HashSet::new(),
-            touched: HashMap::new(),
+            stepped_at: HashMap::new(),
             tokens: 0.0,
             refilled: None,
         }
@@ -154,15 +153,15 @@ impl Planner {
         now: Instant,
         injection: Injection,
         pods: &BTreeMap<Key, Waiting>,
-        place: impl Fn(&str) -> Place,
+        namespace_state: impl Fn(&str) -> NamespaceState,
     ) -> Plan {
         self.begin(now, injection, pods);
         let mut plan = Plan::default();
         let mut owners: BTreeMap<Arc<str>, Vec<(&Key, &Waiting)>> = BTreeMap::new();
         for (key, waiting) in pods {
-            match verdict(injection, place(&key.namespace), waiting.pod.owner_kind) {
+            match verdict(injection, namespace_state(&key.namespace), waiting.pod.owner_kind) {
                 Verdict::Wait => {}
-                Verdict::LetGo => self.touch(now, &mut plan, waiting, Step::LetGo(key.clone())),
+                Verdict::RemoveGate => self.plan_step(now, &mut plan, waiting, Step::RemoveGate(key.clone())),
                 Verdict::Report => {
                     if self.reported.insert(Arc::clone(&waiting.pod.uid)) {
                         plan.steps.push(Step::Report(key.clone()));
@@ -177,11 +176,11 @@ impl Planner {
             pods.sort_by_key(|(_, waiting)| waiting.since);
             let may = self.allowance(now, &mut plan, &owner, &pods);
             for (key, waiting) in pods.into_iter().take(may) {
-                self.touch(now, &mut plan, waiting, Step::Recreate(key.clone()));
+                self.plan_step(now, &mut plan, waiting, Step::Recreate(key.clone()));
             }
         }
         if !pods.is_empty() {
-            plan.ask_again(now + self.settings.recheck);
+            plan.plan_again_at(now + self.settings.recheck);
         }
         plan
     }
@@ -197,7 +196,7 @@ impl Planner {
         let uids: HashSet<&Arc<str>> = pods.values().map(|waiting| &waiting.pod.uid).collect();
         let owners: HashSet<&Arc<str>> = pods.values().map(|waiting| &waiting.pod.owner).collect();
         self.reported.retain(|uid| uids.contains(uid));
-        self.touched.retain(|uid, _| uids.contains(uid));
+        self.stepped_at.retain(|uid, _| uids.contains(uid));
         // Keep an owner without waiting pods for some time, since its new pod may not have arrived yet.
         let forget = self.settings.longest_back_off;
         self.owners.retain(|owner, attempts| {
@@ -210,21 +209,21 @@ impl Planner {
     }
 
     /// Plans a step, unless this pod had one recently or the rate limit is reached.
-    fn touch(&mut self, now: Instant, plan: &mut Plan, waiting: &Waiting, step: Step) {
+    fn plan_step(&mut self, now: Instant, plan: &mut Plan, waiting: &Waiting, step: Step) {
         let uid = &waiting.pod.uid;
-        if let Some(touched) = self.touched.get(uid).map(|touched| *touched + self.settings.retry)
-            && touched > now
+        if let Some(stepped_at) = self.stepped_at.get(uid).map(|stepped_at| *stepped_at + self.settings.retry)
+            && stepped_at > now
         {
-            plan.ask_again(touched);
+            plan.plan_again_at(stepped_at);
             return;
         }
         if self.tokens < 1.0 {
             let rate = f64::from(self.settings.pods_per_second.max(1));
-            plan.ask_again(now + Duration::from_secs_f64((1.0 - self.tokens) / rate));
+            plan.plan_again_at(now + Duration::from_secs_f64((1.0 - self.tokens) / rate));
             return;
         }
         self.tokens -= 1.0;
-        self.touched.insert(Arc::clone(uid), now);
+        self.stepped_at.insert(Arc::clone(uid), now);
         plan.steps.push(step);
     }
 
@@ -241,14 +240,14 @@ impl Planner {
             attempts.began = Some(now);
         }
         if let Some(not_before) = attempts.not_before.filter(|not_before| *not_before > now) {
-            plan.ask_again(not_before);
+            plan.plan_again_at(not_before);
             return 0;
         }
         if attempts.failures > 0 && !attempts.is_probing {
             attempts.is_probing = true;
             attempts.began = Some(now);
             attempts.not_before = Some(now + settings.settle);
-            plan.ask_again(now + settings.settle);
+            plan.plan_again_at(now + settings.settle);
             return 1;
         }
         if attempts.is_probing {
@@ -261,7 +260,7 @@ impl Planner {
 }
 
 impl Plan {
-    fn ask_again(&mut self, at: Instant) {
+    fn plan_again_at(&mut self, at: Instant) {
         self.again = Some(self.again.map_or(at, |again| again.min(at)));
     }
 }
@@ -269,25 +268,25 @@ impl Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Wait,
-    LetGo,
+    RemoveGate,
     Report,
     Recreate,
 }
 
 /// The verdict on a pod, from its current state alone.
-const fn verdict(injection: Injection, place: Place, owner: OwnerKind) -> Verdict {
-    let level = match place {
-        Place::Unknown => return Verdict::Wait,
-        Place::NotOptedIn => return Verdict::LetGo,
-        Place::OptedIn(level) => level,
+const fn verdict(injection: Injection, namespace_state: NamespaceState, owner: OwnerKind) -> Verdict {
+    let level = match namespace_state {
+        NamespaceState::Unknown => return Verdict::Wait,
+        NamespaceState::NotOptedIn => return Verdict::RemoveGate,
+        NamespaceState::OptedIn(level) => level,
     };
     match (injection, level) {
         // In `enabled` namespaces, a pod runs without injection while no webhook responds.
-        (Injection::SwitchedOff, _) | (Injection::Silent, InjectionLevel::Enabled) => Verdict::LetGo,
+        (Injection::SwitchedOff, _) | (Injection::Silent, InjectionLevel::Enabled) => Verdict::RemoveGate,
         (Injection::Silent, InjectionLevel::Held | InjectionLevel::Required) => Verdict::Wait,
-        (Injection::Answering, level) => match (owner.makes_new_ones(), level) {
+        (Injection::Answering, level) => match (owner.recreates_pods(), level) {
             (true, _) => Verdict::Recreate,
-            (false, InjectionLevel::Enabled) => Verdict::LetGo,
+            (false, InjectionLevel::Enabled) => Verdict::RemoveGate,
             (false, InjectionLevel::Held | InjectionLevel::Required) => Verdict::Report,
         },
     }

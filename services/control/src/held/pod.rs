@@ -11,8 +11,10 @@ use kube::Resource;
 use pillion_api::names::INJECTION_GATE;
 use serde::Deserialize;
 
+use crate::labels::labelled;
+
 /// The finalizer with which the Job controller makes sure that it counts each pod of a Job.
-pub const JOB_TRACKING: &str = "batch.kubernetes.io/job-tracking";
+pub(crate) const JOB_TRACKING: &str = "batch.kubernetes.io/job-tracking";
 
 /// A pod as the watch delivers it. It has only the fields that show whether the pod waits.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -84,54 +86,31 @@ impl StoredPod {
     }
 }
 
-/// The kind of a pod's controlling owner, which may create a new pod when this one is deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum OwnerKind {
-    /// A `ReplicaSet`, most often a Deployment's.
-    ReplicaSet,
-    /// A `ReplicationController`.
-    ReplicationController,
-    /// A `StatefulSet`.
-    StatefulSet,
-    /// A `DaemonSet`.
-    DaemonSet,
-    /// A `Job`.
-    Job,
-    /// Another kind, whose reaction to a deleted pod is unknown.
-    Other,
-    /// The pod has no controlling owner.
-    Nobody,
+labelled! {
+    /// The kind of a pod's controlling owner, which may create a new pod when this one is deleted.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum OwnerKind {
+        /// A `ReplicaSet`, most often a Deployment's.
+        ReplicaSet => "replicaset",
+        /// A `ReplicationController`.
+        ReplicationController => "replicationcontroller",
+        /// A `StatefulSet`.
+        StatefulSet => "statefulset",
+        /// A `DaemonSet`.
+        DaemonSet => "daemonset",
+        /// A `Job`.
+        Job => "job",
+        /// Another kind, whose reaction to a deleted pod is unknown.
+        Other => "other",
+        /// The pod has no controlling owner.
+        Nobody => "nobody",
+    }
 }
 
 impl OwnerKind {
-    /// All kinds.
-    pub const ALL: [Self; 7] = [
-        Self::ReplicaSet,
-        Self::ReplicationController,
-        Self::StatefulSet,
-        Self::DaemonSet,
-        Self::Job,
-        Self::Other,
-        Self::Nobody,
-    ];
-
-    /// The kind as a metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ReplicaSet => "replicaset",
-            Self::ReplicationController => "replicationcontroller",
-            Self::StatefulSet => "statefulset",
-            Self::DaemonSet => "daemonset",
-            Self::Job => "job",
-            Self::Other => "other",
-            Self::Nobody => "nobody",
-        }
-    }
-
     /// Whether the owner is known to replace a deleted pod without harm.
     #[must_use]
-    pub const fn makes_new_ones(self) -> bool {
+    pub(crate) const fn recreates_pods(self) -> bool {
         !matches!(self, Self::Other | Self::Nobody)
     }
 
@@ -199,7 +178,7 @@ impl HeldPod {
 
     /// Whether the Job controller would count the pod's deletion as a failure.
     #[must_use]
-    pub fn is_tracked(&self) -> bool {
+    pub(crate) fn is_tracked(&self) -> bool {
         self.finalizers.iter().any(|finalizer| finalizer == JOB_TRACKING)
     }
 }

@@ -28,7 +28,7 @@ use crate::client::{chain, config, pauses};
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 
 /// The API group of the policies.
-const GROUP: &str = "admissionregistration.k8s.io/v1";
+const API_GROUP: &str = "admissionregistration.k8s.io/v1";
 
 /// The resources of this group that are required.
 const RESOURCES: [&str; 4] = [
@@ -75,7 +75,7 @@ struct Wanted {
 /// The observed state of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    AsMeant,
+    InDesiredState,
     Absent,
     Different,
     /// The object's owner is not the current namespace of the release. So Kubernetes would not delete it with the
@@ -104,10 +104,10 @@ pub async fn run(
     let mut was_supported = None;
     let mut pause = settings.first_pause;
     let mut last_repair: Option<Instant> = None;
-    let mut is_given = true;
+    let mut may_change = true;
     loop {
-        let said = *wanted.borrow_and_update();
-        let Some(is_wanted) = said else {
+        let state = *wanted.borrow_and_update();
+        let Some(is_wanted) = state else {
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = wanted.changed() => if changed.is_err() { return },
@@ -122,7 +122,7 @@ pub async fn run(
             Ok(false) => {
                 if was_supported != Some(false) {
                     warn!(
-                        group = GROUP,
+                        group = API_GROUP,
                         "this API server has no MutatingAdmissionPolicy of version v1, which Kubernetes has from 1.36 on: \
                          namespaces with the label value held behave as those with enabled, so pods run without their \
                          sidecar when Pillion cannot answer; use required there, or a newer Kubernetes"
@@ -153,7 +153,7 @@ pub async fn run(
         let recheck = if state == Policies::Failing { pause.max(Duration::from_secs(1)) } else { settings.recheck };
         tokio::select! {
             () = stop.cancelled() => return,
-            changed = wanted.changed(), if is_given => is_given = changed.is_ok(),
+            changed = wanted.changed(), if may_change => may_change = changed.is_ok(),
             event = watched.next() => if event.is_none() { return },
             () = tokio::time::sleep(recheck) => {}
         }
@@ -168,15 +168,20 @@ pub async fn run(
 fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[Wanted; 4]> {
     let policies = &settings.policies;
     Ok([
-        one::<ValidatingAdmissionPolicy>(client, settings, &held::guarding(policies), "ValidatingAdmissionPolicy")?,
-        one::<ValidatingAdmissionPolicyBinding>(
+        wanted_object::<ValidatingAdmissionPolicy>(
+            client,
+            settings,
+            &held::guarding(policies),
+            "ValidatingAdmissionPolicy",
+        )?,
+        wanted_object::<ValidatingAdmissionPolicyBinding>(
             client,
             settings,
             &held::guarding_binding(policies),
             "ValidatingAdmissionPolicyBinding",
         )?,
-        one::<MutatingAdmissionPolicy>(client, settings, &held::gating(policies), "MutatingAdmissionPolicy")?,
-        one::<MutatingAdmissionPolicyBinding>(
+        wanted_object::<MutatingAdmissionPolicy>(client, settings, &held::gating(policies), "MutatingAdmissionPolicy")?,
+        wanted_object::<MutatingAdmissionPolicyBinding>(
             client,
             settings,
             &held::gating_binding(policies),
@@ -185,7 +190,12 @@ fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[Wanted
     ])
 }
 
-fn one<K>(client: &Client, settings: &PolicySettings, object: &K, kind: &'static str) -> serde_json::Result<Wanted>
+fn wanted_object<K>(
+    client: &Client,
+    settings: &PolicySettings,
+    object: &K,
+    kind: &'static str,
+) -> serde_json::Result<Wanted>
 where
     K: Resource<DynamicType = ()> + Serialize,
 {
@@ -195,7 +205,7 @@ where
 }
 
 async fn is_supported(client: &Client) -> kube::Result<bool> {
-    let found = match client.list_api_group_resources(GROUP).await {
+    let found = match client.list_api_group_resources(API_GROUP).await {
         Ok(found) => found.resources,
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
         Err(error) => return Err(error),
@@ -213,8 +223,8 @@ pub async fn remove(client: &Client, settings: &PolicySettings) -> Result<bool, 
         return Ok(false);
     }
     let mut removed = false;
-    for each in all(client, settings)?.iter().rev() {
-        removed |= take_away(each).await? != Found::AsMeant;
+    for object in all(client, settings)?.iter().rev() {
+        removed |= delete(object).await? != Found::InDesiredState;
     }
     Ok(removed)
 }
@@ -240,20 +250,31 @@ async fn keep(
     let mut repaired = false;
     // Delete in reverse order, so that no gate is added without its guard.
     let order: Vec<&Wanted> = if is_wanted { all.iter().collect() } else { all.iter().rev().collect() };
-    for each in order {
-        let done = if is_wanted { put(each, owner).await } else { take_away(each).await };
+    for object in order {
+        let done = if is_wanted { put(object, owner).await } else { delete(object).await };
         match done {
-            Ok(Found::AsMeant) => {}
+            Ok(Found::InDesiredState) => {}
             Ok(found) => {
                 repaired = true;
                 if is_wanted && found == Found::Different {
                     metrics.repaired();
                 }
-                info!(kind = each.kind, name = each.name, ?found, is_wanted, "a policy of held namespaces was written");
+                info!(
+                    kind = object.kind,
+                    name = object.name,
+                    ?found,
+                    is_wanted,
+                    "a policy of held namespaces was written"
+                );
             }
             Err(error) => {
                 let error = chain(&error);
-                warn!(kind = each.kind, name = each.name, error, "a policy of held namespaces could not be written");
+                warn!(
+                    kind = object.kind,
+                    name = object.name,
+                    error,
+                    "a policy of held namespaces could not be written"
+                );
                 return (Policies::Failing, true);
             }
         }
@@ -263,14 +284,14 @@ async fn keep(
 
 /// Writes an object in its desired state, with this owner. Returns its earlier state.
 async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Found> {
-    let is_its_owners =
-        |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::is_given(&object.metadata, owner));
+    let has_desired_owner =
+        |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::has_owner(&object.metadata, owner));
     let before = wanted.api.get_opt(&wanted.name).await?;
     let found = match &before {
         None => Found::Absent,
-        Some(before) if !is_as_meant(before, &wanted.object) => Found::Different,
-        Some(before) if !is_its_owners(before) => Found::Unowned,
-        Some(_) => return Ok(Found::AsMeant),
+        Some(before) if !has_desired_spec(before, &wanted.object) => Found::Different,
+        Some(before) if !has_desired_owner(before) => Found::Unowned,
+        Some(_) => return Ok(Found::InDesiredState),
     };
     let mut object = wanted.object.clone();
     // If the owner is unknown, apply the existing owners, since server-side apply would remove them otherwise.
@@ -283,11 +304,11 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Fo
     }
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     let applied = wanted.api.patch(&wanted.name, &parameters, &Patch::Apply(&object)).await?;
-    if !is_as_meant(&applied, &wanted.object) || !is_its_owners(&applied) {
+    if !has_desired_spec(&applied, &wanted.object) || !has_desired_owner(&applied) {
         // Another client added fields that Pillion never wrote, so server-side apply has kept them.
         let mut replaced = DynamicObject { data: json!({"spec": wanted.object.get("spec")}), ..applied };
         if let Some(owner) = owner {
-            owner_reference::give(&mut replaced.metadata, owner.clone());
+            owner_reference::set_owner(&mut replaced.metadata, owner.clone());
         }
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         wanted.api.replace(&wanted.name, &parameters, &replaced).await?;
@@ -295,19 +316,19 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Fo
     Ok(found)
 }
 
-async fn take_away(wanted: &Wanted) -> kube::Result<Found> {
+async fn delete(wanted: &Wanted) -> kube::Result<Found> {
     if wanted.api.get_metadata_opt(&wanted.name).await?.is_none() {
-        return Ok(Found::AsMeant);
+        return Ok(Found::InDesiredState);
     }
     match wanted.api.delete(&wanted.name, &DeleteParams::default()).await {
         Ok(_) => Ok(Found::Different),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Found::AsMeant),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Found::InDesiredState),
         Err(error) => Err(error),
     }
 }
 
-fn is_as_meant(stored: &DynamicObject, meant: &Value) -> bool {
-    stored.data.get("spec") == meant.get("spec") && stored.metadata.deletion_timestamp.is_none()
+fn has_desired_spec(stored: &DynamicObject, desired: &Value) -> bool {
+    stored.data.get("spec") == desired.get("spec") && stored.metadata.deletion_timestamp.is_none()
 }
 
 /// Returns a stream with an item for each change of one of the objects.
@@ -362,12 +383,12 @@ mod tests {
             .iter()
             .map(|name| json!({"name": name, "singularName": "", "namespaced": false, "kind": "K", "verbs": ["get"]}))
             .collect();
-        let group = json!({"kind": "APIResourceList", "groupVersion": GROUP, "resources": resources}).to_string();
+        let group = json!({"kind": "APIResourceList", "groupVersion": API_GROUP, "resources": resources}).to_string();
         let asked = Asked::default();
         let seen = Arc::clone(&asked);
         let service = tower::service_fn(move |request: Request<Body>| {
             let path = request.uri().path().to_owned();
-            let (status, body) = if path == format!("/apis/{GROUP}") {
+            let (status, body) = if path == format!("/apis/{API_GROUP}") {
                 (StatusCode::OK, group.clone())
             } else {
                 let status =
@@ -393,10 +414,9 @@ mod tests {
         let running = tokio::spawn(run(leading, settings, wanted, metrics));
         let mut state = None;
         for _ in 0..1000 {
-            let mut text = String::new();
-            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-            let is_set = |each: &Policies| {
-                text.contains(&format!("pillion_controller_held_policies{{state=\"{}\"}} 1", each.as_str()))
+            let text = crate::labels::exposition(&registry);
+            let is_set = |object: &Policies| {
+                text.contains(&format!("pillion_controller_held_policies{{state=\"{}\"}} 1", object.as_str()))
             };
             state = Policies::ALL.into_iter().find(is_set);
             if state.is_some() {

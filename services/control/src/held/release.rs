@@ -18,7 +18,7 @@ use futures::stream::{self, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::runtime::WatchStreamExt;
-use kube::runtime::events::{Event as Told, EventType, Recorder, Reporter};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::watcher::watcher;
 use kube::{Api, Client};
 use pillion_api::names::{INJECTION_GATE, SYSTEM_NAMESPACES};
@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::metrics::{HeldMetrics, Released};
-use super::plan::{Injection, Place, Planner, ReleaseSettings, Step, Waiting};
+use super::plan::{Injection, NamespaceState, Planner, ReleaseSettings, Step, Waiting};
 use super::pod::{HeldPod, JOB_TRACKING, Key, StoredPod};
 use crate::client::{chain, config, pauses};
 use crate::informer::objects::Change;
@@ -37,13 +37,13 @@ use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::release::Release;
 
 /// Pods per page of a list. Few pods have no node.
-const A_PAGE: u32 = 250;
+const PODS_PER_PAGE: u32 = 250;
 
 /// Maximum number of changes before the next plan.
 const BATCH: usize = 1024;
 
 /// Maximum number of concurrent steps.
-const AT_ONCE: usize = 8;
+const CONCURRENT_STEPS: usize = 8;
 
 /// How long further changes are collected before a plan.
 const GATHER: Duration = Duration::from_millis(100);
@@ -61,7 +61,7 @@ pub async fn run(
     metrics: HeldMetrics,
 ) {
     let LeaderContext { client, release, stop } = leading;
-    let config = config(A_PAGE).fields(UNSCHEDULED);
+    let config = config(PODS_PER_PAGE).fields(UNSCHEDULED);
     let events = watcher(Api::<StoredPod>::all(client.clone()), config).backoff(pauses()).filter_map(|event| async {
         match event {
             Ok(event) => Some(Change::from_event(event, read, |pod| pod.key())),
@@ -75,14 +75,14 @@ pub async fn run(
     let mut store = Store::default();
     let mut planner = Planner::new(settings.clone());
     let executor = Executor::new(client, &release, metrics.clone());
-    let mut places = Places::new(&release, &settings);
+    let mut namespace_states = NamespaceStates::new(&release, &settings);
     let mut again = None;
-    let mut is_given = true;
+    let mut may_change = true;
     loop {
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            changed = injection.changed(), if is_given => is_given = changed.is_ok(),
+            changed = injection.changed(), if may_change => may_change = changed.is_ok(),
             batch = batches.next() => match batch {
                 Some(batch) => {
                     for change in batch {
@@ -103,10 +103,10 @@ pub async fn run(
             again = None;
             continue;
         }
-        places.look(&executor.client, store.pods.keys()).await;
-        let plan = planner.plan(Instant::now(), state, &store.pods, |namespace| places.of(namespace));
+        namespace_states.refresh(&executor.client, store.pods.keys()).await;
+        let plan = planner.plan(Instant::now(), state, &store.pods, |namespace| namespace_states.of(namespace));
         again = plan.again;
-        executor.carry_out(&plan.steps, &store.pods).await;
+        executor.execute(&plan.steps, &store.pods).await;
     }
 }
 
@@ -162,14 +162,14 @@ impl Store {
 
 /// The namespaces of waiting pods. They are read at intervals and not watched, since there are few.
 #[derive(Debug)]
-struct Places {
+struct NamespaceStates {
     excluded: Vec<String>,
     fresh_for: Duration,
     opt_in: OptIn,
-    known: HashMap<Arc<str>, (Instant, Place)>,
+    known: HashMap<Arc<str>, (Instant, NamespaceState)>,
 }
 
-impl Places {
+impl NamespaceStates {
     fn new(release: &Release, settings: &ReleaseSettings) -> Self {
         let (fresh_for, opt_in) = (settings.recheck, settings.opt_in.clone());
         let excluded = SYSTEM_NAMESPACES.into_iter().chain([release.namespace()]).map(str::to_owned);
@@ -177,50 +177,55 @@ impl Places {
         Self { excluded, fresh_for, opt_in, known: HashMap::new() }
     }
 
-    fn of(&self, namespace: &str) -> Place {
-        self.known.get(namespace).map_or(Place::Unknown, |(_, place)| *place)
+    fn of(&self, namespace: &str) -> NamespaceState {
+        self.known.get(namespace).map_or(NamespaceState::Unknown, |(_, namespace_state)| *namespace_state)
     }
 
-    async fn look(&mut self, client: &Client, keys: impl Iterator<Item = &Key>) {
+    async fn refresh(&mut self, client: &Client, keys: impl Iterator<Item = &Key>) {
         let now = Instant::now();
         let mut wanted: Vec<&Arc<str>> = keys.map(|key| &key.namespace).collect();
         wanted.dedup();
         self.known.retain(|name, _| wanted.contains(&name));
         let stale = wanted.into_iter().filter(|name| {
             let known = self.known.get(*name);
-            known.is_none_or(|(looked, _)| now.duration_since(*looked) >= self.fresh_for)
+            known.is_none_or(|(read, _)| now.duration_since(*read) >= self.fresh_for)
         });
         let api: &Api<Namespace> = &Api::all(client.clone());
         let (excluded, opt_in) = (&self.excluded, &self.opt_in);
-        let looked: Vec<_> = stream::iter(stale.cloned().collect::<Vec<_>>())
+        let read: Vec<_> = stream::iter(stale.cloned().collect::<Vec<_>>())
             .map(async |name| {
-                let place = match api.get_metadata_opt(&name).await {
+                let namespace_state = match api.get_metadata_opt(&name).await {
                     Ok(found) => {
                         let labels = found.map(|found| found.metadata.labels.unwrap_or_default());
-                        place(&name, excluded, opt_in, labels)
+                        namespace_state(&name, excluded, opt_in, labels)
                     }
                     Err(error) => {
                         debug!(namespace = &*name, error = chain(&error), "the namespace could not be looked at");
-                        Place::Unknown
+                        NamespaceState::Unknown
                     }
                 };
-                (name, (now, place))
+                (name, (now, namespace_state))
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(CONCURRENT_STEPS)
             .collect()
             .await;
-        self.known.extend(looked);
+        self.known.extend(read);
     }
 }
 
 /// The state of a namespace with these labels. `labels` is `None` if the namespace was deleted, which deletes its pods.
-fn place(name: &str, excluded: &[String], opt_in: &OptIn, labels: Option<BTreeMap<String, String>>) -> Place {
-    let Some(labels) = labels else { return Place::Unknown };
+fn namespace_state(
+    name: &str,
+    excluded: &[String],
+    opt_in: &OptIn,
+    labels: Option<BTreeMap<String, String>>,
+) -> NamespaceState {
+    let Some(labels) = labels else { return NamespaceState::Unknown };
     if excluded.iter().any(|excluded| excluded == name) {
-        return Place::NotOptedIn;
+        return NamespaceState::NotOptedIn;
     }
     let level = opt_in.level(|key| labels.get(key).map(String::as_str));
-    level.map_or(Place::NotOptedIn, Place::OptedIn)
+    level.map_or(NamespaceState::NotOptedIn, NamespaceState::OptedIn)
 }
 
 struct Executor {
@@ -235,15 +240,15 @@ impl Executor {
         Self { recorder: Recorder::new(client.clone(), reporter), client, metrics }
     }
 
-    async fn carry_out(&self, steps: &[Step], pods: &BTreeMap<Key, Waiting>) {
+    async fn execute(&self, steps: &[Step], pods: &BTreeMap<Key, Waiting>) {
         stream::iter(steps)
-            .for_each_concurrent(AT_ONCE, |step| async move {
-                let (Step::Recreate(key) | Step::LetGo(key) | Step::Report(key)) = step;
+            .for_each_concurrent(CONCURRENT_STEPS, |step| async move {
+                let (Step::Recreate(key) | Step::RemoveGate(key) | Step::Report(key)) = step;
                 let Some(pod) = pods.get(key).map(|waiting| &waiting.pod) else { return };
                 let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
                 let done = match step {
                     Step::Recreate(_) => recreate(&api, key, pod).await.map(|()| Released::Recreated),
-                    Step::LetGo(_) => let_go(&api, key, pod).await.map(|()| Released::LetGo),
+                    Step::RemoveGate(_) => remove_gate(&api, key, pod).await.map(|()| Released::GateRemoved),
                     Step::Report(_) => self.report(key, pod).await.map(|()| Released::Reported),
                 };
                 let (namespace, name) = (&*key.namespace, &*key.name);
@@ -270,7 +275,7 @@ impl Executor {
             "The pod was created while Pillion could not answer, and waits by the scheduling gate {INJECTION_GATE}, since \
              it has no sidecar. It has no owner that is known to make a new one: delete it and create it again."
         );
-        let told = Told {
+        let event = Event {
             type_: EventType::Warning,
             reason: "InjectionHeld".to_owned(),
             note: Some(note),
@@ -285,7 +290,7 @@ impl Executor {
             uid: Some(pod.uid.to_string()),
             ..ObjectReference::default()
         };
-        self.recorder.publish(&told, &pod).await
+        self.recorder.publish(&event, &pod).await
     }
 }
 
@@ -302,7 +307,7 @@ async fn recreate(api: &Api<Pod>, key: &Key, pod: &HeldPod) -> kube::Result<()> 
     Ok(())
 }
 
-async fn let_go(api: &Api<Pod>, key: &Key, pod: &HeldPod) -> kube::Result<()> {
+async fn remove_gate(api: &Api<Pod>, key: &Key, pod: &HeldPod) -> kube::Result<()> {
     let gates: Vec<_> = pod.other_gates.iter().map(|name| json!({"name": name})).collect();
     let patch = json!({
         "metadata": {"uid": *pod.uid, "resourceVersion": *pod.resource_version},
@@ -354,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_namespace_is_stands_in_its_label() {
+    fn label_decides_namespace_state() {
         let release = Release::new("pillion", "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap();
         let with = |key: &str, value: &str| Some(BTreeMap::from([(key.to_owned(), value.to_owned())]));
         let labelled = |value: &str| with(INJECTION_LABEL, value);
@@ -363,19 +368,19 @@ mod tests {
             excluded_namespaces: vec!["left-alone".to_owned()],
             ..ReleaseSettings::default()
         };
-        let Places { excluded, opt_in, .. } = Places::new(&release, &settings);
+        let NamespaceStates { excluded, opt_in, .. } = NamespaceStates::new(&release, &settings);
         for (name, labels, expected) in [
-            ("shop", labelled("held"), Place::OptedIn(InjectionLevel::Held)),
-            ("shop", labelled("enabled"), Place::OptedIn(InjectionLevel::Enabled)),
-            ("shop", with("istio-injection", "enabled"), Place::OptedIn(InjectionLevel::Enabled)),
-            ("shop", labelled("nonsense"), Place::NotOptedIn),
-            ("shop", Some(BTreeMap::new()), Place::NotOptedIn),
-            ("shop", None, Place::Unknown),
-            ("kube-system", labelled("held"), Place::NotOptedIn),
-            ("pillion-system", labelled("held"), Place::NotOptedIn),
-            ("left-alone", labelled("held"), Place::NotOptedIn),
+            ("shop", labelled("held"), NamespaceState::OptedIn(InjectionLevel::Held)),
+            ("shop", labelled("enabled"), NamespaceState::OptedIn(InjectionLevel::Enabled)),
+            ("shop", with("istio-injection", "enabled"), NamespaceState::OptedIn(InjectionLevel::Enabled)),
+            ("shop", labelled("nonsense"), NamespaceState::NotOptedIn),
+            ("shop", Some(BTreeMap::new()), NamespaceState::NotOptedIn),
+            ("shop", None, NamespaceState::Unknown),
+            ("kube-system", labelled("held"), NamespaceState::NotOptedIn),
+            ("pillion-system", labelled("held"), NamespaceState::NotOptedIn),
+            ("left-alone", labelled("held"), NamespaceState::NotOptedIn),
         ] {
-            assert_eq!(place(name, &excluded, &opt_in, labels), expected);
+            assert_eq!(namespace_state(name, &excluded, &opt_in, labels), expected);
         }
     }
 }

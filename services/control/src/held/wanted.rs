@@ -4,14 +4,14 @@ use pillion_api::names::InjectionLevel;
 use tokio::sync::watch;
 
 use super::Injection;
-use crate::probe::Found;
+use crate::probe::ProbeRound;
 use crate::webhook_config::Live;
 
 /// Inputs from the leader's other tasks.
 #[derive(Debug)]
 pub struct Inputs {
     /// Results of probing the endpoints.
-    pub found: watch::Receiver<Option<Found>>,
+    pub found: watch::Receiver<Option<ProbeRound>>,
     /// The webhook configurations.
     pub live: watch::Receiver<Option<Live>>,
     /// Whether the kill switch has disabled injection; `None` until that is known.
@@ -27,8 +27,8 @@ pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, i
             let off = *inputs.off.borrow_and_update();
             judge(off.unwrap_or_default(), live.as_ref().filter(|_| off.is_some()), answering)
         };
-        policies.send_if_modified(|told| std::mem::replace(told, wanted) != wanted);
-        injection.send_if_modified(|told| std::mem::replace(told, now) != now);
+        policies.send_if_modified(|sent| std::mem::replace(sent, wanted) != wanted);
+        injection.send_if_modified(|sent| std::mem::replace(sent, now) != now);
         let changed = tokio::select! {
             changed = inputs.found.changed() => changed,
             changed = inputs.live.changed() => changed,

@@ -18,7 +18,7 @@ use pillion_engine::snapshot::Snapshot;
 use serde_json::Value;
 
 use crate::client::{chain, lists};
-use crate::informer::fetch::{get, not_to_be_had};
+use crate::informer::fetch::{get, unavailable_revision};
 use crate::informer::index::{Index, Update};
 use crate::informer::namespaces;
 use crate::informer::objects::{self, Change, StoredProfile, read_status};
@@ -90,10 +90,10 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
         Some(namespace) => Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &own),
         None => Api::all_with(client.clone(), &own),
     };
-    for (what, api) in [(Part::ClusterProfiles, cluster), (Part::NamespaceProfiles, own)] {
+    for (part, api) in [(Part::ClusterProfiles, cluster), (Part::NamespaceProfiles, own)] {
         match lists::all(&api, &ListParams::default()).await {
             Ok(found) => stored.extend(found.into_iter().map(Stored::of)),
-            Err(error) => unread.push((what, said(&error))),
+            Err(error) => unread.push((part, error_message(&error))),
         }
     }
     let namespaces = Api::<Object>::all(client.clone());
@@ -102,7 +102,7 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
         None => lists::all_metadata(&namespaces, &ListParams::default()).await,
     };
     let found = found.unwrap_or_else(|error| {
-        unread.push((Part::Namespaces, said(&error)));
+        unread.push((Part::Namespaces, error_message(&error)));
         Vec::new()
     });
     let found: Vec<_> = found.into_iter().map(|object| namespaces::read(object.metadata, opt_in)).collect();
@@ -110,25 +110,25 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
     let of_revisions = stored.iter().any(|stored| stored.status.revision.is_some());
     let mut index = if of_revisions { Index::default().of_revisions() } else { Index::default() };
     let mut broken = Vec::new();
-    let mut take = |index: &mut Index, update| broken.extend(index.update(update));
+    let mut apply = |index: &mut Index, update| broken.extend(index.update(update));
     for is_cluster in [true, false] {
         let of_kind = stored.iter().filter(|stored| stored.name.namespace.is_none() == is_cluster);
         for change in list(of_kind.map(|stored| stored.to_profile(!of_revisions))) {
-            take(&mut index, Update::of_profiles(change, is_cluster));
+            apply(&mut index, Update::of_profiles(change, is_cluster));
         }
     }
     for change in list(found.into_iter()) {
-        take(&mut index, Update::Namespace(change));
+        apply(&mut index, Update::Namespace(change));
     }
     for _ in 0..ROUNDS {
-        let due = index.take_unfetched();
-        if due.is_empty() {
+        let unfetched = index.take_unfetched();
+        if unfetched.is_empty() {
             break;
         }
-        let fetching = stream::iter(due).map(|key| async move { (fetch(client, &key).await, key) });
+        let fetching = stream::iter(unfetched).map(|key| async move { (fetch(client, &key).await, key) });
         let mut fetching = fetching.buffer_unordered(FETCHES);
         while let Some((fetched, key)) = fetching.next().await {
-            take(&mut index, Update::Fetched(key, fetched));
+            apply(&mut index, Update::Fetched(key, fetched));
         }
     }
     let snapshot = index.publish().unwrap_or_default();
@@ -136,7 +136,7 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
 }
 
 /// Returns the API server's own message, or the error with its causes if there is none.
-fn said(error: &kube::Error) -> String {
+fn error_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
         error => chain(error),
@@ -146,7 +146,7 @@ fn said(error: &kube::Error) -> String {
 async fn fetch(client: &Client, key: &RevisionKey) -> Fetched {
     match get(client.clone(), key).await {
         Ok(fetched) => fetched,
-        Err(error) => not_to_be_had(key, &chain(&error)),
+        Err(error) => unavailable_revision(key, &chain(&error)),
     }
 }
 

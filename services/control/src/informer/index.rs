@@ -27,7 +27,7 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::Value;
 
 use crate::guard;
-use crate::informer::cache_metrics::Kind;
+use crate::informer::cache_metrics::WatchedKind;
 use crate::informer::namespaces::{NamespaceChange, NamespaceIndex};
 use crate::informer::objects::{Change, ProfileChange, StoredProfile};
 use crate::informer::published::{Fetched, Publication, PublishedRevisions, RevisionKey};
@@ -69,7 +69,7 @@ pub struct Status {
 
 /// The state of a profile's text.
 #[derive(Clone, Copy, Debug)]
-pub struct State<'i> {
+pub struct ProfileState<'i> {
     /// The UID of the object.
     pub uid: &'i str,
     /// The last version that compiled, with its current parents.
@@ -144,19 +144,19 @@ impl Index {
 
     /// Keeps the texts of all accepted profiles, for the controller, which creates revisions of them.
     #[must_use]
-    pub fn keeping_texts(self) -> Self {
+    pub(crate) fn keeping_texts(self) -> Self {
         Self { keeps_texts: true, ..self }
     }
 
     /// Limits the memory of namespaced profiles.
     #[must_use]
-    pub fn bounded_by(self, limits: share::Limits) -> Self {
+    pub(crate) fn bounded_by(self, limits: share::Limits) -> Self {
         Self { shares: Shares::new(limits), ..self }
     }
 
     /// Creates an index that builds its snapshots from this one.
     #[must_use]
-    pub fn from_snapshot(snapshot: Snapshot) -> Self {
+    pub(crate) fn from_snapshot(snapshot: Snapshot) -> Self {
         Self { snapshot, ..Self::default() }
     }
 
@@ -167,7 +167,7 @@ impl Index {
 
     /// Adds a text that was accepted before this index was created. If the profile does not compile when it is first
     /// seen, this is its last valid text.
-    pub fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
+    pub(crate) fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
         // An unreadable text cannot be the last valid one.
         let Ok(spec) = guard::compiled(&name, || read(text)) else { return };
         let parent = spec.extends.map(|parent| parent.name.into());
@@ -249,7 +249,7 @@ impl Index {
         };
         let mut entry = Entry { uid, stored, text, published };
         if entry.published.publication != publication {
-            self.profiles_changed |= entry.published.point(publication);
+            self.profiles_changed |= entry.published.set_publication(publication);
             let wanted = entry.published.wanted(&name).filter(|key| !self.fetching.contains(key));
             self.unfetched.extend(wanted);
         }
@@ -275,7 +275,7 @@ impl Index {
         // If the profile was recreated while the watch was interrupted, it has no last valid version.
         let known = entry.filter(|entry| entry.uid == stored.uid).map(|entry| &entry.text);
         if let Some(known) = known.filter(|known| known.is_generation(stored.generation))
-            && let Some(bytes) = known.lacks.filter(|bytes| *bytes > 0)
+            && let Some(bytes) = known.lacking_bytes.filter(|bytes| *bytes > 0)
             && check_memory(&name, bytes, grant.as_ref(), &self.shares).is_err()
         {
             self.lacking.insert(name);
@@ -288,12 +288,12 @@ impl Index {
         };
         if let Some(seed) = seed.as_mut().filter(|seed| seed.is_text_of(&stored.spec)) {
             seed.json = stored.spec.to_string().into();
-        } else if self.defers_new_texts(&name) && known.is_none_or(|known| known.lacks == Some(0)) {
+        } else if self.defers_new_texts(&name) && known.is_none_or(|known| known.lacking_bytes == Some(0)) {
             // Accepted texts get memory first. This text is new, so it is read again when the list is complete.
             self.lacking.insert(name);
             let known = known.cloned();
             let state = known.unwrap_or(TextState { due: seed.is_some(), accepted: seed, ..TextState::default() });
-            return (TextState { generation: stored.generation, lacks: Some(0), ..state }, None);
+            return (TextState { generation: stored.generation, lacking_bytes: Some(0), ..state }, None);
         }
         let is_accepted = seed.is_some();
         let (mut state, broken) = TextState::next(known, stored, seed, self.keeps_texts);
@@ -304,8 +304,8 @@ impl Index {
         // The last accepted text stays active, and the stored text is not kept.
         let mut state = TextState {
             broken: true,
-            lacks: Some(lack.bytes),
-            lacks_with: state.extending.and_then(|text| text.parent),
+            lacking_bytes: Some(lack.bytes),
+            lacking_parent: state.extending.and_then(|text| text.parent),
             ..TextState::of_generation(stored.generation)
         };
         if let Some(known) = known.cloned() {
@@ -364,9 +364,9 @@ impl Index {
             if is_of_cluster(name) {
                 touched.insert(name.name.clone());
             }
-            if text.lacks.is_some() && text.lacks_with.is_some() {
+            if text.lacking_bytes.is_some() && text.lacking_parent.is_some() {
                 // The profile may need less memory with the changed parent.
-                text.lacks = Some(0);
+                text.lacking_bytes = Some(0);
                 self.lacking.insert(name.clone());
             }
         }
@@ -399,7 +399,7 @@ impl Index {
     fn compile(&mut self, name: &ProfileName, broken: &mut Vec<Broken>) {
         let Some(Entry { text: state, .. }) = self.entries.get(name) else { return };
         let parents = AcceptedTexts(&self.entries);
-        let lacks = Cell::new(None);
+        let lacking_bytes = Cell::new(None);
         let compiled = |text: &Text| {
             let good = guard::compiled(name, || {
                 read(&text.json).and_then(|spec| ProfileSource::Author(&spec, &parents).compile(name))
@@ -412,7 +412,7 @@ impl Index {
             match check_memory(name, bytes, state.grant.as_ref(), &self.shares) {
                 Ok(()) => Ok(good),
                 Err(lack) => {
-                    lacks.set(Some(lack.bytes));
+                    lacking_bytes.set(Some(lack.bytes));
                     Err(vec![lack.diagnostic(name)])
                 }
             }
@@ -445,19 +445,19 @@ impl Index {
             }
             (None, accepted) => accepted.and_then(Result::ok),
         };
-        if lacks.get().is_some() {
-            state.lacks = lacks.get();
-            state.lacks_with = state.extending.take().and_then(|text| text.parent);
+        if lacking_bytes.get().is_some() {
+            state.lacking_bytes = lacking_bytes.get();
+            state.lacking_parent = state.extending.take().and_then(|text| text.parent);
             self.lacking.insert(name.clone());
         }
-        self.profiles_changed |= state.put_to_work(good) && !self.serves_revisions;
+        self.profiles_changed |= state.activate(good) && !self.serves_revisions;
         state.take_memory(name, 0, &mut self.shares);
         broken.extend(diagnostics.map(|diagnostics| state.to_broken(name, diagnostics)));
     }
 
     /// Returns up to `count` profiles that lacked memory and now fit, each once. The caller reads their stored objects
     /// and passes them to [`Self::update`].
-    pub fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
+    pub(crate) fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
         if !self.namespaced.is_complete {
             return Vec::new();
         }
@@ -466,7 +466,7 @@ impl Index {
         let mut planned = 0;
         for name in &self.lacking {
             let Some(entry) = self.entries.get(name).filter(|_| readable.len() < count) else { continue };
-            let bytes = entry.text.lacks.unwrap_or(0);
+            let bytes = entry.text.lacking_bytes.unwrap_or(0);
             let grant = entry.text.grant.as_ref();
             if bytes == 0 || check_memory(name, planned + bytes, grant, &self.shares).is_ok() {
                 planned += bytes;
@@ -480,7 +480,7 @@ impl Index {
     }
 
     /// Records that a profile could not be read, so that [`Self::take_readable`] returns it again.
-    pub fn not_read(&mut self, name: ProfileName) {
+    pub(crate) fn not_read(&mut self, name: ProfileName) {
         self.lacking.insert(name);
     }
 
@@ -510,14 +510,14 @@ impl Index {
     }
 
     /// Returns the revisions to fetch now. Each is returned once.
-    pub fn take_unfetched(&mut self) -> Vec<RevisionKey> {
+    pub(crate) fn take_unfetched(&mut self) -> Vec<RevisionKey> {
         let keys: Vec<_> = std::mem::take(&mut self.unfetched).into_iter().collect();
         self.fetching.extend(keys.iter().cloned());
         keys
     }
 
     /// Whether the revision of a failed fetch is still needed, so that the caller retries.
-    pub fn still_needs(&mut self, key: &RevisionKey) -> bool {
+    pub(crate) fn still_needs(&mut self, key: &RevisionKey) -> bool {
         let needs = self.entries.get(&key.profile).is_some_and(|entry| entry.published.needs(&key.revision));
         if !needs {
             self.fetching.remove(key);
@@ -542,20 +542,21 @@ impl Index {
 
     /// Returns the state of a profile's text, or `None` if the profile does not exist.
     #[must_use]
-    pub fn state(&self, name: &ProfileName) -> Option<State<'_>> {
+    pub fn state(&self, name: &ProfileName) -> Option<ProfileState<'_>> {
         let Entry { uid, text, .. } = self.entries.get(name)?;
         // A profile that was not compiled yet is neither good nor broken.
-        let due = text.due || (text.lacks.is_some() && !text.broken);
-        Some(State { uid, good: text.good.as_ref(), broken: text.broken, due, generation: text.generation })
+        let due = text.due || (text.lacking_bytes.is_some() && !text.broken);
+        Some(ProfileState { uid, good: text.good.as_ref(), broken: text.broken, due, generation: text.generation })
     }
 
     /// Returns the accepted text of a profile, flattened and as its author wrote it. Returns `None` if texts are not
     /// kept.
     #[must_use]
-    pub fn whole(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
+    pub fn accepted_text(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
         let text = self.entries.get(name)?.text.accepted.as_ref()?;
-        let whole = ProfileSource::Author(&read(&text.json).ok()?, &AcceptedTexts(&self.entries)).flatten(name).ok()?;
-        Some((whole, Arc::clone(&text.json)))
+        let accepted_text =
+            ProfileSource::Author(&read(&text.json).ok()?, &AcceptedTexts(&self.entries)).flatten(name).ok()?;
+        Some((accepted_text, Arc::clone(&text.json)))
     }
 
     /// The profiles without their texts, by name. Empty if texts are not kept.
@@ -624,12 +625,12 @@ impl Index {
 
     /// Whether all objects of a kind are known, and their number.
     #[must_use]
-    pub fn known(&self, kind: Kind) -> (bool, usize) {
+    pub fn known(&self, kind: WatchedKind) -> (bool, usize) {
         let count = |is_cluster| self.entries.keys().filter(|name| is_of_cluster(name) == is_cluster).count();
         match kind {
-            Kind::ClusterProfiles => (self.is_synced(&self.cluster), count(true)),
-            Kind::Profiles => (self.is_synced(&self.namespaced), count(false)),
-            Kind::Namespaces => (self.namespaces.synced(), self.snapshot.namespace_count()),
+            WatchedKind::ClusterProfiles => (self.is_synced(&self.cluster), count(true)),
+            WatchedKind::Profiles => (self.is_synced(&self.namespaced), count(false)),
+            WatchedKind::Namespaces => (self.namespaces.synced(), self.snapshot.namespace_count()),
         }
     }
 

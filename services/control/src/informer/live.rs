@@ -25,7 +25,9 @@ use pillion_engine::lookup::Answer;
 use pillion_engine::snapshot::Namespace;
 use tokio::time::Instant;
 
-use crate::informer::lookup_cache::{self, ANSWER_LIMIT, Asker, Bounds, LookupKind, Remembered, STALE_FOR, ask_limit};
+use crate::informer::lookup_cache::{
+    self, ANSWER_LIMIT, Bounds, Caller, LookupCache, LookupKind, STALE_FOR, request_timeout,
+};
 use crate::informer::namespaces;
 
 pub use crate::informer::lookup_cache::{FetchError, LookupResult};
@@ -37,8 +39,8 @@ const ENTRY_BYTES: usize = 256;
 
 fn bounds(answer_limit: Duration) -> Bounds {
     Bounds {
-        ask_limit: ask_limit(answer_limit),
-        at_once: 8,
+        request_timeout: request_timeout(answer_limit),
+        concurrent: 8,
         a_second: Some(40),
         // Limited, so that one client cannot use up the total rate.
         a_second_per_client: 10,
@@ -75,13 +77,13 @@ impl LookupKind for NamespaceLookup {
 /// Looks up single namespaces. Clones share the cache and the limits.
 #[derive(Clone)]
 pub struct LiveNamespaces {
-    remembered: Remembered<Box<str>, Arc<Namespace>, NamespaceLookup>,
+    cache: LookupCache<Box<str>, Arc<Namespace>, NamespaceLookup>,
     answer_limit: Duration,
 }
 
 impl fmt::Debug for LiveNamespaces {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("LiveNamespaces").field("remembered", &self.remembered.len()).finish_non_exhaustive()
+        formatter.debug_struct("LiveNamespaces").field("cached", &self.cache.len()).finish_non_exhaustive()
     }
 }
 
@@ -100,7 +102,7 @@ impl LiveNamespaces {
             }
             .boxed()
         };
-        Self::made(fetch, metrics, answer_limit)
+        Self::with_fetcher(fetch, metrics, answer_limit)
     }
 
     /// Test constructor with a custom fetcher and a limit of 250 milliseconds.
@@ -109,43 +111,43 @@ impl LiveNamespaces {
         fetch: impl Fn(Box<str>) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
         metrics: LookupMetrics,
     ) -> Self {
-        Self::made(fetch, metrics, ANSWER_LIMIT)
+        Self::with_fetcher(fetch, metrics, ANSWER_LIMIT)
     }
 
-    fn made(
+    fn with_fetcher(
         fetch: impl Fn(Box<str>) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
         metrics: LookupMetrics,
         answer_limit: Duration,
     ) -> Self {
         let fetch = move |name| fetch(name).map(|answer| answer.map(|found| found.map(Arc::new))).boxed();
         let bytes = |namespace: &Arc<Namespace>| namespace.memory();
-        let remembered = Remembered::new(
+        let cache = LookupCache::new(
             fetch,
             move |name, found| ENTRY_BYTES + name.len() + found.map_or(0, bytes),
             bounds(answer_limit),
             metrics,
         );
-        Self { remembered, answer_limit }
+        Self { cache, answer_limit }
     }
 
     /// Returns the namespace, `Missing` if it does not exist, or `Failed` if the lookup failed. Takes no longer than
     /// the answer limit.
     pub async fn get(&self, name: &str) -> Answer<Arc<Namespace>> {
-        self.look(name, Asker::own(Instant::now() + self.answer_limit)).await
+        self.look_up(name, Caller::own(Instant::now() + self.answer_limit)).await
     }
 
     /// Like [`Self::get`], for a review that `client` sent. Cache entries from before `after` are not used.
     pub async fn get_for(&self, name: &str, client: IpAddr, after: Option<Instant>) -> Answer<Arc<Namespace>> {
-        let own = Asker::own(Instant::now() + self.answer_limit);
-        self.look(name, Asker { client: Some(client), after, ..own }).await
+        let own = Caller::own(Instant::now() + self.answer_limit);
+        self.look_up(name, Caller { client: Some(client), after, ..own }).await
     }
 
-    async fn look(&self, name: &str, asker: Asker<'_>) -> Answer<Arc<Namespace>> {
+    async fn look_up(&self, name: &str, caller: Caller<'_>) -> Answer<Arc<Namespace>> {
         if !is_dns_label(name) {
-            self.remembered.count(NamespaceLookup, LookupResult::Invalid);
+            self.cache.count(NamespaceLookup, LookupResult::Invalid);
             return Answer::Missing;
         }
-        self.remembered.get(NamespaceLookup, name.into(), asker).await
+        self.cache.get(NamespaceLookup, name.into(), caller).await
     }
 }
 

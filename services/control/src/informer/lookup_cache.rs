@@ -7,8 +7,7 @@
 //!
 //! - If the API server is unavailable: for up to an hour. A restart of the API server must not change what pods get.
 //! - If the API server refuses the request: until the entry is five minutes old. An API server that has just started
-//!   may
-//! refuse requests for a moment, but a withdrawn permission must take effect soon.
+//!   may refuse requests for a moment, but a withdrawn permission must take effect soon.
 //!
 //! While the API server is unavailable, pods do not wait if there is an entry. Occasional requests in the background
 //! show when the API server is available again.
@@ -37,6 +36,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
 
+use crate::labels::labelled;
 use crate::throttle::{ClientRates, Rate, Throttle};
 
 /// How long callers wait for a result by default. This is shorter than the webhook's limit of 300 ms for a lookup, so
@@ -47,7 +47,7 @@ pub(crate) const STALE_FOR: Duration = Duration::from_hours(1);
 /// The maximum age of an entry that is served although the API server refuses the request.
 const REFUSED_FOR: Duration = Duration::from_mins(5);
 /// After a request found the API server unavailable: how long callers with a stale entry do not wait.
-const AWAY_FOR: Duration = Duration::from_secs(5);
+const UNAVAILABLE_FOR: Duration = Duration::from_secs(5);
 /// Minimum time between two log lines about failed lookups.
 pub(crate) const QUIET_FOR: Duration = Duration::from_secs(5);
 
@@ -71,9 +71,9 @@ pub enum FetchError {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// Timeout of a request, including the wait for a permit.
-    pub(crate) ask_limit: Duration,
+    pub(crate) request_timeout: Duration,
     /// Maximum number of concurrent requests.
-    pub(crate) at_once: usize,
+    pub(crate) concurrent: usize,
     /// Maximum number of requests per second; `None` for no limit.
     pub(crate) a_second: Option<usize>,
     /// Maximum number of requests per second that one client address may cause.
@@ -93,27 +93,27 @@ pub(crate) struct Bounds {
 }
 
 /// A cache of objects with its fetcher. Clones share the cache and the limits.
-pub(crate) struct Remembered<K, V, W> {
+pub(crate) struct LookupCache<K, V, W> {
     cache: Cache<K, Arc<CacheEntry<V>>>,
-    asking: Arc<Asking<K, V, W>>,
+    fetcher: Arc<Fetcher<K, V, W>>,
 }
 
 /// The fetcher and its limits.
-struct Asking<K, V, W> {
+struct Fetcher<K, V, W> {
     fetch: Box<Fetch<K, V>>,
     bounds: Bounds,
-    at_once: Semaphore,
-    tenants: TenantTurns,
+    concurrent: Semaphore,
+    tenants: TenantPermits,
     rate: Option<Rate>,
     clients: ClientRates,
-    away_until: Mutex<Option<Instant>>,
+    unavailable_until: Mutex<Option<Instant>>,
     failures: Throttle,
     metrics: LookupMetrics<W>,
 }
 
 /// The caller of a lookup.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asker<'a> {
+pub(crate) struct Caller<'a> {
     /// When the caller needs the result.
     pub(crate) deadline: Instant,
     /// The address that sent the review; `None` for lookups that no client caused.
@@ -124,7 +124,7 @@ pub(crate) struct Asker<'a> {
     pub(crate) after: Option<Instant>,
 }
 
-impl Asker<'_> {
+impl Caller<'_> {
     /// A lookup that Pillion itself needs.
     pub(crate) const fn own(deadline: Instant) -> Self {
         Self { deadline, client: None, tenant: None, after: None }
@@ -132,25 +132,25 @@ impl Asker<'_> {
 }
 
 /// Request permits for each tenant, the same number for all.
-struct TenantTurns {
+struct TenantPermits {
     each: usize,
-    turns: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
+    permits: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
 }
 
 /// Number of tenants in the table above which those without a running request are removed.
 const TENANTS: usize = 256;
 
-impl TenantTurns {
+impl TenantPermits {
     fn of(&self, tenant: &str) -> Arc<Semaphore> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = turns.get(tenant).and_then(Weak::upgrade) {
+        let mut permits = self.permits.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = permits.get(tenant).and_then(Weak::upgrade) {
             return known;
         }
-        if turns.len() >= TENANTS {
-            turns.retain(|_, turns| turns.strong_count() > 0);
+        if permits.len() >= TENANTS {
+            permits.retain(|_, permits| permits.strong_count() > 0);
         }
         let fresh = Arc::new(Semaphore::new(self.each));
-        turns.insert(tenant.into(), Arc::downgrade(&fresh));
+        permits.insert(tenant.into(), Arc::downgrade(&fresh));
         fresh
     }
 }
@@ -158,16 +158,16 @@ impl TenantTurns {
 /// A cached object, the last failure, or both.
 #[derive(Debug)]
 struct CacheEntry<V> {
-    fact: Option<Fact<V>>,
+    object: Option<CachedObject<V>>,
     failure: Option<Failure>,
     /// The result of the lookup that created this entry.
-    ended: LookupResult,
+    result: LookupResult,
     /// Whether a refresh is running.
     refreshing: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
-struct Fact<V> {
+struct CachedObject<V> {
     value: Option<V>,
     received_at: Instant,
 }
@@ -181,7 +181,7 @@ struct Failure {
 
 /// The state of a cache entry, which decides how it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum EntryState {
     /// The entry is served.
     Fresh,
     /// The entry is served, and a refresh is due.
@@ -198,7 +198,7 @@ enum Standing {
 
 /// Returns the timeout of a request whose callers wait for `answer_limit`. It is slightly shorter, so that all callers
 /// see the result.
-pub(crate) fn ask_limit(answer_limit: Duration) -> Duration {
+pub(crate) fn request_timeout(answer_limit: Duration) -> Duration {
     answer_limit * 24 / 25
 }
 
@@ -210,7 +210,7 @@ impl FetchError {
 
     /// Whether the API server responded, even with an error. Then it is available, and other stale entries are not
     /// served without a request. For example, an aggregated API server may fail for one kind alone.
-    fn is_an_answer(&self) -> bool {
+    fn is_response(&self) -> bool {
         let (Self::Unavailable(source) | Self::Refused(source)) = self;
         matches!(source.downcast_ref(), Some(kube::Error::Api(_)))
     }
@@ -243,33 +243,33 @@ impl From<serde_json::Error> for FetchError {
 
 impl<V> CacheEntry<V> {
     /// Returns the cached object unless it is too old to be served at all.
-    fn fact(&self, bounds: &Bounds, now: Instant) -> Option<&Fact<V>> {
-        self.fact.as_ref().filter(|fact| now.duration_since(fact.received_at) < bounds.stale_for)
+    fn object(&self, bounds: &Bounds, now: Instant) -> Option<&CachedObject<V>> {
+        self.object.as_ref().filter(|object| now.duration_since(object.received_at) < bounds.stale_for)
     }
 
-    fn standing(&self, bounds: &Bounds, now: Instant) -> Standing {
+    fn state(&self, bounds: &Bounds, now: Instant) -> EntryState {
         let failed = self.failure.as_ref().is_some_and(|failure| now < failure.until);
-        let Some(fact) = self.fact(bounds, now) else {
-            return if failed { Standing::Failed } else { Standing::Unknown };
+        let Some(object) = self.object(bounds, now) else {
+            return if failed { EntryState::Failed } else { EntryState::Unknown };
         };
-        let age = now.duration_since(fact.received_at);
-        let fresh_for = if fact.value.is_some() { bounds.found_for } else { bounds.missing_for };
+        let age = now.duration_since(object.received_at);
+        let fresh_for = if object.value.is_some() { bounds.found_for } else { bounds.missing_for };
         match (age < fresh_for, failed) {
-            (true, false) if fact.value.is_some() && age >= fresh_for * 2 / 3 => Standing::Due,
-            (true, _) => Standing::Fresh,
-            (false, true) => Standing::Stale,
-            (false, false) => Standing::Expired,
+            (true, false) if object.value.is_some() && age >= fresh_for * 2 / 3 => EntryState::Due,
+            (true, _) => EntryState::Fresh,
+            (false, true) => EntryState::Stale,
+            (false, false) => EntryState::Expired,
         }
     }
 }
 
 impl<V> CacheEntry<V> {
-    /// Like [`Self::standing`], but an entry from before `after` counts as expired.
-    fn standing_after(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Standing {
-        let is_before = self.fact(bounds, now).is_some_and(|fact| is_before(fact, after));
-        match self.standing(bounds, now) {
-            Standing::Fresh | Standing::Due if is_before => Standing::Expired,
-            standing => standing,
+    /// Like [`Self::state`], but an entry from before `after` counts as expired.
+    fn state_after(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> EntryState {
+        let is_before = self.object(bounds, now).is_some_and(|object| is_before(object, after));
+        match self.state(bounds, now) {
+            EntryState::Fresh | EntryState::Due if is_before => EntryState::Expired,
+            state => state,
         }
     }
 }
@@ -277,26 +277,26 @@ impl<V> CacheEntry<V> {
 impl<V: Clone> CacheEntry<V> {
     /// Returns the result for a caller that needs a result from after `after`.
     fn answer(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Answer<V> {
-        match self.fact(bounds, now) {
-            Some(fact) if is_before(fact, after) => Answer::Failed("only an older answer is known".into()),
-            Some(Fact { value: Some(value), .. }) => Answer::Found(value.clone()),
-            Some(Fact { value: None, .. }) => Answer::Missing,
+        match self.object(bounds, now) {
+            Some(object) if is_before(object, after) => Answer::Failed("only an older answer is known".into()),
+            Some(CachedObject { value: Some(value), .. }) => Answer::Found(value.clone()),
+            Some(CachedObject { value: None, .. }) => Answer::Missing,
             None => Answer::Failed(self.failure.as_ref().map_or("no answer in time", |failure| failure.why).into()),
         }
     }
 }
 
-fn is_before<V>(fact: &Fact<V>, after: Option<Instant>) -> bool {
-    after.is_some_and(|after| fact.received_at < after)
+fn is_before<V>(object: &CachedObject<V>, after: Option<Instant>) -> bool {
+    after.is_some_and(|after| object.received_at < after)
 }
 
-impl<K, V, W> Clone for Remembered<K, V, W> {
+impl<K, V, W> Clone for LookupCache<K, V, W> {
     fn clone(&self) -> Self {
-        Self { cache: self.cache.clone(), asking: Arc::clone(&self.asking) }
+        Self { cache: self.cache.clone(), fetcher: Arc::clone(&self.fetcher) }
     }
 }
 
-impl<K, V, W> Remembered<K, V, W>
+impl<K, V, W> LookupCache<K, V, W>
 where
     K: Clone + Display + Eq + Hash + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
@@ -309,24 +309,24 @@ where
         bounds: Bounds,
         metrics: LookupMetrics<W>,
     ) -> Self {
-        let weigher = move |key: &K, known: &Arc<CacheEntry<V>>| {
-            let value = known.fact.as_ref().and_then(|fact| fact.value.as_ref());
+        let weigher = move |key: &K, entry: &Arc<CacheEntry<V>>| {
+            let value = entry.object.as_ref().and_then(|object| object.value.as_ref());
             u32::try_from(weight(key, value)).unwrap_or(u32::MAX)
         };
-        let memory = Memory { stale_for: bounds.stale_for, failed_for: bounds.failed_for };
+        let memory = EntryExpiry { stale_for: bounds.stale_for, failed_for: bounds.failed_for };
         let cache = Cache::builder().max_capacity(bounds.capacity).weigher(weigher).expire_after(memory).build();
-        let asking = Asking {
+        let fetcher = Fetcher {
             fetch: Box::new(fetch),
             bounds,
-            at_once: Semaphore::new(bounds.at_once),
-            tenants: TenantTurns { each: (bounds.at_once / 4).max(1), turns: Mutex::default() },
+            concurrent: Semaphore::new(bounds.concurrent),
+            tenants: TenantPermits { each: (bounds.concurrent / 4).max(1), permits: Mutex::default() },
             clients: ClientRates::new(bounds.a_second_per_client),
             rate: bounds.a_second.map(Rate::new),
-            away_until: Mutex::default(),
+            unavailable_until: Mutex::default(),
             failures: Throttle::new(QUIET_FOR),
             metrics,
         };
-        Self { cache, asking: Arc::new(asking) }
+        Self { cache, fetcher: Arc::new(fetcher) }
     }
 
     /// Number of cached entries.
@@ -335,100 +335,105 @@ where
     }
 
     /// Counts a lookup that needs no request because its name is invalid.
-    pub(crate) fn count(&self, what: W, result: LookupResult) {
-        self.asking.metrics.count(what, result);
+    pub(crate) fn count(&self, target: W, result: LookupResult) {
+        self.fetcher.metrics.count(target, result);
     }
 
     /// Returns the result, at the deadline at the latest.
-    pub(crate) async fn get(&self, what: W, key: K, asker: Asker<'_>) -> Answer<V> {
-        let (now, bounds) = (Instant::now(), self.asking.bounds);
-        let Asker { deadline, client, tenant, after } = asker;
-        let known = self.cache.get(&key).await;
-        let standing = known.as_ref().map_or(Standing::Unknown, |known| known.standing_after(&bounds, now, after));
-        if let Some(known) = &known {
-            let served = match standing {
-                Standing::Fresh | Standing::Failed => Some(LookupResult::Hit),
-                Standing::Due => {
-                    self.refresh(what, &key, known);
+    pub(crate) async fn get(&self, target: W, key: K, caller: Caller<'_>) -> Answer<V> {
+        let (now, bounds) = (Instant::now(), self.fetcher.bounds);
+        let Caller { deadline, client, tenant, after } = caller;
+        let entry = self.cache.get(&key).await;
+        let state = entry.as_ref().map_or(EntryState::Unknown, |entry| entry.state_after(&bounds, now, after));
+        if let Some(entry) = &entry {
+            let served = match state {
+                EntryState::Fresh | EntryState::Failed => Some(LookupResult::Hit),
+                EntryState::Due => {
+                    self.refresh(target, &key, entry);
                     Some(LookupResult::Hit)
                 }
-                Standing::Stale => Some(LookupResult::Stale),
-                Standing::Expired if self.asking.is_away(now) => {
-                    self.refresh(what, &key, known);
+                EntryState::Stale => Some(LookupResult::Stale),
+                EntryState::Expired if self.fetcher.is_unavailable(now) => {
+                    self.refresh(target, &key, entry);
                     Some(LookupResult::Stale)
                 }
-                Standing::Expired | Standing::Unknown => None,
+                EntryState::Expired | EntryState::Unknown => None,
             };
             if let Some(served) = served {
-                self.count(what, served);
-                return known.answer(&bounds, now, after);
+                self.count(target, served);
+                return entry.answer(&bounds, now, after);
             }
         }
-        let fact = known.as_ref().and_then(|known| known.fact(&bounds, now).cloned());
+        let object = entry.as_ref().and_then(|entry| entry.object(&bounds, now).cloned());
         // Check this before other callers can wait for the request: they must not fail because of this client's rate.
-        if client.is_some_and(|client| !self.asking.clients.take(client)) {
-            self.asking.log_refused(&key, client, bounds.a_second_per_client as usize);
-            self.count(what, if fact.is_some() { LookupResult::Stale } else { LookupResult::Refused });
+        if client.is_some_and(|client| !self.fetcher.clients.take(client)) {
+            self.fetcher.log_refused(&key, client, bounds.a_second_per_client as usize);
+            self.count(target, if object.is_some() { LookupResult::Stale } else { LookupResult::Refused });
             let failed = || Answer::Failed("this client had too much looked up within a second".into());
-            return known.filter(|_| fact.is_some()).map_or_else(failed, |known| known.answer(&bounds, now, after));
+            return entry.filter(|_| object.is_some()).map_or_else(failed, |entry| entry.answer(&bounds, now, after));
         }
-        let ask = Arc::clone(&self.asking).ask(key.clone(), fact, tenant.map(Box::from));
-        let is_due = |known: &Arc<CacheEntry<V>>| {
-            let standing = known.standing_after(&bounds, Instant::now(), after);
-            matches!(standing, Standing::Expired | Standing::Unknown)
+        let request = Arc::clone(&self.fetcher).request_limited(key.clone(), object, tenant.map(Box::from));
+        let is_due = |entry: &Arc<CacheEntry<V>>| {
+            let state = entry.state_after(&bounds, Instant::now(), after);
+            matches!(state, EntryState::Expired | EntryState::Unknown)
         };
         // Callers that arrive meanwhile wait for this request. If its caller is cancelled, the next waiting caller
         // starts a new request.
-        let entry = timeout_at(deadline, self.cache.entry(key).or_insert_with_if(ask, is_due)).await;
-        let Ok(entry) = entry else {
-            self.asking.is_away_now();
-            let old = known.filter(|known| known.fact(&bounds, now).is_some());
-            self.count(what, if old.is_some() { LookupResult::Stale } else { LookupResult::TimedOut });
+        let requested = timeout_at(deadline, self.cache.entry(key).or_insert_with_if(request, is_due)).await;
+        let Ok(requested) = requested else {
+            self.fetcher.set_unavailable();
+            let old = entry.filter(|entry| entry.object(&bounds, now).is_some());
+            self.count(target, if old.is_some() { LookupResult::Stale } else { LookupResult::TimedOut });
             let failed = || Answer::Failed("no answer in time".into());
             return old.map_or_else(failed, |old| old.answer(&bounds, now, after));
         };
-        let (is_fresh, known) = (entry.is_fresh(), entry.into_value());
-        let ended = match known.standing(&bounds, Instant::now()) {
-            _ if is_fresh => known.ended,
-            Standing::Stale => LookupResult::Stale,
+        let (is_fresh, entry) = (requested.is_fresh(), requested.into_value());
+        let result = match entry.state(&bounds, Instant::now()) {
+            _ if is_fresh => entry.result,
+            EntryState::Stale => LookupResult::Stale,
             _ => LookupResult::Hit,
         };
-        self.count(what, ended);
-        known.answer(&bounds, Instant::now(), after)
+        self.count(target, result);
+        entry.answer(&bounds, Instant::now(), after)
     }
 
     /// Refreshes an entry while it is served. Each key has at most one refresh, and it takes no permit that a caller
     /// waits for.
-    fn refresh(&self, what: W, key: &K, known: &Arc<CacheEntry<V>>) {
-        if known.refreshing.swap(true, Ordering::Relaxed) {
+    fn refresh(&self, target: W, key: &K, entry: &Arc<CacheEntry<V>>) {
+        if entry.refreshing.swap(true, Ordering::Relaxed) {
             return;
         }
-        let (this, key, old) = (self.clone(), key.clone(), Arc::clone(known));
+        let (this, key, old) = (self.clone(), key.clone(), Arc::clone(entry));
         tokio::spawn(async move {
-            let asking = &this.asking;
-            let has_turn = asking.at_once.available_permits() > 0 && asking.rate.as_ref().is_none_or(Rate::take);
-            if !has_turn {
+            let fetcher = &this.fetcher;
+            let has_permit = fetcher.concurrent.available_permits() > 0 && fetcher.rate.as_ref().is_none_or(Rate::take);
+            if !has_permit {
                 old.refreshing.store(false, Ordering::Relaxed);
                 return;
             }
-            let now = asking.request(&key, old.fact.clone(), None).await;
-            let ended = if now.failure.is_none() { LookupResult::Refreshed } else { LookupResult::RefreshFailed };
-            this.count(what, ended);
+            let now = fetcher.request(&key, old.object.clone(), None).await;
+            let result = if now.failure.is_none() { LookupResult::Refreshed } else { LookupResult::RefreshFailed };
+            this.count(target, result);
             this.cache.insert(key, now).await;
         });
     }
 }
 
-impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
-    async fn ask(self: Arc<Self>, key: K, old: Option<Fact<V>>, tenant: Option<Box<str>>) -> Arc<CacheEntry<V>> {
+impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
+    async fn request_limited(
+        self: Arc<Self>,
+        key: K,
+        old: Option<CachedObject<V>>,
+        tenant: Option<Box<str>>,
+    ) -> Arc<CacheEntry<V>> {
         if self.rate.as_ref().is_none_or(Rate::take) {
             return self.request(&key, old, tenant.as_deref()).await;
         }
         self.log_refused(&key, None, self.bounds.a_second.unwrap_or_default());
         // The next lookup may start a request at once.
         let failure = Failure { why: "the API server was asked too often", until: Instant::now() };
-        let ended = if old.is_some() { LookupResult::Stale } else { LookupResult::Refused };
-        Arc::new(CacheEntry { fact: old, failure: Some(failure), ended, refreshing: AtomicBool::new(false) })
+        let result = if old.is_some() { LookupResult::Stale } else { LookupResult::Refused };
+        Arc::new(CacheEntry { object: old, failure: Some(failure), result, refreshing: AtomicBool::new(false) })
     }
 
     /// Logs, at a limited rate, that a lookup was refused. `client` is given if that client exceeded its rate.
@@ -440,29 +445,29 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
     }
 
     /// Requests the object and returns the new entry. `old` is the object of the previous entry.
-    async fn request(&self, key: &K, old: Option<Fact<V>>, tenant: Option<&str>) -> Arc<CacheEntry<V>> {
-        let limit = self.bounds.ask_limit;
+    async fn request(&self, key: &K, old: Option<CachedObject<V>>, tenant: Option<&str>) -> Arc<CacheEntry<V>> {
+        let limit = self.bounds.request_timeout;
         let answer = async {
             // Take the tenant's permit first, so that a tenant with many requests leaves shared permits to others.
             let own = tenant.map(|tenant| self.tenants.of(tenant));
-            let _own_turn = match &own {
+            let _own_permit = match &own {
                 Some(own) => Some(own.acquire().await.map_err(FetchError::unavailable)?),
                 None => None,
             };
-            let turn = self.at_once.acquire().await.map_err(FetchError::unavailable)?;
+            let permit = self.concurrent.acquire().await.map_err(FetchError::unavailable)?;
             let answer = (self.fetch)(key.clone()).await;
-            drop(turn);
+            drop(permit);
             answer
         };
-        let known = |fact, failure, ended: LookupResult| {
-            debug!(%key, result = ended.as_str(), wanted = self.bounds.wanted, "looked up");
-            Arc::new(CacheEntry { fact, failure, ended, refreshing: AtomicBool::new(false) })
+        let entry = |object, failure, result: LookupResult| {
+            debug!(%key, result = result.as_str(), wanted = self.bounds.wanted, "looked up");
+            Arc::new(CacheEntry { object, failure, result, refreshing: AtomicBool::new(false) })
         };
-        let (error, why, ended) = match timeout(limit, answer).await {
+        let (error, why, result) = match timeout(limit, answer).await {
             Ok(Ok(value)) => {
-                *self.away() = None;
-                let ended = if value.is_some() { LookupResult::Found } else { LookupResult::Missing };
-                return known(Some(Fact { value, received_at: Instant::now() }), None, ended);
+                *self.unavailable() = None;
+                let result = if value.is_some() { LookupResult::Found } else { LookupResult::Missing };
+                return entry(Some(CachedObject { value, received_at: Instant::now() }), None, result);
             }
             Ok(Err(error)) => (error, "the API server did not give it", LookupResult::Failed),
             Err(_) => {
@@ -470,83 +475,85 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
                 (error, "no answer in time", LookupResult::TimedOut)
             }
         };
-        let passes = matches!(error, FetchError::Unavailable(_));
-        let old = old.filter(|old| passes || old.received_at.elapsed() < REFUSED_FOR);
+        let is_temporary = matches!(error, FetchError::Unavailable(_));
+        let old = old.filter(|old| is_temporary || old.received_at.elapsed() < REFUSED_FOR);
         if let Some(suppressed) = self.failures.take_turn() {
             let (wanted, old) = (self.bounds.wanted, old.is_some());
             warn!(%key, %error, suppressed, wanted, old_answer_served = old, "cannot look it up");
         }
-        if passes && !error.is_an_answer() {
-            self.is_away_now();
+        if is_temporary && !error.is_response() {
+            self.set_unavailable();
         }
-        let ended = if old.is_some() { LookupResult::Stale } else { ended };
-        known(old, Some(Failure { why, until: Instant::now() + self.bounds.failed_for }), ended)
+        let result = if old.is_some() { LookupResult::Stale } else { result };
+        entry(old, Some(Failure { why, until: Instant::now() + self.bounds.failed_for }), result)
     }
 
-    fn away(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
-        self.away_until.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unavailable(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.unavailable_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_away(&self, now: Instant) -> bool {
-        self.away().is_some_and(|until| now < until)
+    fn is_unavailable(&self, now: Instant) -> bool {
+        self.unavailable().is_some_and(|until| now < until)
     }
 
-    fn is_away_now(&self) {
-        *self.away() = Some(Instant::now() + AWAY_FOR);
+    fn set_unavailable(&self) {
+        *self.unavailable() = Some(Instant::now() + UNAVAILABLE_FOR);
     }
 }
 
-/// Decides when entries are removed to free memory. [`CacheEntry::standing`] decides whether they may be served.
-struct Memory {
+/// Decides when entries are removed to free memory. [`CacheEntry::state`] decides whether they may be served.
+struct EntryExpiry {
     stale_for: Duration,
     failed_for: Duration,
 }
 
-impl Memory {
-    fn of<V>(&self, known: &CacheEntry<V>) -> Duration {
-        if known.fact.is_some() { self.stale_for } else { self.failed_for }
+impl EntryExpiry {
+    fn of<V>(&self, entry: &CacheEntry<V>) -> Duration {
+        if entry.object.is_some() { self.stale_for } else { self.failed_for }
     }
 }
 
-impl<K, V> Expiry<K, Arc<CacheEntry<V>>> for Memory {
-    fn expire_after_create(&self, _: &K, known: &Arc<CacheEntry<V>>, _: std::time::Instant) -> Option<Duration> {
-        Some(self.of(known))
+impl<K, V> Expiry<K, Arc<CacheEntry<V>>> for EntryExpiry {
+    fn expire_after_create(&self, _: &K, entry: &Arc<CacheEntry<V>>, _: std::time::Instant) -> Option<Duration> {
+        Some(self.of(entry))
     }
 
     fn expire_after_update(
         &self,
         _: &K,
-        known: &Arc<CacheEntry<V>>,
+        entry: &Arc<CacheEntry<V>>,
         _: std::time::Instant,
         _: Option<Duration>,
     ) -> Option<Duration> {
-        Some(self.of(known))
+        Some(self.of(entry))
     }
 }
 
-/// The result of a lookup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LookupResult {
-    /// The object was cached, or a request for it was running.
-    Hit,
-    /// A stale entry was served because the API server was unavailable.
-    Stale,
-    /// The object exists.
-    Found,
-    /// The object does not exist.
-    Missing,
-    /// A cached entry was refreshed early, and no review waited for it.
-    Refreshed,
-    /// An early refresh failed. The cached entry stays.
-    RefreshFailed,
-    /// The API server was unavailable or returned an error, and no entry was cached.
-    Failed,
-    /// The request timed out, and no entry was cached.
-    TimedOut,
-    /// No request was sent because a rate limit was exceeded.
-    Refused,
-    /// No request was sent because the name is invalid.
-    Invalid,
+labelled! {
+    /// The result of a lookup.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum LookupResult {
+        /// The object was cached, or a request for it was running.
+        Hit => "hit",
+        /// A stale entry was served because the API server was unavailable.
+        Stale => "stale",
+        /// The object exists.
+        Found => "found",
+        /// The object does not exist.
+        Missing => "missing",
+        /// A cached entry was refreshed early, and no review waited for it.
+        Refreshed => "refreshed",
+        /// An early refresh failed. The cached entry stays.
+        RefreshFailed => "refresh_failed",
+        /// The API server was unavailable or returned an error, and no entry was cached.
+        Failed => "failed",
+        /// The request timed out, and no entry was cached.
+        TimedOut => "timed_out",
+        /// No request was sent because a rate limit was exceeded.
+        Refused => "refused",
+        /// No request was sent because the name is invalid.
+        Invalid => "invalid",
+    }
 }
 
 /// A kind of lookup, with its metric labels.
@@ -558,7 +565,7 @@ pub trait LookupKind: Copy + Send + Sync + 'static {
     /// All targets.
     const ALL: &'static [Self];
 
-    /// The value of the label `what`; `None` if the kind has only one target.
+    /// The value of the metric label `what`; `None` if the kind has only one target.
     fn label(self) -> Option<&'static str>;
 }
 
@@ -571,39 +578,6 @@ pub struct LookupMetrics<W> {
 
 type Labels = Vec<(&'static str, &'static str)>;
 
-impl LookupResult {
-    /// All results.
-    pub const ALL: [Self; 10] = [
-        Self::Hit,
-        Self::Stale,
-        Self::Found,
-        Self::Missing,
-        Self::Refreshed,
-        Self::RefreshFailed,
-        Self::Failed,
-        Self::TimedOut,
-        Self::Refused,
-        Self::Invalid,
-    ];
-
-    /// The result as a metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Hit => "hit",
-            Self::Stale => "stale",
-            Self::Found => "found",
-            Self::Missing => "missing",
-            Self::Refreshed => "refreshed",
-            Self::RefreshFailed => "refresh_failed",
-            Self::Failed => "failed",
-            Self::TimedOut => "timed_out",
-            Self::Refused => "refused",
-            Self::Invalid => "invalid",
-        }
-    }
-}
-
 impl<W: LookupKind> LookupMetrics<W> {
     /// Creates the counters and registers them.
     pub fn register(registry: &mut Registry) -> Self {
@@ -611,21 +585,21 @@ impl<W: LookupKind> LookupMetrics<W> {
         registry.sub_registry_with_prefix("pillion").register(W::NAME, W::HELP, family.clone());
         let metrics = Self { family, about: PhantomData };
         // Create all series at the start, so that their rates include the first event.
-        for what in W::ALL {
+        for target in W::ALL {
             for result in LookupResult::ALL {
-                drop(metrics.counter(*what, result));
+                drop(metrics.counter(*target, result));
             }
         }
         metrics
     }
 
-    pub(crate) fn count(&self, what: W, result: LookupResult) {
-        self.counter(what, result).inc();
+    pub(crate) fn count(&self, target: W, result: LookupResult) {
+        self.counter(target, result).inc();
     }
 
-    fn counter(&self, what: W, result: LookupResult) -> Counter {
-        let what = what.label().map(|what| ("what", what));
-        self.family.get_or_create_owned(&what.into_iter().chain([("result", result.as_str())]).collect())
+    fn counter(&self, target: W, result: LookupResult) -> Counter {
+        let target = target.label().map(|target| ("what", target));
+        self.family.get_or_create_owned(&target.into_iter().chain([("result", result.as_str())]).collect())
     }
 }
 

@@ -15,9 +15,9 @@ pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-config
 
 /// Maximum bytes of an annotation, key and value together. Larger annotations are dropped, so profiles do not see them.
 /// The API server accepts 256 KiB, but only tools that store their state in annotations need that.
-pub const ANNOTATION_BYTES: usize = 4 * 1024;
+pub(crate) const ANNOTATION_BYTES: usize = 4 * 1024;
 /// Maximum bytes of all annotations of a namespace. The largest annotations are dropped until the others fit.
-pub const ANNOTATIONS_BYTES: usize = 16 * 1024;
+pub(crate) const ANNOTATIONS_BYTES: usize = 16 * 1024;
 
 /// A namespace with its name.
 pub type Named = (Box<str>, Namespace);

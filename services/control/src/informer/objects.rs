@@ -27,7 +27,7 @@ pub enum Change<K, T> {
 
 impl<K, T> Change<K, T> {
     /// Converts an event of kube's watcher. `read` reduces an object, and `key` returns its key.
-    pub fn from_event<O>(event: Event<O>, read: impl FnOnce(O) -> T, key: impl FnOnce(O) -> K) -> Self {
+    pub(crate) fn from_event<O>(event: Event<O>, read: impl FnOnce(O) -> T, key: impl FnOnce(O) -> K) -> Self {
         match event {
             Event::Init => Self::Restarted,
             Event::InitApply(object) => Self::Listed(read(object)),
@@ -95,7 +95,7 @@ impl StoredProfile {
 
     /// Sets the status.
     #[must_use]
-    pub fn with_status(self, status: ProfileStatus) -> Self {
+    pub(crate) fn with_status(self, status: ProfileStatus) -> Self {
         Self { status, ..self }
     }
 }

@@ -84,7 +84,7 @@ impl Publication {
 
     /// Revisions to serve instead, for a replica that serves nothing yet; best first. The newest is last, since it is
     /// not meant for all pods.
-    fn instead(&self) -> impl Iterator<Item = &str> {
+    fn fallbacks(&self) -> impl Iterator<Item = &str> {
         let older = self.promoted.iter().chain(&*self.kept).filter(|older| **older != self.newest);
         older.chain([&self.newest]).map(|revision| &**revision)
     }
@@ -93,45 +93,45 @@ impl Publication {
 impl PublishedRevisions {
     /// Applies the publication of the status. Returns whether the served revision changed. Afterwards, [`Self::wanted`]
     /// returns the revisions to fetch.
-    pub(crate) fn point(&mut self, publication: Option<Publication>) -> bool {
+    pub(crate) fn set_publication(&mut self, publication: Option<Publication>) -> bool {
         self.publication = publication;
-        let named: BTreeSet<Box<str>> = self.needed().map(Into::into).collect();
-        self.unusable.retain(|revision| named.contains(revision));
-        self.fetched.retain(|revision, _| named.contains(revision));
-        self.settle()
+        let needed: BTreeSet<Box<str>> = self.needed().map(Into::into).collect();
+        self.unusable.retain(|revision| needed.contains(revision));
+        self.fetched.retain(|revision, _| needed.contains(revision));
+        self.activate()
     }
 
     /// Applies a fetched revision. Returns whether the served revision changed.
     pub(crate) fn add(&mut self, revision: &str, compiled: Arc<CompiledProfile>) -> bool {
         self.unusable.remove(revision);
         self.fetched.insert(revision.into(), compiled);
-        self.settle()
+        self.activate()
     }
 
     /// Records that a revision cannot be used. Returns whether that is new, and whether the served revision changed.
     pub(crate) fn add_unusable(&mut self, revision: &str) -> (bool, bool) {
         let is_new = self.unusable.insert(revision.into());
-        (is_new, is_new && self.settle())
+        (is_new, is_new && self.activate())
     }
 
     fn needed(&self) -> impl Iterator<Item = &str> {
-        self.publication.iter().flat_map(Publication::needed).chain(self.instead())
+        self.publication.iter().flat_map(Publication::needed).chain(self.fallback())
     }
 
     /// The fallback revision, if nothing is served and a published revision is unusable.
-    fn instead(&self) -> Option<&str> {
+    fn fallback(&self) -> Option<&str> {
         let published = self.publication.as_ref().filter(|_| self.served.is_none())?;
         let is_usable = |revision: &&str| !self.unusable.contains(*revision);
         if published.needed().all(|revision| is_usable(&revision)) {
             return None;
         }
-        published.instead().find(is_usable)
+        published.fallbacks().find(is_usable)
     }
 
     /// The revisions that are needed and not fetched.
     pub(crate) fn wanted<'e>(&'e self, profile: &'e ProfileName) -> impl Iterator<Item = RevisionKey> + 'e {
         let missing =
-            self.needed().filter(|revision| !self.unusable.contains(*revision) && self.at_hand(revision).is_none());
+            self.needed().filter(|revision| !self.unusable.contains(*revision) && self.available(revision).is_none());
         missing.map(|revision| RevisionKey { profile: profile.clone(), revision: revision.into() })
     }
 
@@ -140,7 +140,7 @@ impl PublishedRevisions {
     }
 
     /// Returns a revision that was fetched or is already served.
-    fn at_hand(&self, revision: &str) -> Option<Arc<CompiledProfile>> {
+    fn available(&self, revision: &str) -> Option<Arc<CompiledProfile>> {
         let served = self.served.iter().flat_map(|served| {
             let promoted = served.stage.as_ref().and_then(|stage| stage.promoted.as_ref());
             std::iter::once(&served.profile).chain(promoted)
@@ -150,15 +150,15 @@ impl PublishedRevisions {
     }
 
     /// Activates the published revision once all parts of it are fetched. Returns whether the served revision changed.
-    fn settle(&mut self) -> bool {
+    fn activate(&mut self) -> bool {
         if self.publication.is_none() {
             return self.served.take().is_some();
         }
-        let Some(now) = self.as_published().or_else(|| self.fallback_revision()) else { return false };
-        let is_whole =
-            self.publication.iter().flat_map(Publication::needed).all(|needed| self.at_hand(needed).is_some());
-        self.served = Some(now);
-        if is_whole {
+        let Some(served) = self.as_published().or_else(|| self.fallback_revision()) else { return false };
+        let is_complete =
+            self.publication.iter().flat_map(Publication::needed).all(|needed| self.available(needed).is_some());
+        self.served = Some(served);
+        if is_complete {
             self.fetched.clear();
         }
         true
@@ -166,7 +166,7 @@ impl PublishedRevisions {
 
     /// The fallback revision for all pods, if it is fetched.
     fn fallback_revision(&self) -> Option<Served> {
-        let profile = self.at_hand(self.instead()?)?;
+        let profile = self.available(self.fallback()?)?;
         let kept = &self.publication.as_ref()?.kept;
         Some(Served { profile, stage: None, kept: Arc::clone(kept) })
     }
@@ -174,12 +174,12 @@ impl PublishedRevisions {
     /// The published revision, if all parts of it are fetched.
     fn as_published(&self) -> Option<Served> {
         let published = self.publication.as_ref()?;
-        let profile = self.at_hand(&published.newest)?;
+        let profile = self.available(&published.newest)?;
         let stage = match published.staged() {
             None => None,
             Some((rollout, promoted)) => {
                 let promoted = match promoted {
-                    Some(promoted) => Some(self.at_hand(promoted)?),
+                    Some(promoted) => Some(self.available(promoted)?),
                     None => None,
                 };
                 let percent = rollout.percent.unwrap_or(100);

@@ -61,7 +61,7 @@ impl Shares {
     ///
     /// # Errors
     /// Returns the bytes that all profiles of the namespace may take now.
-    pub fn fits(&self, namespace: &str, bytes: usize, replaced: Option<&Grant>) -> Result<(), usize> {
+    pub(crate) fn fits(&self, namespace: &str, bytes: usize, replaced: Option<&Grant>) -> Result<(), usize> {
         let freed = replaced.map_or(0, |grant| grant.0.bytes);
         if bytes <= freed {
             return Ok(());
@@ -77,7 +77,7 @@ impl Shares {
 
     /// Grants these bytes even beyond the limits. Callers use it for texts that were accepted before, or that fit. The
     /// caller drops the replaced grant afterwards.
-    pub fn grant(&mut self, namespace: &str, bytes: usize) -> Grant {
+    pub(crate) fn grant(&mut self, namespace: &str, bytes: usize) -> Grant {
         if !self.of_namespaces.contains_key(namespace) {
             // Remove the totals of namespaces that no longer have profiles.
             self.of_namespaces.retain(|_, taken| Arc::strong_count(taken) > 1);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_namespaces_leave_memory_to_others() {
+    fn large_namespaces_leave_memory_to_others() {
         let mut shares = Shares::new(Limits { of_namespace: 16 << 20, of_all: 128 << 20 });
         let mut grants = Vec::new();
         for namespace in 0..14 {

@@ -58,21 +58,21 @@ pub(crate) struct TextState {
     pub(crate) grant: Option<Grant>,
     /// If the stored text lacked memory, the bytes that it needs; 0 if they are not known yet. The text itself is not
     /// kept.
-    pub(crate) lacks: Option<usize>,
+    pub(crate) lacking_bytes: Option<usize>,
     /// The parent of a text that was not kept for lack of memory.
-    pub(crate) lacks_with: Option<Box<str>>,
+    pub(crate) lacking_parent: Option<Box<str>>,
 }
 
 /// The error for a profile that lacks memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lack {
+pub(crate) struct MemoryLack {
     /// Bytes that the profile needs.
     pub(crate) bytes: usize,
     /// Bytes for all profiles of the namespace.
     limit: usize,
 }
 
-impl Lack {
+impl MemoryLack {
     pub(crate) fn diagnostic(self, name: &ProfileName) -> Diagnostic {
         let mib = |bytes: usize| format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20);
         let message = format!(
@@ -94,9 +94,9 @@ pub(crate) fn check_memory(
     bytes: usize,
     instead_of: Option<&Grant>,
     shares: &Shares,
-) -> Result<(), Lack> {
+) -> Result<(), MemoryLack> {
     let Some(namespace) = &name.namespace else { return Ok(()) };
-    shares.fits(namespace, bytes, instead_of).map_err(|limit| Lack { bytes, limit })
+    shares.fits(namespace, bytes, instead_of).map_err(|limit| MemoryLack { bytes, limit })
 }
 
 impl TextState {
@@ -113,7 +113,7 @@ impl TextState {
         keeps_text: bool,
     ) -> (Self, Option<Broken>) {
         let StoredProfile { name, generation, spec, .. } = stored;
-        if let Some(known) = known.filter(|known| known.is_generation(*generation) && known.lacks.is_none()) {
+        if let Some(known) = known.filter(|known| known.is_generation(*generation) && known.lacking_bytes.is_none()) {
             return (known.clone(), None);
         }
         let good = known.and_then(|known| known.good.clone());
@@ -167,12 +167,12 @@ impl TextState {
         is_same_profile: bool,
         is_accepted: bool,
         shares: &mut Shares,
-    ) -> Result<(), Lack> {
-        let once = before.filter(|_| is_same_profile).map_or(0, Grant::bytes);
+    ) -> Result<(), MemoryLack> {
+        let earlier = before.filter(|_| is_same_profile).map_or(0, Grant::bytes);
         if !is_accepted {
-            check_memory(name, self.bytes().max(once), before, shares)?;
+            check_memory(name, self.bytes().max(earlier), before, shares)?;
         }
-        self.take_memory(name, once, shares);
+        self.take_memory(name, earlier, shares);
         Ok(())
     }
 
@@ -195,11 +195,11 @@ impl TextState {
     /// The parents of all texts of the profile.
     pub(crate) fn parents(&self) -> impl Iterator<Item = &str> {
         let of_texts = self.extending.iter().chain(&self.accepted).filter_map(|text| text.parent.as_deref());
-        of_texts.chain(self.lacks_with.as_deref())
+        of_texts.chain(self.lacking_parent.as_deref())
     }
 
     /// Replaces the active version; `None` removes it. Returns whether the active version changed.
-    pub(crate) fn put_to_work(&mut self, now: Option<CompiledProfile>) -> bool {
+    pub(crate) fn activate(&mut self, now: Option<CompiledProfile>) -> bool {
         let keep = match (&self.good, &now) {
             (Some(good), Some(now)) => is_same_profile(good, now),
             (Some(good), None) => good.limits() != Limits::Parent,
@@ -244,17 +244,17 @@ fn unreadable(error: &serde_path_to_error::Error<serde_json::Error>) -> Diagnost
     }
 }
 
-fn is_same_profile(one: &CompiledProfile, other: &CompiledProfile) -> bool {
-    one.revision() == other.revision()
-        && one.limits() == other.limits()
-        && one.ancestors().eq(other.ancestors())
-        && one.rollout() == other.rollout()
+fn is_same_profile(a: &CompiledProfile, b: &CompiledProfile) -> bool {
+    a.revision() == b.revision()
+        && a.limits() == b.limits()
+        && a.ancestors().eq(b.ancestors())
+        && a.rollout() == b.rollout()
 }
 
 /// Whether both are the same compiled version.
-pub(crate) fn is_same_version(one: Option<&Arc<CompiledProfile>>, other: Option<&Arc<CompiledProfile>>) -> bool {
-    match (one, other) {
-        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+pub(crate) fn is_same_version(a: Option<&Arc<CompiledProfile>>, b: Option<&Arc<CompiledProfile>>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
         (None, None) => true,
         _ => false,
     }

@@ -29,9 +29,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::client::{chain, config, described, help, pauses};
+use crate::client::{chain, config, error_message, help, pauses};
 use crate::guard::guarded;
-use crate::informer::cache_metrics::{CacheMetrics, Kind, Reason, noting};
+use crate::informer::cache_metrics::{CacheMetrics, InterruptionReason, WatchedKind, recording};
 use crate::informer::fetch::{self, Fetches};
 use crate::informer::index::{Index, Status, Update};
 use crate::informer::namespaces;
@@ -44,12 +44,12 @@ use crate::informer::text::Broken;
 const BATCH: usize = 1024;
 
 /// Namespaces per page of a list. A page is in memory with whole objects.
-const NAMESPACES_A_PAGE: u32 = 250;
+const NAMESPACES_PER_PAGE: u32 = 250;
 /// Profiles per page of a list. They are larger than namespaces.
-pub(crate) const PROFILES_A_PAGE: u32 = 100;
+pub(crate) const PROFILES_PER_PAGE: u32 = 100;
 
 /// Maximum number of changed profiles that one publication logs, one line each. A first list may have thousands.
-const LOGGED: usize = 100;
+const MAX_LOGGED: usize = 100;
 
 /// The watches ended without a shutdown, which is a bug of Pillion. The caller should exit too.
 #[derive(Debug, thiserror::Error)]
@@ -109,8 +109,8 @@ impl Publisher {
     pub(crate) fn watch(&self, client: Client) -> Watches {
         let (metrics, reads_texts) = (&self.metrics, self.index.reads_texts());
         let updates = stream::select_all([
-            profiles_of::<ClusterInjectionProfile>(&client, Kind::ClusterProfiles, metrics, reads_texts),
-            profiles_of::<InjectionProfile>(&client, Kind::Profiles, metrics, reads_texts),
+            profiles_of::<ClusterInjectionProfile>(&client, WatchedKind::ClusterProfiles, metrics, reads_texts),
+            profiles_of::<InjectionProfile>(&client, WatchedKind::Profiles, metrics, reads_texts),
             namespaces_of(&client, metrics, &self.opt_in),
         ]);
         Watches { batches: updates.boxed().ready_chunks(BATCH), fetches: Fetches::new(Some(client)) }
@@ -146,7 +146,7 @@ impl Publisher {
 
     /// Fetches the revisions that the index needs, and publishes the next snapshot and the status if they changed.
     pub(crate) fn publish(&mut self, watches: &mut Watches) {
-        watches.fetches.ask(self.index.take_unfetched());
+        watches.fetches.queue(self.index.take_unfetched());
         let first = !self.status.borrow().synced;
         // After a panic, the last snapshot and status stay: a replica that has just started must not become ready.
         let publication = guarded(&"the snapshot", || self.index.publish());
@@ -154,11 +154,11 @@ impl Publisher {
         if let Some(snapshot) = publication {
             let before = self.published.swap(Arc::clone(&snapshot));
             self.metrics.published();
-            log_news(&news(before.profiles(), snapshot.profiles()));
+            log_activations(&activation_changes(before.profiles(), snapshot.profiles()));
         }
-        for kind in Kind::ALL {
+        for kind in WatchedKind::ALL {
             let (synced, objects) = self.index.known(kind);
-            self.metrics.known(kind, synced, objects);
+            self.metrics.set_objects(kind, synced, objects);
         }
         let status = self.index.status();
         let changed = self.status.send_if_modified(|known| std::mem::replace(known, status) != status);
@@ -200,11 +200,11 @@ impl Watches {
         outcome: fetch::FetchResult,
     ) -> Option<Update> {
         match outcome {
-            Ok(came) => {
-                if matches!(came, Fetched::Missing(_)) && index.still_needs(&key) {
-                    self.fetches.ask_again(key.clone(), paused);
+            Ok(fetched) => {
+                if matches!(fetched, Fetched::Missing(_)) && index.still_needs(&key) {
+                    self.fetches.queue_retry(key.clone(), paused);
                 }
-                Some(Update::Fetched(key, came))
+                Some(Update::Fetched(key, fetched))
             }
             Err(error) => {
                 let error = chain(&error);
@@ -217,9 +217,9 @@ impl Watches {
                 if !index.still_needs(&key) {
                     return None;
                 }
-                self.fetches.ask_again(key.clone(), paused);
-                fetch::is_out_of_patience(paused).then(|| {
-                    let missing = fetch::not_to_be_had(&key, &error);
+                self.fetches.queue_retry(key.clone(), paused);
+                fetch::exceeds_wait(paused).then(|| {
+                    let missing = fetch::unavailable_revision(&key, &error);
                     Update::Fetched(key, missing)
                 })
             }
@@ -229,17 +229,22 @@ impl Watches {
 
 /// Watches profiles, and reads only the parts that the index needs. Profiles are read as arbitrary JSON: one that this
 /// build cannot parse must not break the stream.
-fn profiles_of<K>(client: &Client, kind: Kind, metrics: &CacheMetrics, reads_texts: bool) -> BoxStream<'static, Update>
+fn profiles_of<K>(
+    client: &Client,
+    kind: WatchedKind,
+    metrics: &CacheMetrics,
+    reads_texts: bool,
+) -> BoxStream<'static, Update>
 where
     K: Resource<DynamicType = ()>,
 {
     let read = move |object| read_profile(object, reads_texts);
     let key = |object: DynamicObject| objects::name(object.metadata);
-    let client = noting(client.clone(), metrics.heard(kind).clone());
+    let client = recording(client.clone(), metrics.last_response(kind).clone());
     let events =
-        watcher(Api::<DynamicObject>::all_with(client, &ApiResource::erase::<K>(&())), config(PROFILES_A_PAGE));
+        watcher(Api::<DynamicObject>::all_with(client, &ApiResource::erase::<K>(&())), config(PROFILES_PER_PAGE));
     let changes = changes(events, kind, metrics.clone(), read, key);
-    changes.map(move |change| Update::of_profiles(change, matches!(kind, Kind::ClusterProfiles))).boxed()
+    changes.map(move |change| Update::of_profiles(change, matches!(kind, WatchedKind::ClusterProfiles))).boxed()
 }
 
 /// Reduces a profile to its status, and to its text if that is needed.
@@ -253,15 +258,15 @@ pub(crate) fn read_profile(mut object: DynamicObject, reads_text: bool) -> Store
 /// Watches the metadata of namespaces, and reduces it.
 fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &OptIn) -> BoxStream<'static, Update> {
     let opt_in = opt_in.clone();
-    let client = noting(client.clone(), metrics.heard(Kind::Namespaces).clone());
+    let client = recording(client.clone(), metrics.last_response(WatchedKind::Namespaces).clone());
     let api = Api::<PartialObjectMeta<Namespace>>::all(client);
     let read = move |object: PartialObjectMeta<Namespace>| {
         let name = object.metadata.name.clone().unwrap_or_default();
         guarded(&format_args!("namespace {name}"), || namespaces::read(object.metadata, &opt_in)).ok()
     };
     let key = |object: PartialObjectMeta<Namespace>| -> Box<str> { object.metadata.name.unwrap_or_default().into() };
-    let events = watcher(api, config(NAMESPACES_A_PAGE));
-    let changes = changes(events, Kind::Namespaces, metrics.clone(), read, key);
+    let events = watcher(api, config(NAMESPACES_PER_PAGE));
+    let changes = changes(events, WatchedKind::Namespaces, metrics.clone(), read, key);
     // An unreadable namespace keeps its last state. If it has none, the reviews of its pods look it up.
     changes.filter_map(|change| std::future::ready(change.known())).map(Update::Namespace).boxed()
 }
@@ -273,7 +278,7 @@ fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &OptIn) -> Box
 /// reported by its error instead.
 pub(crate) fn changes<O, K, T>(
     events: impl Stream<Item = watcher::Result<Event<O>>> + Send + 'static,
-    kind: Kind,
+    kind: WatchedKind,
     metrics: CacheMetrics,
     read: impl Fn(O) -> T + Send + 'static,
     key: impl Fn(O) -> K + Send + 'static,
@@ -283,18 +288,18 @@ where
 {
     let lists = metrics.clone();
     let events = events.try_filter(move |event| {
-        let announces = matches!(event, Event::Init);
-        if announces {
+        let is_init = matches!(event, Event::Init);
+        if is_init {
             lists.list_begins(kind);
         }
-        std::future::ready(!announces)
+        std::future::ready(!is_init)
     });
     events.backoff(pauses()).map(move |event| match event {
         Ok(event) => Change::from_event(event, &read, &key),
         Err(error) => {
-            metrics.restarted(kind, Reason::of(&error));
+            metrics.restarted(kind, InterruptionReason::of(&error));
             let help = help(&error);
-            let error = described(&error);
+            let error = error_message(&error);
             warn!(kind = kind.as_str(), error, help, "not watched at present, what was last known stays; trying again");
             Change::Restarted
         }
@@ -303,7 +308,7 @@ where
 
 /// A profile whose active revision changed, or that is no longer active.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct News {
+struct ActivationChange {
     /// The profile's name.
     name: ProfileName,
     /// The earlier active revision; `None` if the profile is new.
@@ -313,7 +318,7 @@ struct News {
 }
 
 /// The differences between two sets of active profiles, by name.
-fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
+fn activation_changes(before: &ProfileSet, now: &ProfileSet) -> Vec<ActivationChange> {
     if std::ptr::eq(before, now) {
         return Vec::new();
     }
@@ -324,7 +329,7 @@ fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
     }
     let changed = all.into_iter().filter(|(_, (before, now))| before != now);
     changed
-        .map(|(name, (before, now))| News {
+        .map(|(name, (before, now))| ActivationChange {
             name: name.clone(),
             before: before.map(Into::into),
             now: now.map(Into::into),
@@ -333,8 +338,8 @@ fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
 }
 
 /// Logs which profiles became active, so that operators need not query a replica.
-fn log_news(news: &[News]) {
-    for News { name, before, now } in news.iter().take(LOGGED) {
+fn log_activations(changes: &[ActivationChange]) {
+    for ActivationChange { name, before, now } in changes.iter().take(MAX_LOGGED) {
         let (old_revision, revision) = (before.as_deref(), now.as_deref());
         if revision.is_some() {
             info!(profile = %name, old_revision, revision, "the profile is at work");
@@ -342,7 +347,7 @@ fn log_news(news: &[News]) {
             info!(profile = %name, old_revision, "the profile is gone");
         }
     }
-    if let Some(more) = news.len().checked_sub(LOGGED).filter(|more| *more > 0) {
+    if let Some(more) = changes.len().checked_sub(MAX_LOGGED).filter(|more| *more > 0) {
         info!(more, "more profiles are at work or gone");
     }
 }

@@ -13,7 +13,7 @@ use super::Settings;
 /// The fields of a Lease that the election uses. Times are only compared with their earlier values: any change means
 /// that the holder wrote.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct LeaseContent {
     /// The holder; `None` after a release.
     pub holder: Option<String>,
     /// The lease duration: how long other candidates must wait.
@@ -26,7 +26,7 @@ pub struct Held {
     pub transitions: i32,
 }
 
-impl Held {
+impl LeaseContent {
     /// Reads a Lease. Negative numbers, which only manual edits cause, count as missing.
     #[must_use]
     pub fn of(lease: &Lease) -> Self {
@@ -56,13 +56,13 @@ impl Held {
 
 /// The maximum lease duration that is respected, in lease durations of this controller's settings. A holder of another
 /// version may use a longer duration. Without a maximum, a Lease edited by hand could stop the controllers for ever.
-const LONGEST: u32 = 4;
+const MAX_DURATION_FACTOR: u32 = 4;
 
 /// One controller's view of the Lease.
 #[derive(Clone, Debug)]
-pub struct View {
+pub struct LeaseView {
     /// The contents of the Lease; `None` if it does not exist.
-    pub held: Option<Held>,
+    pub content: Option<LeaseContent>,
     /// When this controller first saw these contents.
     pub since: Instant,
     /// When this leader sent its last successful write; `None` if this controller does not lead.
@@ -97,23 +97,23 @@ pub enum Loss {
     Taken,
 }
 
-impl View {
+impl LeaseView {
     /// Creates a view without any observation.
     #[must_use]
     pub const fn unknown(now: Instant) -> Self {
-        Self { held: None, since: now, claim: None }
+        Self { content: None, since: now, claim: None }
     }
 
     /// Records the Lease. Only its election fields count: a changed label does not prove that the holder is alive.
-    pub fn see(&mut self, held: Option<Held>, now: Instant) {
-        if self.held != held {
-            (self.held, self.since) = (held, now);
+    pub fn observe(&mut self, content: Option<LeaseContent>, now: Instant) {
+        if self.content != content {
+            (self.content, self.since) = (content, now);
         }
     }
 
     /// Records a successful write that was sent at this time.
-    pub fn wrote(&mut self, held: Held, sent: Instant, now: Instant) {
-        self.see(Some(held), now);
+    pub fn record_write(&mut self, content: LeaseContent, sent: Instant, now: Instant) {
+        self.observe(Some(content), now);
         self.claim = Some(sent);
     }
 
@@ -126,14 +126,14 @@ impl View {
 
 /// Returns the next action. `identity` must be unique to this process.
 #[must_use]
-pub fn decide(settings: &Settings, identity: &str, view: &View, now: Instant) -> Action {
+pub fn decide(settings: &Settings, identity: &str, view: &LeaseView, now: Instant) -> Action {
     // Check the clock first: a controller that was paused has an outdated view of the Lease.
     if view.deadline(settings).is_some_and(|deadline| now >= deadline) {
         return Action::Lost(Loss::Deadline);
     }
     let leads = view.claim.is_some();
-    let Some(held) = &view.held else { return Action::Create };
-    match held.holder.as_deref() {
+    let Some(content) = &view.content else { return Action::Create };
+    match content.holder.as_deref() {
         None => Action::Acquire,
         Some(holder) if holder == identity => {
             if leads {
@@ -145,7 +145,7 @@ pub fn decide(settings: &Settings, identity: &str, view: &View, now: Instant) ->
         }
         Some(_) if leads => Action::Lost(Loss::Taken),
         Some(_) => {
-            let until = view.since + patience(settings, held.duration);
+            let until = view.since + wait_for_holder(settings, content.duration);
             if now >= until { Action::Acquire } else { Action::Wait { until } }
         }
     }
@@ -153,12 +153,12 @@ pub fn decide(settings: &Settings, identity: &str, view: &View, now: Instant) ->
 
 /// How long to wait for a silent holder: for its lease duration, but at least for this controller's own, since the
 /// holder may use the same settings.
-fn patience(settings: &Settings, promised: Duration) -> Duration {
-    promised.clamp(settings.lease_duration, settings.lease_duration * LONGEST)
+fn wait_for_holder(settings: &Settings, lease_duration: Duration) -> Duration {
+    lease_duration.clamp(settings.lease_duration, settings.lease_duration * MAX_DURATION_FACTOR)
 }
 
 /// The number of changes of the holder after `identity` takes the Lease.
-pub(super) fn transitions(before: &Held, identity: &str) -> i32 {
+pub(super) fn transitions(before: &LeaseContent, identity: &str) -> i32 {
     before.transitions.saturating_add(i32::from(before.holder.as_deref() != Some(identity)))
 }
 
@@ -168,15 +168,15 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn by(holder: &str) -> Held {
-        Held { holder: Some(holder.to_owned()), duration: 15 * SECOND, ..Held::default() }
+    fn by(holder: &str) -> LeaseContent {
+        LeaseContent { holder: Some(holder.to_owned()), duration: 15 * SECOND, ..LeaseContent::default() }
     }
 
     /// The action of `me` at second 100. The Lease has not changed since second `since`. `me` sent its last successful
     /// write at second `claim`.
     struct Case {
         what: &'static str,
-        held: Option<Held>,
+        content: Option<LeaseContent>,
         since: u32,
         claim: Option<u32>,
         /// Returns the expected action, given the time of second 0.
@@ -185,20 +185,20 @@ mod tests {
 
     const fn case(
         what: &'static str,
-        held: Option<Held>,
+        content: Option<LeaseContent>,
         since: u32,
         claim: Option<u32>,
         does: fn(Instant) -> Action,
     ) -> Case {
-        Case { what, held, since, claim, does }
+        Case { what, content, since, claim, does }
     }
 
     #[test]
     fn decides_by_lease_and_clock() {
-        let released = || Some(Held::default());
+        let released = || Some(LeaseContent::default());
         let other = || Some(by("other"));
         let mine = || Some(by("me"));
-        let promised = |seconds: u32| Some(Held { duration: seconds * SECOND, ..by("other") });
+        let lease_duration = |seconds: u32| Some(LeaseContent { duration: seconds * SECOND, ..by("other") });
         let cases = [
             case("no Lease", None, 99, None, |_| Action::Create),
             case("the leader's Lease was deleted", None, 99, Some(95), |_| Action::Create),
@@ -211,16 +211,16 @@ mod tests {
                 until: zero + 101 * SECOND,
             }),
             case("held by another, expired", other(), 85, None, |_| Action::Acquire),
-            case("held by another with a longer duration", promised(30), 85, None, |zero| Action::Wait {
+            case("held by another with a longer duration", lease_duration(30), 85, None, |zero| Action::Wait {
                 until: zero + 115 * SECOND,
             }),
-            case("held by another without a duration", promised(0), 99, None, |zero| Action::Wait {
+            case("held by another without a duration", lease_duration(0), 99, None, |zero| Action::Wait {
                 until: zero + 114 * SECOND,
             }),
-            case("held by another for years", promised(1 << 30), 41, None, |zero| Action::Wait {
+            case("held by another for years", lease_duration(1 << 30), 41, None, |zero| Action::Wait {
                 until: zero + 101 * SECOND,
             }),
-            case("held by another for years, silent for long", promised(1 << 30), 40, None, |_| Action::Acquire),
+            case("held by another for years, silent for long", lease_duration(1 << 30), 40, None, |_| Action::Acquire),
             case("held by me", mine(), 99, Some(98), |_| Action::Renew),
             case("held by me, just before the deadline", mine(), 91, Some(91), |_| Action::Renew),
             case("held by me, at the deadline", mine(), 90, Some(90), |_| Action::Lost(Loss::Deadline)),
@@ -230,9 +230,10 @@ mod tests {
             case("taken by another", other(), 100, Some(99), |_| Action::Lost(Loss::Taken)),
             case("held by me, without leading", mine(), 99, None, |_| Action::Acquire),
         ];
-        for Case { what, held, since, claim, does } in cases {
+        for Case { what, content, since, claim, does } in cases {
             let zero = Instant::now();
-            let view = View { held, since: zero + since * SECOND, claim: claim.map(|claim| zero + claim * SECOND) };
+            let view =
+                LeaseView { content, since: zero + since * SECOND, claim: claim.map(|claim| zero + claim * SECOND) };
             assert_eq!(decide(&Settings::default(), "me", &view, zero + 100 * SECOND), does(zero), "{what}");
         }
     }
@@ -240,13 +241,13 @@ mod tests {
     #[test]
     fn only_changed_fields_prove_the_holder_alive() {
         let zero = Instant::now();
-        let mut view = View::unknown(zero);
-        view.see(Some(by("other")), zero + SECOND);
-        view.see(Some(by("other")), zero + 9 * SECOND);
+        let mut view = LeaseView::unknown(zero);
+        view.observe(Some(by("other")), zero + SECOND);
+        view.observe(Some(by("other")), zero + 9 * SECOND);
         assert_eq!(view.since, zero + SECOND);
         // Even a remote clock that runs backwards proves that the holder is alive.
-        let backwards = Held { renewed: Some("1970-01-01T00:00:00Z".parse().unwrap()), ..by("other") };
-        view.see(Some(backwards), zero + 10 * SECOND);
+        let backwards = LeaseContent { renewed: Some("1970-01-01T00:00:00Z".parse().unwrap()), ..by("other") };
+        view.observe(Some(backwards), zero + 10 * SECOND);
         assert_eq!(view.since, zero + 10 * SECOND);
     }
 
@@ -255,11 +256,11 @@ mod tests {
         // The deadline counts from when the write was sent, not from its response.
         let settings = Settings::default();
         let sent = Instant::now();
-        let mut holder = View::unknown(sent);
-        holder.wrote(by("me"), sent, sent + 3 * SECOND);
+        let mut holder = LeaseView::unknown(sent);
+        holder.record_write(by("me"), sent, sent + 3 * SECOND);
         for seen in [sent, sent + SECOND] {
-            let mut other = View::unknown(seen);
-            other.see(Some(by("me")), seen);
+            let mut other = LeaseView::unknown(seen);
+            other.observe(Some(by("me")), seen);
             for milliseconds in (0..20_000).step_by(50) {
                 let now = sent + Duration::from_millis(milliseconds);
                 let leads = decide(&settings, "me", &holder, now) == Action::Renew;
@@ -271,16 +272,16 @@ mod tests {
 
     #[test]
     fn transitions_count_changes_of_the_holder() {
-        let held = Held { transitions: 7, ..by("other") };
-        assert_eq!(transitions(&held, "me"), 8);
-        assert_eq!(transitions(&held, "other"), 7);
-        assert_eq!(transitions(&Held { holder: None, ..held }, "other"), 8);
+        let content = LeaseContent { transitions: 7, ..by("other") };
+        assert_eq!(transitions(&content, "me"), 8);
+        assert_eq!(transitions(&content, "other"), 7);
+        assert_eq!(transitions(&LeaseContent { holder: None, ..content }, "other"), 8);
     }
 
     #[test]
     fn lease_content_round_trips() {
         let now: Timestamp = "2026-11-21T12:00:00.123456Z".parse().unwrap();
-        let held = Held {
+        let content = LeaseContent {
             holder: Some("a".to_owned()),
             duration: Duration::from_secs(15),
             acquired: Some(now),
@@ -288,12 +289,12 @@ mod tests {
             transitions: 3,
         };
         let mut lease = Lease::default();
-        held.write_to(&mut lease);
-        assert_eq!(Held::of(&lease), held);
+        content.write_to(&mut lease);
+        assert_eq!(LeaseContent::of(&lease), content);
 
-        let scaled = Held { duration: Duration::from_millis(1_200), holder: None, ..held };
+        let scaled = LeaseContent { duration: Duration::from_millis(1_200), holder: None, ..content };
         scaled.write_to(&mut lease);
-        assert_eq!(Held::of(&lease), Held { duration: Duration::from_secs(2), ..scaled });
+        assert_eq!(LeaseContent::of(&lease), LeaseContent { duration: Duration::from_secs(2), ..scaled });
     }
 
     #[test]
@@ -304,7 +305,7 @@ mod tests {
             lease_transitions: Some(-1),
             ..LeaseSpec::default()
         };
-        assert_eq!(Held::of(&Lease { spec: Some(spec), ..Lease::default() }), Held::default());
-        assert_eq!(Held::of(&Lease::default()), Held::default());
+        assert_eq!(LeaseContent::of(&Lease { spec: Some(spec), ..Lease::default() }), LeaseContent::default());
+        assert_eq!(LeaseContent::of(&Lease::default()), LeaseContent::default());
     }
 }

@@ -20,18 +20,17 @@ pub mod elector;
 
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use self::decide::Loss;
-use crate::labels::labelled;
+use crate::labels::{Label, labelled};
 
 pub use elector::{Claim, Elector};
 
-/// Durations of the election. Tests scale them down. The lease duration is written in whole seconds, rounded up.
+/// Durations of the election. Tests use shorter ones. The lease duration is written in whole seconds, rounded up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -72,19 +71,6 @@ pub struct SettingsError {
 }
 
 impl Settings {
-    /// Divides all durations, for tests.
-    #[must_use]
-    pub fn scaled_down(&self, by: u32) -> Self {
-        let by = by.max(1);
-        Self {
-            lease_duration: self.lease_duration / by,
-            renew_deadline: self.renew_deadline / by,
-            retry_period: self.retry_period / by,
-            request_timeout: self.request_timeout / by,
-            grace: self.grace / by,
-        }
-    }
-
     /// Checks that an election with these settings is safe.
     ///
     /// # Errors
@@ -134,18 +120,8 @@ labelled! {
 pub struct LeaseMetrics {
     leader: Gauge,
     began: Counter,
-    ended: Family<ReasonLabel, Counter>,
-    errors: Family<OperationLabel, Counter>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OperationLabel {
-    operation: &'static str,
+    ended: Family<Label, Counter>,
+    errors: Family<Label, Counter>,
 }
 
 impl From<Loss> for TermEnd {
@@ -172,10 +148,10 @@ impl LeaseMetrics {
                     lost, among them";
         registry.register("lease_errors", text, metrics.errors.clone());
         for operation in LeaseOperation::ALL {
-            drop(metrics.errors.get_or_create_owned(&OperationLabel { operation: operation.as_str() }));
+            drop(metrics.errors.get_or_create_owned(&[("operation", operation.as_str())]));
         }
         for end in TermEnd::ALL {
-            drop(metrics.ended.get_or_create_owned(&ReasonLabel { reason: end.as_str() }));
+            drop(metrics.ended.get_or_create_owned(&[("reason", end.as_str())]));
         }
         metrics
     }
@@ -193,17 +169,17 @@ impl LeaseMetrics {
 
     pub(super) fn ended(&self, end: TermEnd) {
         self.leader.set(0);
-        self.ended.get_or_create_owned(&ReasonLabel { reason: end.as_str() }).inc();
+        self.ended.get_or_create_owned(&[("reason", end.as_str())]).inc();
     }
 
     pub(super) fn failed(&self, operation: LeaseOperation) {
-        self.errors.get_or_create_owned(&OperationLabel { operation: operation.as_str() }).inc();
+        self.errors.get_or_create_owned(&[("operation", operation.as_str())]).inc();
     }
 
     /// Number of failed requests for this operation.
     #[must_use]
     pub fn failures(&self, operation: LeaseOperation) -> u64 {
-        self.errors.get_or_create_owned(&OperationLabel { operation: operation.as_str() }).get()
+        self.errors.get_or_create_owned(&[("operation", operation.as_str())]).get()
     }
 }
 
@@ -214,7 +190,6 @@ mod tests {
     #[test]
     fn rejects_deadline_beyond_lease_duration() {
         assert_eq!(Settings::default().check(), Ok(()));
-        assert_eq!(Settings::default().scaled_down(10).check(), Ok(()));
         let outstays = Settings { renew_deadline: Duration::from_secs(15), ..Settings::default() };
         let error = outstays.check().unwrap_err().to_string();
         assert!(error.contains("renewDeadline (15s)"), "{error}");
@@ -230,8 +205,7 @@ mod tests {
         metrics.ended(TermEnd::Taken);
         metrics.began();
         metrics.failed(LeaseOperation::Renew);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = crate::labels::exposition(&registry);
         for line in [
             "pillion_controller_leader 1",
             "pillion_controller_leaderships_total 2",

@@ -253,17 +253,19 @@ pub type Chain = Vec<CertificateDer<'static>>;
 ///
 /// # Errors
 /// The endpoint could not be probed.
-pub async fn dial(socket: SocketAddr, name: ServerName<'static>, limit: Duration) -> Result<Chain, Unreachable> {
+pub(crate) async fn dial(socket: SocketAddr, name: ServerName<'static>, limit: Duration) -> Result<Chain, Unreachable> {
     timeout(limit, connect(socket, name)).await.unwrap_or(Err(Unreachable::Timeout))
 }
 
 async fn connect(socket: SocketAddr, name: ServerName<'static>) -> Result<Chain, Unreachable> {
-    let shown = Arc::new(Shown::new());
-    let config = ClientConfig::builder_with_provider(Arc::clone(&shown.provider))
+    let collector = Arc::new(CertificateCollector::new());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&collector.provider))
         .with_safe_default_protocol_versions()
         .map_err(|_| Unreachable::Handshake)?;
-    let mut config =
-        config.dangerous().with_custom_certificate_verifier(Arc::<Shown>::clone(&shown)).with_no_client_auth();
+    let mut config = config
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::<CertificateCollector>::clone(&collector))
+        .with_no_client_auth();
     // The protocol that the API server uses.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let stream = TcpStream::connect(socket).await.map_err(|_| Unreachable::Connection)?;
@@ -277,23 +279,23 @@ async fn connect(socket: SocketAddr, name: ServerName<'static>) -> Result<Chain,
             return Err(if by_tls { Unreachable::Handshake } else { Unreachable::Connection });
         }
     }
-    shown.chain().filter(|chain| !chain.is_empty()).ok_or(Unreachable::Handshake)
+    collector.chain().filter(|chain| !chain.is_empty()).ok_or(Unreachable::Handshake)
 }
 
 /// Keeps the peer's certificates, whether valid or not. It verifies the handshake's signature, which proves that the
 /// peer has the key.
-struct Shown {
+struct CertificateCollector {
     provider: Arc<CryptoProvider>,
     chain: Mutex<Option<Chain>>,
 }
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for CertificateCollector {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Shown").finish_non_exhaustive()
     }
 }
 
-impl Shown {
+impl CertificateCollector {
     fn new() -> Self {
         Self { provider: Arc::new(rustls::crypto::aws_lc_rs::default_provider()), chain: Mutex::default() }
     }
@@ -303,7 +305,7 @@ impl Shown {
     }
 }
 
-impl ServerCertVerifier for Shown {
+impl ServerCertVerifier for CertificateCollector {
     fn verify_server_cert(
         &self,
         leaf: &CertificateDer<'_>,

@@ -92,7 +92,7 @@ pub struct Probed {
 
 /// Results of a round.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct ProbeRound {
     /// The requirements on the endpoints.
     pub expected: Arc<Expected>,
     /// The summary for the rotation.
@@ -108,15 +108,15 @@ pub struct Found {
 pub struct Prober {
     settings: Settings,
     metrics: ProbeMetrics,
-    rounds: Rounds,
+    rounds: RoundCounter,
     clock: Option<Clock>,
 }
 
-impl Found {
+impl ProbeRound {
     /// The summary for these requirements. It is unknown if the round had other requirements.
     #[must_use]
     pub fn of(found: Option<&Self>, expected: &Expected) -> Endpoints {
-        found.filter(|found| *found.expected == *expected).map_or(UNKNOWN, |found| found.endpoints)
+        found.filter(|found| *found.expected == *expected).map_or(NO_RESULTS, |found| found.endpoints)
     }
 }
 
@@ -124,7 +124,7 @@ impl Prober {
     /// Creates a prober without any passed round.
     #[must_use]
     pub fn new(settings: Settings, metrics: ProbeMetrics) -> Self {
-        Self { settings, metrics, rounds: Rounds::default(), clock: None }
+        Self { settings, metrics, rounds: RoundCounter::default(), clock: None }
     }
 
     /// Judges validity by the API server's time instead of the local time.
@@ -137,13 +137,18 @@ impl Prober {
     ///
     /// # Errors
     /// The endpoints could not be listed.
-    pub async fn round(&mut self, client: &Client, release: &Release, expected: &Arc<Expected>) -> kube::Result<Found> {
+    pub async fn round(
+        &mut self,
+        client: &Client,
+        release: &Release,
+        expected: &Arc<Expected>,
+    ) -> kube::Result<ProbeRound> {
         let began = Instant::now();
         let listed = tokio::time::timeout(self.settings.timeout, Selected::list(client, release, &self.settings)).await;
         let selected = match listed {
             Ok(Ok(selected)) => selected,
             failed => {
-                self.metrics.ended(RoundResult::Error);
+                self.metrics.count_round(RoundResult::Error);
                 return Err(match failed {
                     Ok(Err(error)) => error,
                     _ => kube::Error::Service("the endpoint slices were not listed in time".into()),
@@ -152,8 +157,8 @@ impl Prober {
         };
         let probed = self.probe(selected, expected).await;
         let endpoints = self.rounds.add((&**expected).into(), &probed, began, self.settings.gap);
-        self.metrics.found(&probed, endpoints);
-        Ok(Found { expected: Arc::clone(expected), endpoints, probed, began })
+        self.metrics.record_round(&probed, endpoints);
+        Ok(ProbeRound { expected: Arc::clone(expected), endpoints, probed, began })
     }
 
     async fn probe(&self, selected: Selected, expected: &Expected) -> Vec<Probed> {
@@ -182,7 +187,7 @@ pub async fn run(
     metrics: ProbeMetrics,
     clock: Clock,
     mut expected: watch::Receiver<Option<Arc<Expected>>>,
-    found: watch::Sender<Option<Found>>,
+    found: watch::Sender<Option<ProbeRound>>,
 ) {
     let gap = settings.gap;
     let mut prober = Prober::new(settings, metrics.clone()).by(clock);
@@ -214,7 +219,7 @@ pub async fn run(
         }
     }
     found.send_replace(None);
-    metrics.forget();
+    metrics.reset();
 }
 
 /// Probes endpoints with certificates of another issuer against the `caBundle`s of the webhook configuration, and logs
@@ -223,7 +228,7 @@ pub async fn run(
 pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMetrics) {
     let gap = settings.gap;
     let mut prober = Prober::new(settings, metrics.clone());
-    let (mut reported, mut is_called, mut creator) = (Vec::new(), false, SwitchCreator::default());
+    let (mut reported, mut is_trusted, mut creator) = (Vec::new(), false, SwitchCreator::default());
     let configurations: Api<MutatingWebhookConfiguration> = Api::all(leading.client.clone());
     let rounds = async {
         loop {
@@ -238,9 +243,9 @@ pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMe
             };
             let round = round.await;
             log_changes(&mut reported, round.as_ref());
-            is_called |= round.is_ok_and(|found| found.endpoints.answering > 0);
-            if is_called {
-                keep_switch(&leading, &mut creator).await;
+            is_trusted |= round.is_ok_and(|found| found.endpoints.answering > 0);
+            if is_trusted {
+                ensure_switch(&leading, &mut creator).await;
             }
             sleep_until(began + gap).await;
         }
@@ -249,12 +254,12 @@ pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMe
         () = leading.stop.cancelled() => {}
         () = rounds => {}
     }
-    metrics.forget();
+    metrics.reset();
 }
 
 /// Creates the `ConfigMap` of the kill switch if it is missing. Reading it once per round is often enough, so it is not
 /// watched.
-async fn keep_switch(leading: &LeaderContext, creator: &mut SwitchCreator) {
+async fn ensure_switch(leading: &LeaderContext, creator: &mut SwitchCreator) {
     let LeaderContext { client, release, .. } = leading;
     let switches = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
     // If reading fails, try to create the `ConfigMap`. That does not change an existing one.
@@ -277,7 +282,7 @@ fn bundle(configuration: &MutatingWebhookConfiguration) -> Vec<CertificateDer<'s
 }
 
 /// Logs the changes since the previous round.
-fn log_changes(reported: &mut Vec<Probed>, round: Result<&Found, &kube::Error>) {
+fn log_changes(reported: &mut Vec<Probed>, round: Result<&ProbeRound, &kube::Error>) {
     let found = match round {
         Ok(found) => found,
         Err(error) => {
@@ -311,7 +316,7 @@ struct RoundKey {
 
 /// The number of consecutive passed rounds.
 #[derive(Debug, Default)]
-struct Rounds {
+struct RoundCounter {
     of: Option<(RoundKey, BTreeSet<Endpoint>)>,
     passed: u32,
     /// Start of the last counted round.
@@ -319,7 +324,7 @@ struct Rounds {
 }
 
 /// The summary without results, which proves nothing.
-pub(crate) const UNKNOWN: Endpoints =
+pub(crate) const NO_RESULTS: Endpoints =
     Endpoints { answering: 0, rounds: 0, older: false, untrusted: false, unreachable: 0 };
 
 impl From<&Expected> for RoundKey {
@@ -328,7 +333,7 @@ impl From<&Expected> for RoundKey {
     }
 }
 
-impl Rounds {
+impl RoundCounter {
     /// Adds a round over all endpoints that began at `began`.
     ///
     /// A round is passed if there are endpoints and each serves the newest certificate. It counts if it began at least
@@ -337,8 +342,8 @@ impl Rounds {
     fn add(&mut self, key: RoundKey, probed: &[Probed], began: Instant, gap: Duration) -> Endpoints {
         let endpoints: BTreeSet<_> = probed.iter().map(|each| each.endpoint.clone()).collect();
         let is_passed = !probed.is_empty() && probed.iter().all(|each| each.verdict == Verdict::Newest);
-        let goes_on = self.of.as_ref().is_some_and(|(of, all)| (of, all) == (&key, &endpoints));
-        if !goes_on || !is_passed {
+        let continues = self.of.as_ref().is_some_and(|(of, all)| (of, all) == (&key, &endpoints));
+        if !continues || !is_passed {
             *self = Self { of: Some((key, endpoints)), ..Self::default() };
         }
         if is_passed && self.last.is_none_or(|last| began.saturating_duration_since(last) >= gap) {
@@ -348,7 +353,7 @@ impl Rounds {
         Endpoints {
             answering: probed.iter().filter(|each| each.trusted).count(),
             rounds: self.passed,
-            older: probed.iter().any(|each| is_another(each.verdict)),
+            older: probed.iter().any(|each| is_other_authority(each.verdict)),
             untrusted: probed.iter().any(|each| matches!(each.verdict, Verdict::Trusted | Verdict::Untrusted)),
             unreachable: probed.iter().filter(|each| matches!(each.verdict, Verdict::Unreachable(_))).count(),
         }
@@ -356,7 +361,7 @@ impl Rounds {
 }
 
 /// Whether a client that trusts only the newest CA would reject the endpoint now.
-const fn is_another(verdict: Verdict) -> bool {
+const fn is_other_authority(verdict: Verdict) -> bool {
     match verdict {
         Verdict::Newest | Verdict::Invalid(Defect::Expiring) | Verdict::Unreachable(_) => false,
         Verdict::Older(_) | Verdict::Trusted | Verdict::Untrusted | Verdict::Invalid(_) => true,
@@ -390,7 +395,7 @@ mod tests {
     /// Returns the count after each of these rounds, which begin `seconds` after the first.
     fn after(rounds: &[(u64, RoundKey, Verdicts<'_>)]) -> Vec<u32> {
         let zero = Instant::now();
-        let mut count = Rounds::default();
+        let mut count = RoundCounter::default();
         let mut passed = Vec::new();
         for (seconds, key, verdicts) in rounds {
             let began = zero + Duration::from_secs(*seconds);
@@ -411,7 +416,7 @@ mod tests {
     fn failed_round_restarts_the_count() {
         let all: &[_] = &[("a", Verdict::Newest), ("b", Verdict::Newest)];
         let k = key(5, 2);
-        let spoilt = [
+        let failed = [
             OLD,
             Verdict::Untrusted,
             Verdict::Trusted,
@@ -419,9 +424,9 @@ mod tests {
             Verdict::Invalid(Defect::WrongName),
             Verdict::Unreachable(Unreachable::Timeout),
         ];
-        for verdict in spoilt {
-            let spoilt: &[_] = &[("a", Verdict::Newest), ("b", verdict)];
-            let passed = after(&[(0, k, all), (10, k, all), (20, k, spoilt), (30, k, all), (40, k, all)]);
+        for verdict in failed {
+            let failed: &[_] = &[("a", Verdict::Newest), ("b", verdict)];
+            let passed = after(&[(0, k, all), (10, k, all), (20, k, failed), (30, k, all), (40, k, all)]);
             assert_eq!(passed, [1, 2, 0, 1, 2], "{verdict:?}");
         }
     }
@@ -446,17 +451,21 @@ mod tests {
 
     #[test]
     fn summary_counts_endpoints_by_kind() {
-        let add =
-            |verdicts: &[(&str, Verdict)]| Rounds::default().add(key(5, 2), &probed(verdicts), Instant::now(), GAP);
+        let add = |verdicts: &[(&str, Verdict)]| {
+            RoundCounter::default().add(key(5, 2), &probed(verdicts), Instant::now(), GAP)
+        };
         let all = add(&[("a", Verdict::Newest), ("b", OLD), ("c", Verdict::Unreachable(Unreachable::Handshake))]);
         let expected = Endpoints { answering: 2, rounds: 0, older: true, untrusted: false, unreachable: 1 };
         assert_eq!(all, expected);
         // An untrusted certificate also counts as a certificate of another CA.
         let stranger = add(&[("a", Verdict::Untrusted)]);
-        assert_eq!(stranger, Endpoints { older: true, untrusted: true, ..UNKNOWN });
+        assert_eq!(stranger, Endpoints { older: true, untrusted: true, ..NO_RESULTS });
         // An expired certificate counts as a certificate of another CA. An expiring one does not.
         assert!(add(&[("a", Verdict::Invalid(Defect::Expired))]).older);
         assert!(!add(&[("a", Verdict::Invalid(Defect::Expiring))]).older);
-        assert_eq!(add(&[("a", Verdict::Unreachable(Unreachable::Timeout))]), Endpoints { unreachable: 1, ..UNKNOWN });
+        assert_eq!(
+            add(&[("a", Verdict::Unreachable(Unreachable::Timeout))]),
+            Endpoints { unreachable: 1, ..NO_RESULTS }
+        );
     }
 }

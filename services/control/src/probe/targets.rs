@@ -43,7 +43,7 @@ pub struct Replicas {
 impl Endpoint {
     /// The socket address, if the endpoint has a valid one.
     #[must_use]
-    pub fn socket(&self) -> Option<SocketAddr> {
+    pub(crate) fn socket(&self) -> Option<SocketAddr> {
         let address: IpAddr = self.address.parse().ok()?;
         Some(SocketAddr::new(address, self.port?))
     }
@@ -62,7 +62,7 @@ impl fmt::Display for Endpoint {
 impl Selected {
     /// Selects the endpoints in slices of one Service, at the port with this name.
     #[must_use]
-    pub fn of_slices<'s>(slices: impl IntoIterator<Item = &'s EndpointSlice>, port: &str) -> Self {
+    pub(crate) fn of_slices<'s>(slices: impl IntoIterator<Item = &'s EndpointSlice>, port: &str) -> Self {
         let mut endpoints = BTreeSet::new();
         for slice in slices {
             let port = port_of(slice, port);
@@ -77,7 +77,7 @@ impl Selected {
     /// In a dual-stack cluster, each pod has addresses of both families, even if it listens on only one of them. Only
     /// addresses of the Service's families are added. Other addresses get no traffic of the Service, and a probe of
     /// them might get no response.
-    pub fn add_pods<'p>(&mut self, pods: impl IntoIterator<Item = &'p Pod>, replicas: &Replicas) {
+    pub(crate) fn add_pods<'p>(&mut self, pods: impl IntoIterator<Item = &'p Pod>, replicas: &Replicas) {
         for pod in pods {
             let Some(status) = &pod.status else { continue };
             if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {

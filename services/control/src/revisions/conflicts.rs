@@ -51,20 +51,20 @@ impl Conflict {
 
 /// Returns the conflict of each profile that has one.
 pub(super) fn conflicts<'p>(profiles: impl Iterator<Item = &'p CompiledProfile>) -> HashMap<ProfileName, Conflict> {
-    let at_work: Vec<_> = profiles.filter(|profile| profile.activation() != Activation::Never).collect();
-    let mut platforms = BTreeSet::new();
+    let active: Vec<_> = profiles.filter(|profile| profile.activation() != Activation::Never).collect();
+    let mut cluster_names = BTreeSet::new();
     let mut by_key: HashMap<(Option<&str>, &str), Vec<&CompiledProfile>> = HashMap::new();
-    for profile in &at_work {
+    for profile in &active {
         let ProfileName { namespace, name } = profile.name();
         if namespace.is_none() {
-            platforms.insert(&**name);
+            cluster_names.insert(&**name);
         }
         for key in profile.request_keys() {
             by_key.entry((namespace.as_deref(), key)).or_default().push(profile);
         }
     }
     let mut found = HashMap::new();
-    for profile in &at_work {
+    for profile in &active {
         let ProfileName { namespace, name } = profile.name();
         for key in profile.request_keys() {
             let sharing = by_key.get(&(namespace.as_deref(), key)).into_iter().flatten().take(COMPARED);
@@ -74,7 +74,7 @@ pub(super) fn conflicts<'p>(profiles: impl Iterator<Item = &'p CompiledProfile>)
                 found.insert(profile.name().clone(), Conflict::AmbiguousRequest { key: key.into(), others });
             }
         }
-        if namespace.is_some() && platforms.contains(&**name) {
+        if namespace.is_some() && cluster_names.contains(&**name) {
             found.entry(profile.name().clone()).or_insert_with(|| Conflict::SharesName(name.clone()));
         }
     }

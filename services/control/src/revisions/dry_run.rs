@@ -52,8 +52,8 @@ impl Verdict {
     pub(super) fn condition(&self, revision: &str) -> (&'static str, &'static str, String) {
         match self {
             Self::Valid => ("True", "DryRun", format!("the API server accepts a pod with revision {revision}")),
-            Self::Rejected(words) => {
-                ("False", "DryRun", format!("the API server rejects a pod with revision {revision}: {words}"))
+            Self::Rejected(message) => {
+                ("False", "DryRun", format!("the API server rejects a pod with revision {revision}: {message}"))
             }
             Self::Invalid(why) => {
                 ("False", "Invalid", format!("the API server would reject a pod with revision {revision}: {why}"))
@@ -176,7 +176,7 @@ pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
         let invalid = status.message.strip_prefix("PodTemplate \"").and_then(|rest| rest.split_once("\" is invalid: "));
         let unreadable = || status.message.contains("cannot be handled as a PodTemplate");
         match (status.code, invalid) {
-            (422, Some((_, words))) => return Verdict::Rejected(bounded(words)),
+            (422, Some((_, message))) => return Verdict::Rejected(bounded(message)),
             (400, _) if unreadable() => return Verdict::Rejected(bounded(&status.message)),
             _ => return Verdict::NotAsked(bounded(&status.message)),
         }
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn asks_about_pod_with_profile_applied() {
+    fn dry_run_pod_has_profile_applied() {
         let names = [ProfileName::cluster("proxy"), ProfileName::namespaced("shop", "proxy")];
         let picky = json!({
             "objectSelector": {"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "team", "operator": "Exists"}]},
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_why_profile_changes_nothing() {
+    fn dry_run_explains_unchanged_pod() {
         let name = ProfileName::cluster("proxy");
         let condition = json!({"matchConditions": [{"name": "never", "expression": "1 > 2"}]});
         let parameter = json!({
@@ -250,10 +250,10 @@ mod tests {
             (sidecar(&json!({"activation": "Never"})), "profile"),
             (json!({"validations": [{"name": "never", "expression": "false"}]}), "the profile only validates"),
         ] {
-            let Err(Verdict::NotApplicable(told)) = pod_template(&profile(&name, spec.clone())) else {
+            let Err(Verdict::NotApplicable(reason)) = pod_template(&profile(&name, spec.clone())) else {
                 panic!("{spec}")
             };
-            assert!(told.contains(why), "{spec}: {told}");
+            assert!(reason.contains(why), "{spec}: {reason}");
         }
     }
 
@@ -264,9 +264,10 @@ mod tests {
 
     #[test]
     fn only_validation_of_api_server_rejects_pod() {
-        let words = "template.spec.containers[1].name: Invalid value: \"Bad_Name\": a lowercase RFC 1123 label must …";
-        let invalid = format!("PodTemplate \"pillion-dry-run\" is invalid: {words}");
-        assert_eq!(answer(422, &invalid), Verdict::Rejected(words.to_owned()));
+        let message =
+            "template.spec.containers[1].name: Invalid value: \"Bad_Name\": a lowercase RFC 1123 label must …";
+        let invalid = format!("PodTemplate \"pillion-dry-run\" is invalid: {message}");
+        assert_eq!(answer(422, &invalid), Verdict::Rejected(message.to_owned()));
         let unreadable =
             "PodTemplate in version \"v1\" cannot be handled as a PodTemplate: json: cannot unmarshal string";
         assert_eq!(answer(400, unreadable), Verdict::Rejected(unreadable.to_owned()));

@@ -31,7 +31,6 @@ mod trials;
 
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -40,6 +39,7 @@ use prometheus_client::registry::Registry;
 pub use execute::run;
 
 use crate::informer::share;
+use crate::labels::Label;
 
 /// The label with the bounds of a revision, for watches of the metadata alone.
 const BOUNDS_LABEL: &str = "pillion.dev/bounds";
@@ -80,13 +80,8 @@ pub struct Metrics {
     rejected: Gauge,
     created: Counter,
     deleted: Counter,
-    writes: Family<WriteLabels, Counter>,
+    writes: Family<Label, Counter>,
     pub(crate) events_dropped: Counter,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WriteLabels {
-    outcome: &'static str,
 }
 
 impl Metrics {
@@ -109,6 +104,6 @@ impl Metrics {
     }
 
     fn write(&self, outcome: &'static str) -> Counter {
-        self.writes.get_or_create_owned(&WriteLabels { outcome })
+        self.writes.get_or_create_owned(&[("outcome", outcome)])
     }
 }

@@ -19,21 +19,21 @@ use serde_json::Value;
 
 use super::conflicts::{Conflict, conflicts};
 use super::plan::{Accepted, Observed, Rollback};
-use super::trials::{Question, Trials};
+use super::trials::{DryRunRequest, Trials};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::client::config;
 use crate::guard::guarded;
-use crate::informer::cache_metrics::{CacheMetrics, Kind};
+use crate::informer::cache_metrics::{CacheMetrics, WatchedKind};
 use crate::informer::index::{Index, Update};
 use crate::informer::objects::{self, Change, StoredProfile, read_status};
 use crate::informer::share;
-use crate::informer::watch::{self, PROFILES_A_PAGE, Publisher, Watches, changes};
+use crate::informer::watch::{self, PROFILES_PER_PAGE, Publisher, Watches, changes};
 
 /// An existing revision.
 #[derive(Clone, Debug)]
 pub(super) struct ExistingRevision {
     owner: Box<str>,
-    made: Timestamp,
+    created: Timestamp,
     bounded_by_parent: bool,
 }
 
@@ -46,14 +46,14 @@ pub(super) struct RevisionObject {
     namespace: Option<Box<str>>,
     object: Box<str>,
     owner: Box<str>,
-    made: Timestamp,
+    created: Timestamp,
     bounded_by_parent: bool,
 }
 
 /// The existing revisions of one profile, with their creation times.
 #[derive(Default)]
-pub(super) struct Existing {
-    pub(super) made: BTreeMap<Box<str>, Timestamp>,
+pub(super) struct ExistingRevisions {
+    pub(super) created: BTreeMap<Box<str>, Timestamp>,
     pub(super) bounded_by_parent: BTreeSet<Box<str>>,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct RevisionStore {
     /// Revisions that were deleted during the current round of writes.
     deleted: BTreeSet<ObjectKey>,
     /// Accepted texts that cannot be stored, with their errors.
-    refused: HashMap<ProfileName, (Box<str>, Vec<Diagnostic>)>,
+    unstorable: HashMap<ProfileName, (Box<str>, Vec<Diagnostic>)>,
     /// Errors of the stored generations.
     diagnostics: HashMap<ProfileName, Vec<Diagnostic>>,
     /// The bounds of the accepted revisions.
@@ -89,7 +89,7 @@ pub(super) struct RevisionStore {
     /// The dry runs of accepted revisions.
     pub(super) trials: Trials,
     /// Dry runs to start.
-    pub(super) questions: Vec<Question>,
+    pub(super) dry_runs: Vec<DryRunRequest>,
     namespaces_changed: bool,
     counts: HashMap<String, i64>,
 }
@@ -116,13 +116,13 @@ impl RevisionStore {
             cluster: RevisionList::default(),
             namespaced: RevisionList::default(),
             deleted: BTreeSet::new(),
-            refused: HashMap::new(),
+            unstorable: HashMap::new(),
             diagnostics: HashMap::new(),
             bounds: HashMap::new(),
             aliases: HashMap::new(),
             conflicts: HashMap::new(),
             trials: Trials::default(),
-            questions: Vec::new(),
+            dry_runs: Vec::new(),
             namespaces_changed: true,
             counts: HashMap::new(),
         }
@@ -213,13 +213,13 @@ impl RevisionStore {
     }
 
     /// Removes the data of deleted profiles, and the errors of corrected ones.
-    pub(super) fn tidy(&mut self) {
+    pub(super) fn remove_stale(&mut self) {
         let index = self.publisher.index();
         let exists = |name: &ProfileName| index.state(name).is_some();
         self.diagnostics.retain(|name, _| index.state(name).is_some_and(|state| state.broken));
         self.bounds.retain(|name, _| exists(name));
         self.aliases.retain(|name, _| exists(name));
-        self.refused.retain(|name, _| exists(name));
+        self.unstorable.retain(|name, _| exists(name));
         self.trials.retain(exists);
         let good = index.stored().filter_map(|stored| index.state(&stored.name)?.good);
         if let Ok(found) = guarded(&"the conflicts of profiles", || conflicts(good.map(|good| &**good))) {
@@ -263,17 +263,17 @@ impl RevisionStore {
     }
 
     fn add_revision(&mut self, object: RevisionObject) {
-        let RevisionObject { namespace, object, owner, made, bounded_by_parent } = object;
-        self.revisions.insert((namespace, object), ExistingRevision { owner, made, bounded_by_parent });
+        let RevisionObject { namespace, object, owner, created, bounded_by_parent } = object;
+        self.revisions.insert((namespace, object), ExistingRevision { owner, created, bounded_by_parent });
     }
 
     /// Marks the start of a round of writes.
-    pub(super) fn begin_writes(&mut self) {
+    pub(super) fn start_writes(&mut self) {
         self.deleted.clear();
     }
 
     /// Adds a created revision before the watch delivers it, unless it was deleted meanwhile.
-    pub(super) fn made(&mut self, metadata: ObjectMeta) {
+    pub(super) fn add_created(&mut self, metadata: ObjectMeta) {
         let object = RevisionObject::new(metadata);
         if !self.deleted.contains(&(object.namespace.clone(), object.object.clone())) {
             self.add_revision(object);
@@ -281,12 +281,12 @@ impl RevisionStore {
     }
 
     /// Records that an accepted text cannot be stored.
-    pub(super) fn refuse(&mut self, name: ProfileName, revision: Box<str>, fault: Diagnostic) {
-        self.refused.insert(name, (revision, vec![fault]));
+    pub(super) fn set_unstorable(&mut self, name: ProfileName, revision: Box<str>, fault: Diagnostic) {
+        self.unstorable.insert(name, (revision, vec![fault]));
     }
 
     /// Removes a deleted revision.
-    pub(super) fn unmade(&mut self, name: &ProfileName, revision: &str) {
+    pub(super) fn remove_revision(&mut self, name: &ProfileName, revision: &str) {
         self.revisions.remove(&(name.namespace.clone(), object_name(&name.name, revision).into()));
     }
 
@@ -301,10 +301,10 @@ impl RevisionStore {
     }
 
     /// The existing revisions of a profile, by hash.
-    pub(super) fn existing(&self, name: &ProfileName, uid: &str) -> Existing {
-        let mut existing = Existing::default();
+    pub(super) fn existing(&self, name: &ProfileName, uid: &str) -> ExistingRevisions {
+        let mut existing = ExistingRevisions::default();
         self.each_of(name, uid, |revision, known| {
-            existing.made.insert(revision.into(), known.made);
+            existing.created.insert(revision.into(), known.created);
             if known.bounded_by_parent {
                 existing.bounded_by_parent.insert(revision.into());
             }
@@ -332,7 +332,7 @@ impl RevisionStore {
     pub(super) fn observe<'w>(
         &'w self,
         profile: &'w StoredProfile,
-        existing: &'w Existing,
+        existing: &'w ExistingRevisions,
         namespaces: i64,
     ) -> Option<Observed<'w>> {
         let name = &profile.name;
@@ -345,11 +345,11 @@ impl RevisionStore {
         let rollback = profile.rollback_to.as_deref().map(|to| Rollback { to, from: profile.rollback_from.as_deref() });
         let bounds = self.bounds.get(name).copied();
         let rejected = self.diagnostics.get(name).map(Vec::as_slice).filter(|_| state.broken);
-        let refused = self
-            .refused
+        let unstorable = self
+            .unstorable
             .get(name)
             .filter(|(revision, _)| accepted.as_ref().is_some_and(|accepted| accepted.revision == *revision));
-        let (accepted, rejected) = match refused {
+        let (accepted, rejected) = match unstorable {
             Some((_, faults)) => (None, Some(faults.as_slice())),
             None => (accepted, rejected),
         };
@@ -363,7 +363,7 @@ impl RevisionStore {
             bounds,
             status,
             rollback,
-            existing: &existing.made,
+            existing: &existing.created,
             bounded_by_parent: &existing.bounded_by_parent,
             namespaces,
             conflict: self.conflicts.get(name),
@@ -377,7 +377,7 @@ impl RevisionStore {
     }
 
     /// Discards the counts of namespaces.
-    pub(super) fn count_anew(&mut self) {
+    pub(super) fn reset_counts(&mut self) {
         self.counts.clear();
         self.namespaces_changed = false;
     }
@@ -418,7 +418,7 @@ impl RevisionObject {
             namespace: metadata.namespace.map(Into::into),
             object: metadata.name.unwrap_or_default().into(),
             owner: owner.unwrap_or_default().into(),
-            made: metadata.creation_timestamp.map_or(Timestamp::UNIX_EPOCH, |time| time.0),
+            created: metadata.creation_timestamp.map_or(Timestamp::UNIX_EPOCH, |time| time.0),
             bounded_by_parent: bounds.as_deref() == Some(BOUNDED_BY_PARENT),
         }
     }
@@ -428,19 +428,19 @@ impl RevisionObject {
 /// would keep their `managedFields` too.
 pub(super) fn watch_revisions(client: &Client) -> impl Stream<Item = (RevisionChange, bool)> + Send + Unpin + use<> {
     stream::select_all([
-        revisions_of::<ClusterProfileRevision>(client, Kind::ClusterProfiles, true),
-        revisions_of::<ProfileRevision>(client, Kind::Profiles, false),
+        revisions_of::<ClusterProfileRevision>(client, WatchedKind::ClusterProfiles, true),
+        revisions_of::<ProfileRevision>(client, WatchedKind::Profiles, false),
     ])
 }
 
 /// Watches the metadata of revisions of one kind.
-fn revisions_of<K>(client: &Client, kind: Kind, is_cluster: bool) -> BoxStream<'static, (RevisionChange, bool)>
+fn revisions_of<K>(client: &Client, kind: WatchedKind, is_cluster: bool) -> BoxStream<'static, (RevisionChange, bool)>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
     let read = |object: PartialObjectMeta<K>| RevisionObject::new(object.metadata);
     let api = Api::<PartialObjectMeta<K>>::all(client.clone());
-    let changes = changes(watcher(api, config(PROFILES_A_PAGE)), kind, CacheMetrics::default(), read, read);
+    let changes = changes(watcher(api, config(PROFILES_PER_PAGE)), kind, CacheMetrics::default(), read, read);
     changes.map(move |change| (change, is_cluster)).boxed()
 }
 
@@ -451,7 +451,7 @@ where
     T: DeserializeOwned,
 {
     let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<K>(&()));
-    let mut parameters = ListParams::default().limit(PROFILES_A_PAGE);
+    let mut parameters = ListParams::default().limit(PROFILES_PER_PAGE);
     loop {
         let page = api.list(&parameters).await?;
         for object in page.items {

@@ -1,17 +1,15 @@
 //! Plans the actions for one profile from its observed state. It does no I/O and reads no clock.
 //!
 //! - An accepted generation becomes a revision and is published. A rejected generation changes nothing that is
-//!   published, and
-//! the profile's status gives the reason.
+//!   published, and the profile's status gives the reason.
 //! - An incomplete rollout keeps the promoted revision. A complete one promotes the newest.
 //! - `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces.
-//! `pillion.dev/rollback-from` names the revision that is rolled back. Once a later revision is accepted, that one is
-//! published.
+//!   `pillion.dev/rollback-from` names the revision that is rolled back. Once a later revision is accepted, that one is
+//!   published.
 //! - The latest revisions and all published ones are kept.
 //! - An accepted revision has one dry run, whose result does not prevent publication.
 //! - A profile that only its parent bounds is always published as its parent is now, to all namespaces. No rollout,
-//!   rollback or
-//! pin keeps permissions that the platform has withdrawn, and no older revision of the profile is kept.
+//!   rollback or pin keeps permissions that the platform has withdrawn, and no older revision of the profile is kept.
 //!
 //! The profile's status has the published revisions and the list of kept ones. One write replaces them together, so no
 //! reader sees a part of the change.
@@ -83,7 +81,7 @@ pub(super) struct Rollback<'o> {
 
 /// An Event for a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum ProfileEvent {
     /// A generation does not compile.
     Rejected(String),
     /// A generation is published.
@@ -104,7 +102,7 @@ pub(super) struct Plan {
     /// The desired status, if it differs from the stored one. Unchanged conditions keep their times, and changed ones
     /// have the time zero.
     pub(super) status: Option<ProfileStatus>,
-    pub(super) news: Vec<News>,
+    pub(super) events: Vec<ProfileEvent>,
     /// Revisions to delete.
     pub(super) delete: Vec<Box<str>>,
 }
@@ -123,7 +121,7 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
     if let Some(accepted) = accepted
         && !existing.contains_key(&accepted.revision)
     {
-        return Plan { create: true, dry_run: false, status: None, news: Vec::new(), delete: Vec::new() };
+        return Plan { create: true, dry_run: false, status: None, events: Vec::new(), delete: Vec::new() };
     }
     let accepted_revision = match accepted {
         Some(accepted) => Some(&*accepted.revision),
@@ -148,12 +146,12 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
     let dry_run =
         accepted.is_some() && valid.as_ref().is_none_or(|(_, reason, _)| [PENDING, NOT_ASKED].contains(&&**reason));
     wanted.conditions = conditions(observed, &publication, valid);
-    let news = news(observed, &wanted, &publication);
+    let events = events(observed, &wanted, &publication);
     // Conditions of other writers are not compared or written.
     let mut known = (*status).clone();
     known.conditions.retain(|condition| [ACCEPTED, READY, CONFLICTED, VALID].contains(&&*condition.type_));
     let changed = wanted != known;
-    Plan { create: false, dry_run, status: changed.then_some(wanted), news, delete }
+    Plan { create: false, dry_run, status: changed.then_some(wanted), events, delete }
 }
 
 impl Observed<'_> {
@@ -220,7 +218,7 @@ fn keep_latest(
     let mut latest: Vec<_> = observed.existing.iter().collect();
     // Creation times are in whole seconds. Of the same second, a revision that was not listed before is later.
     let listed = |revision: &str| observed.status.revisions.iter().position(|other| other == revision);
-    latest.sort_by_cached_key(|(revision, made)| (Reverse(**made), listed(revision), (*revision).clone()));
+    latest.sort_by_cached_key(|(revision, created)| (Reverse(**created), listed(revision), (*revision).clone()));
     let in_use = [publication.newest, publication.promoted, accepted];
     let (mut kept, mut gone) = (Vec::new(), Vec::new());
     for (revision, _) in latest {
@@ -329,26 +327,26 @@ fn conditions(
 }
 
 /// The Events for changes of the status. The status records what was reported, so the next leader does not repeat them.
-fn news(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publication<'_>) -> Vec<News> {
+fn events(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publication<'_>) -> Vec<ProfileEvent> {
     let before = |type_: &str| observed.status.conditions.iter().find(|condition| condition.type_ == type_);
-    let mut news = Vec::new();
+    let mut events = Vec::new();
     if let Some(diagnostics) = observed.rejected {
         let known = before(ACCEPTED).filter(|before| before.status == "False");
         if known.is_none_or(|known| known.observed_generation != observed.generation) {
             let serving =
                 publication.newest.map_or_else(|| "none".to_owned(), |revision| format!("revision {revision}"));
-            news.push(News::Rejected(format!("{}; at work is {serving}", summary(diagnostics))));
+            events.push(ProfileEvent::Rejected(format!("{}; at work is {serving}", summary(diagnostics))));
         }
     }
     if wanted.revision != observed.status.revision
         && let Some(revision) = &wanted.revision
     {
         let before = observed.status.revision.as_deref().unwrap_or("nothing");
-        news.push(if publication.rolled_back {
+        events.push(if publication.rolled_back {
             let by = format!("{ROLLBACK_TO_ANNOTATION} (and {ROLLBACK_FROM_ANNOTATION})");
-            News::RolledBack(format!("revision {revision} is published instead of {before}, by {by}"))
+            ProfileEvent::RolledBack(format!("revision {revision} is published instead of {before}, by {by}"))
         } else {
-            News::Published(format!("revision {revision} is published; before it was {before}"))
+            ProfileEvent::Published(format!("revision {revision} is published; before it was {before}"))
         });
     }
     // The message names the revision, so a new message means another revision or result.
@@ -356,9 +354,9 @@ fn news(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publicati
     if let Some(invalid) = invalid
         && valid_before(observed.status).is_none_or(|before| before.message != invalid.message)
     {
-        news.push(News::Invalid(invalid.message.clone()));
+        events.push(ProfileEvent::Invalid(invalid.message.clone()));
     }
-    news
+    events
 }
 
 /// Joins the errors to a bounded message.

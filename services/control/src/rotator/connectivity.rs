@@ -50,19 +50,19 @@ const CONNECTIVITY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Results of the last round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answered {
+pub(super) struct RoundResponses {
     question: Question,
     propagation: Propagation,
 }
 
 /// The results without any response.
-pub(super) const UNASKED: Propagation = Propagation { proven: 0, behind: 0, silent: 0 };
+pub(super) const NO_RESPONSES: Propagation = Propagation { proven: 0, behind: 0, silent: 0 };
 
-impl Answered {
+impl RoundResponses {
     /// Returns the results for this question.
-    pub(super) fn to(answered: Option<&Self>, question: Option<Question>) -> Propagation {
-        let matching = answered.filter(|answered| Some(answered.question) == question);
-        matching.map_or(UNASKED, |answered| answered.propagation)
+    pub(super) fn to(responses: Option<&Self>, question: Option<Question>) -> Propagation {
+        let matching = responses.filter(|responses| Some(responses.question) == question);
+        matching.map_or(NO_RESPONSES, |responses| responses.propagation)
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) async fn ask(
     mut asker: Asker,
     pause: Duration,
     mut question: watch::Receiver<Option<Question>>,
-    answered: watch::Sender<Option<Answered>>,
+    responses: watch::Sender<Option<RoundResponses>>,
 ) {
     let asking = async {
         loop {
@@ -83,7 +83,7 @@ pub(super) async fn ask(
                     Question::Replica { .. } => (asker.check_connectivity().await, CONNECTIVITY_PAUSE),
                 };
                 let propagation = answer.propagation;
-                answered.send_replace(Some(Answered { question: wanted, propagation }));
+                responses.send_replace(Some(RoundResponses { question: wanted, propagation }));
                 tokio::select! {
                     changed = question.changed() => if changed.is_err() { return },
                     () = sleep(pause) => {}
@@ -185,15 +185,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_count_only_for_their_question() {
+    fn responses_count_only_for_their_question() {
         let question = |epoch| Question::Trust { newest: Generation(2), epoch, written: Timestamp::UNIX_EPOCH };
         let propagation = Propagation { proven: 2, behind: 0, silent: 0 };
-        let answered = Answered { question: question(3), propagation };
-        assert_eq!(Answered::to(Some(&answered), Some(question(3))), propagation);
-        assert_eq!(Answered::to(Some(&answered), Some(question(4))), UNASKED);
-        assert_eq!(Answered::to(Some(&answered), Some(Question::Replica { epoch: 3 })), UNASKED);
-        assert_eq!(Answered::to(Some(&answered), None), UNASKED);
-        assert_eq!(Answered::to(None, Some(question(3))), UNASKED);
+        let responses = RoundResponses { question: question(3), propagation };
+        assert_eq!(RoundResponses::to(Some(&responses), Some(question(3))), propagation);
+        assert_eq!(RoundResponses::to(Some(&responses), Some(question(4))), NO_RESPONSES);
+        assert_eq!(RoundResponses::to(Some(&responses), Some(Question::Replica { epoch: 3 })), NO_RESPONSES);
+        assert_eq!(RoundResponses::to(Some(&responses), None), NO_RESPONSES);
+        assert_eq!(RoundResponses::to(None, Some(question(3))), NO_RESPONSES);
     }
 
     const fn answers(proven: usize, behind: usize, silent: usize) -> Propagation {

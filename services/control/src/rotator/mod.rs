@@ -41,7 +41,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-use self::connectivity::{Answered, Question};
+use self::connectivity::{Question, RoundResponses};
 use self::reconciler::{Next, Reconciler};
 use self::report::EventRecorder;
 use self::request::REQUEST_ANNOTATION;
@@ -49,9 +49,9 @@ use crate::certificates::authority::{IssueError, Lifetimes, MissingAuthority};
 use crate::certificates::clock::Clock;
 use crate::certificates::rotation;
 use crate::client::chain;
-use crate::client::watch_object::{self, Seen};
+use crate::client::watch_object::{self, Observation};
 use crate::leader::LeaderContext;
-use crate::probe::{self, Expected, Found, ProbeMetrics};
+use crate::probe::{self, Expected, ProbeMetrics, ProbeRound};
 use crate::trust_probe::server::IdentityError;
 use crate::trust_probe::{Asker, Canary};
 use crate::webhook_config::{Live, Rules, Target, WriteError};
@@ -59,7 +59,7 @@ use crate::webhook_config::{Live, Rules, Target, WriteError};
 pub use report::RotatorMetrics;
 
 /// Maximum number of consecutive writes without a pause. A rotation has ten.
-const MOST_AT_ONCE: u32 = 64;
+const MAX_WRITES: u32 = 64;
 /// Timeout of a reconciliation, which sends a few requests. If an API server hangs, the next reconciliation may reach
 /// another one.
 const RECONCILE_LIMIT: Duration = Duration::from_secs(10);
@@ -101,7 +101,7 @@ pub struct Rotator {
     /// The desired state of the webhook configurations, for the task that corrects drift.
     pub target: watch::Sender<Option<Arc<Target>>>,
     /// Results of probing the endpoints, also for other tasks.
-    pub found: watch::Sender<Option<Found>>,
+    pub found: watch::Sender<Option<ProbeRound>>,
 }
 
 /// Why a reconciliation failed.
@@ -159,8 +159,8 @@ impl ReconcileError {
 struct Inputs {
     rules: watch::Receiver<Option<Rules>>,
     live: watch::Receiver<Option<Live>>,
-    found: watch::Receiver<Option<Found>>,
-    answered: watch::Receiver<Option<Answered>>,
+    found: watch::Receiver<Option<ProbeRound>>,
+    responses: watch::Receiver<Option<RoundResponses>>,
     clock: Clock,
 }
 
@@ -182,7 +182,7 @@ impl Inputs {
             () = changed(&mut self.rules) => {}
             () = changed(&mut self.live) => {}
             () = changed(&mut self.found) => {}
-            () = changed(&mut self.answered) => {}
+            () = changed(&mut self.responses) => {}
         }
     }
 }
@@ -210,10 +210,10 @@ impl Rotator {
         let Self { settings, metrics: (metrics, probe_metrics), clock, asker, rules, live, target, found } = self;
         let (expected, expects) = watch::channel(None);
         let (question, questions) = watch::channel(None);
-        let (answers, answered) = watch::channel(None);
+        let (answers, responses) = watch::channel(None);
         let canary = asker.canary().clone();
         let probes = settings.probes.clone();
-        let inputs = Inputs { rules, live, found: found.subscribe(), answered, clock: clock.clone() };
+        let inputs = Inputs { rules, live, found: found.subscribe(), responses, clock: clock.clone() };
         let outputs = Outputs { target, expected, question, canary };
         let pause = probes.gap;
         let stop = leading.stop.clone();
@@ -238,11 +238,11 @@ async fn reconcile(mut reconciler: Reconciler, leading: &LeaderContext) {
         let reconciliation = timeout(RECONCILE_LIMIT, reconciler.reconcile());
         let Some(result) = Box::pin(leading.stop.run_until_cancelled(reconciliation)).await else { break };
         let result = result.unwrap_or(Err(ReconcileError::Late(RECONCILE_LIMIT)));
-        if reconciler.gave_up() {
+        if reconciler.check_timed_out() {
             events.unreached().await;
         }
         let rest = match result {
-            Ok(Next::Again) if writes < MOST_AT_ONCE => {
+            Ok(Next::Again) if writes < MAX_WRITES => {
                 (pause, writes) = (FIRST_PAUSE, writes + 1);
                 continue;
             }
@@ -254,7 +254,7 @@ async fn reconcile(mut reconciler: Reconciler, leading: &LeaderContext) {
                 pause = FIRST_PAUSE;
                 if reported != Some(blocked) {
                     report::log_wait(blocked, until);
-                    events.waits(reported, blocked).await;
+                    events.record_wait(reported, blocked).await;
                     reported = Some(blocked);
                 }
                 let left =
@@ -312,11 +312,11 @@ where
     let mut last = None;
     let changed = watch_object::watch(api, called, name).filter_map(move |seen| {
         let changed = match seen {
-            Seen::Is(object) => {
+            Observation::State(object) => {
                 let now = object.as_deref().and_then(what);
                 std::mem::replace(&mut last, now.clone()) != now
             }
-            Seen::Forbidden => false,
+            Observation::Forbidden => false,
         };
         std::future::ready(changed.then_some(()))
     });

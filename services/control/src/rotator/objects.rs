@@ -53,7 +53,7 @@ pub(super) struct Observations {
     /// A CA that failed to sign.
     pub(super) unable: Option<Generation>,
     /// How long the bundle has been unchanged.
-    pub(super) standing: Duration,
+    pub(super) unchanged_for: Duration,
 }
 
 /// Clients for the objects.
@@ -125,24 +125,24 @@ impl Objects {
     }
 
     /// The configuration for the rotation. The time since when this leader has seen it replaces the time of writing.
-    fn configuration(&self, standing: Duration) -> Configuration {
+    fn configuration(&self, unchanged_for: Duration) -> Configuration {
         let mut configuration = self.configuration.clone();
         if let Configuration::Present(bundle) = &mut configuration {
-            bundle.written = self.time.now.checked_sub(standing).unwrap_or(self.time.now);
+            bundle.written = self.time.now.checked_sub(unchanged_for).unwrap_or(self.time.now);
         }
         configuration
     }
 
     /// The inputs of the next step.
     pub(super) fn observed(&self, release: &Release, observations: Observations) -> Observed {
-        let Observations { endpoints, propagation, unable, standing } = observations;
+        let Observations { endpoints, propagation, unable, unchanged_for } = observations;
         let claimed = self.unknown.iter().filter_map(|unknown| claimed_generation(release, unknown)).max();
         Observed {
             now: self.time.now,
             clock_agrees: self.time.agrees,
             record: self.record(unable),
             serving: self.serving.stored.clone(),
-            configuration: self.configuration(standing),
+            configuration: self.configuration(unchanged_for),
             endpoints,
             propagation,
             asked: self.request.as_ref().map(RotationRequest::trigger),

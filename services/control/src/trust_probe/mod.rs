@@ -24,13 +24,13 @@ pub mod server;
 
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::certificates::rotation::Propagation;
+use crate::labels::Label;
 
 pub use answer::{ServerOutcome, Silence, fold};
 pub use asker::{Asker, ServerAnswer, TrustRound, service};
@@ -68,14 +68,9 @@ impl Default for Settings {
 /// Gauges and counters of the trust probe. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct CanaryMetrics {
-    servers: Family<ResultLabel, Gauge>,
-    asked: Family<ResultLabel, Counter>,
+    servers: Family<Label, Gauge>,
+    asked: Family<Label, Counter>,
     calls: Counter,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
 }
 
 impl CanaryMetrics {
@@ -91,8 +86,8 @@ impl CanaryMetrics {
         let text = "Calls of the canary by API servers that were answered";
         registry.register("canary_calls", text, metrics.calls.clone());
         for result in ServerOutcome::LABELS {
-            drop(metrics.servers.get_or_create_owned(&ResultLabel { result }));
-            drop(metrics.asked.get_or_create_owned(&ResultLabel { result }));
+            drop(metrics.servers.get_or_create_owned(&[("result", result)]));
+            drop(metrics.asked.get_or_create_owned(&[("result", result)]));
         }
         metrics
     }
@@ -103,19 +98,19 @@ impl CanaryMetrics {
         self.calls.get()
     }
 
-    pub(super) fn called(&self) {
+    pub(super) fn count_call(&self) {
         self.calls.inc();
     }
 
-    pub(super) fn asked(&self, outcome: &ServerOutcome) {
-        self.asked.get_or_create_owned(&ResultLabel { result: outcome.as_str() }).inc();
+    pub(super) fn count_request(&self, outcome: &ServerOutcome) {
+        self.asked.get_or_create_owned(&[("result", outcome.as_str())]).inc();
     }
 
-    pub(super) fn found(&self, found: Propagation) {
+    pub(super) fn set_servers(&self, found: Propagation) {
         let Propagation { proven, behind, silent } = found;
         for (result, number) in ServerOutcome::LABELS.into_iter().zip([proven, behind, silent]) {
             let number = i64::try_from(number).unwrap_or(i64::MAX);
-            self.servers.get_or_create_owned(&ResultLabel { result }).set(number);
+            self.servers.get_or_create_owned(&[("result", result)]).set(number);
         }
     }
 }
@@ -128,11 +123,10 @@ mod tests {
     fn exposition_has_all_series() {
         let mut registry = Registry::default();
         let metrics = CanaryMetrics::register(&mut registry);
-        metrics.called();
-        metrics.asked(&ServerOutcome::Behind);
-        metrics.found(Propagation { proven: 1, behind: 2, silent: 3 });
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        metrics.count_call();
+        metrics.count_request(&ServerOutcome::Behind);
+        metrics.set_servers(Propagation { proven: 1, behind: 2, silent: 3 });
+        let text = crate::labels::exposition(&registry);
         for line in [
             "pillion_controller_propagation_api_servers{result=\"proven\"} 1",
             "pillion_controller_propagation_api_servers{result=\"behind\"} 2",

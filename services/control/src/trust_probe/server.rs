@@ -35,7 +35,7 @@ use super::{CanaryMetrics, Settings};
 use crate::certificates::rotation::Generation;
 
 /// Pause after a connection could not be accepted, usually because too many files are open.
-const REST: Duration = Duration::from_millis(50);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A serving certificate with its CA, ready to be served.
 #[derive(Clone)]
@@ -57,9 +57,9 @@ pub enum IdentityError {
 
 /// The endpoint. Clones share its state.
 #[derive(Clone)]
-pub struct Canary(Arc<Shared>);
+pub struct Canary(Arc<CanaryState>);
 
-struct Shared {
+struct CanaryState {
     identity: ArcSwapOption<Identity>,
     /// The expected calls by name.
     expected: Mutex<HashMap<String, Calls>>,
@@ -139,7 +139,7 @@ impl Canary {
     #[must_use]
     pub fn new(metrics: CanaryMetrics) -> Self {
         let (identity, expected) = (ArcSwapOption::empty(), Mutex::default());
-        Self(Arc::new(Shared { identity, expected, metrics }))
+        Self(Arc::new(CanaryState { identity, expected, metrics }))
     }
 
     /// Serves this certificate on new connections. With `None`, connections are closed.
@@ -166,7 +166,7 @@ impl Canary {
                     Ok((stream, _)) => stream,
                     Err(error) => {
                         warn!(%error, "the trust probe cannot accept a connection");
-                        sleep(REST).await;
+                        sleep(ACCEPT_PAUSE).await;
                         continue;
                     }
                 };
@@ -223,7 +223,7 @@ impl Canary {
             return Ok(status(StatusCode::BAD_REQUEST));
         };
         let ReviewRequest { uid, name } = review.request;
-        self.called(&name, validating.is_some(), ReceivedCall { leaf: shown, epoch });
+        self.record_call(&name, validating.is_some(), ReceivedCall { leaf: shown, epoch });
         let answer = json!({
             "apiVersion": "admission.k8s.io/v1",
             "kind": "AdmissionReview",
@@ -234,8 +234,8 @@ impl Canary {
         Ok(response)
     }
 
-    fn called(&self, name: &str, validates: bool, shown: ReceivedCall) {
-        self.0.metrics.called();
+    fn record_call(&self, name: &str, validates: bool, shown: ReceivedCall) {
+        self.0.metrics.count_call();
         if let Some(calls) = self.lock().get_mut(name) {
             let call = if validates { &mut calls.validating } else { &mut calls.mutating };
             *call = Some(shown);

@@ -16,7 +16,9 @@ use pillion_api::profile::Operation;
 use pillion_api::webhook_configuration::{self, OwnCalls, Validated, mutating_rules, rules_of, validated_of};
 use pillion_engine::snapshot::ProfileSet;
 
-use super::live::{Bundle, ConfigurationKind, Live, View, annotation, entry_manager, epoch, field_manager, written};
+use super::live::{
+    Bundle, ConfigurationKind, ConfigurationView, Live, annotation, entry_manager, epoch, field_manager, written,
+};
 use super::{EPOCH_ANNOTATION, MANAGED_BY, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
 use crate::labels::labelled;
 use crate::release::Release;
@@ -78,7 +80,7 @@ impl Rules {
     /// Returns the rules of the observed configurations. A controller that does not know the profiles yet must not
     /// change them.
     #[must_use]
-    pub fn of_live(live: &Live) -> Self {
+    pub(crate) fn of_live(live: &Live) -> Self {
         let mutating = live.mutating.iter().flat_map(|mutating| mutating.webhooks.iter().flatten());
         let mut mutating = mutating.filter(|entry| is_for_level(&entry.client_config));
         Self {
@@ -140,7 +142,7 @@ impl Target {
 
     /// Whether the bundle may be written. With an empty bundle, the API server would trust the system's CAs.
     #[must_use]
-    pub fn has_authorities(&self) -> bool {
+    pub(crate) fn has_authorities(&self) -> bool {
         Bundle::read(&self.settings.ca_bundle).clean
     }
 
@@ -236,15 +238,15 @@ impl fmt::Display for Drift {
 /// Returns all differences, which are empty in the desired state.
 #[must_use]
 pub(super) fn differences(live: &Live, desired: &Desired, now: Timestamp) -> Vec<Drift> {
-    let mutating = live.mutating.as_ref().map(View::mutating);
-    let validating = live.validating.as_ref().map(View::validating);
-    let wanted = desired.validating.as_ref().map(View::validating);
-    let mut drifts = between(mutating, Some(View::mutating(&desired.mutating)), now);
+    let mutating = live.mutating.as_ref().map(ConfigurationView::mutating);
+    let validating = live.validating.as_ref().map(ConfigurationView::validating);
+    let wanted = desired.validating.as_ref().map(ConfigurationView::validating);
+    let mut drifts = between(mutating, Some(ConfigurationView::mutating(&desired.mutating)), now);
     drifts.extend(between(validating, wanted, now));
     drifts
 }
 
-fn between(live: Option<View<'_>>, desired: Option<View<'_>>, now: Timestamp) -> Vec<Drift> {
+fn between(live: Option<ConfigurationView<'_>>, desired: Option<ConfigurationView<'_>>, now: Timestamp) -> Vec<Drift> {
     let whole = |configuration, kind, manager| vec![Drift { configuration, entry: None, kind, manager }];
     let (live, desired) = match (live, desired) {
         (None, None) => return Vec::new(),
@@ -274,7 +276,7 @@ fn between(live: Option<View<'_>>, desired: Option<View<'_>>, now: Timestamp) ->
     for extra in live.entries.iter().filter(|entry| find(&desired.entries, &entry.name).is_none()) {
         report(&extra.name, DriftKind::EntryExtra, &[]);
     }
-    let names = |view: &View<'_>| view.entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>();
+    let names = |view: &ConfigurationView<'_>| view.entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>();
     let is_known = |name: &String| find(&desired.entries, name).is_some();
     let there: Vec<_> = names(&live).into_iter().filter(is_known).collect();
     let wanted: Vec<_> = names(&desired).into_iter().filter(|name| there.contains(name)).collect();

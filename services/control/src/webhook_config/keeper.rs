@@ -27,7 +27,7 @@ use super::live::{Live, epoch};
 use super::pacing::{Pacing, Settings};
 use super::write::{WriteError, claim, remove, write};
 use crate::client::chain;
-use crate::client::watch_object::{self, Seen};
+use crate::client::watch_object::{self, Observation};
 use crate::leader::LeaderContext;
 use crate::release::Release;
 use crate::webhook_config::switch::{self, Position, SwitchCreator, SwitchState, WEBHOOKS_KEY};
@@ -62,15 +62,15 @@ impl fmt::Debug for Keeper {
 
 /// An event of a watch.
 enum Update {
-    Mutating(Seen<MutatingWebhookConfiguration>),
-    Validating(Seen<ValidatingWebhookConfiguration>),
-    Switch(Seen<ConfigMap>),
+    Mutating(Observation<MutatingWebhookConfiguration>),
+    Validating(Observation<ValidatingWebhookConfiguration>),
+    Switch(Observation<ConfigMap>),
 }
 
 /// The next action.
 #[derive(Debug, PartialEq)]
 enum Plan {
-    Rest,
+    Idle,
     /// The configurations exist and must be removed.
     Remove,
     /// The configurations differ from the desired state.
@@ -95,7 +95,7 @@ struct KeeperState {
     creator: SwitchCreator,
     /// The versions that last matched the target. If a difference appears while these versions exist, the target has
     /// changed, and not the objects.
-    good: Option<Versions>,
+    matching: Option<Versions>,
     /// Start of the current drift.
     since: Option<Instant>,
     failures: u32,
@@ -129,7 +129,7 @@ impl Keeper {
             seen: [false; 3],
             pacing,
             creator: SwitchCreator::default(),
-            good: None,
+            matching: None,
             since: None,
             failures: 0,
             logged: None,
@@ -163,7 +163,7 @@ impl KeeperState {
             tokio::select! {
                 biased;
                 update = updates.next() => match update {
-                    Some(update) => self.take(update),
+                    Some(update) => self.apply_update(update),
                     // This is a bug of Pillion. Leadership continues, but changes are no longer seen.
                     None => return error!("the watches of the webhook configurations ended by themselves"),
                 },
@@ -191,29 +191,29 @@ impl KeeperState {
         .boxed()
     }
 
-    fn take(&mut self, update: Update) {
-        let place = match update {
-            Update::Mutating(Seen::Is(there)) => {
-                self.live.mutating = there.map(|there| *there);
+    fn apply_update(&mut self, update: Update) {
+        let object = match update {
+            Update::Mutating(Observation::State(existing)) => {
+                self.live.mutating = existing.map(|existing| *existing);
                 0
             }
-            Update::Validating(Seen::Is(there)) => {
-                self.live.validating = there.map(|there| *there);
+            Update::Validating(Observation::State(existing)) => {
+                self.live.validating = existing.map(|existing| *existing);
                 1
             }
-            Update::Switch(Seen::Is(there)) => {
-                self.creator.seen(there.is_some());
-                self.switched(there.as_deref());
+            Update::Switch(Observation::State(existing)) => {
+                self.creator.seen(existing.is_some());
+                self.apply_switch(existing.as_deref());
                 2
             }
             // If the switch may not be read, do not wait for it.
-            Update::Switch(Seen::Forbidden) => 2,
-            Update::Mutating(Seen::Forbidden) | Update::Validating(Seen::Forbidden) => return,
+            Update::Switch(Observation::Forbidden) => 2,
+            Update::Mutating(Observation::Forbidden) | Update::Validating(Observation::Forbidden) => return,
         };
-        if let Some(seen) = self.seen.get_mut(place) {
+        if let Some(seen) = self.seen.get_mut(object) {
             *seen = true;
         }
-        self.show();
+        self.send_live();
     }
 
     /// Creates the `ConfigMap` of the switch if it is missing. Returns when to retry, if that is needed later.
@@ -222,14 +222,14 @@ impl KeeperState {
         // decision, and before the first successful connectivity check, the API server calls no webhook, so no pod has
         // a decision. When an operator enables the webhooks again, the `ConfigMap` already exists, so the guardrail is
         // active at once. docs/break-glass.md gives the order of the steps.
-        if self.good.is_none() || self.rehearses() {
+        if self.matching.is_none() || self.rehearses() {
             return None;
         }
         let LeaderContext { client, release, .. } = &self.leading;
         self.creator.create(client, release).await
     }
 
-    fn switched(&mut self, config_map: Option<&ConfigMap>) {
+    fn apply_switch(&mut self, config_map: Option<&ConfigMap>) {
         let position = switch::webhooks(config_map);
         let by = switch::author(config_map, WEBHOOKS_KEY);
         let by = by.as_deref().unwrap_or("unknown");
@@ -249,13 +249,13 @@ impl KeeperState {
     }
 
     /// Reports the observed state, once all of it is known.
-    fn show(&self) {
+    fn send_live(&self) {
         if self.seen == [true; 3] {
             let live = &self.live;
-            self.keeper.live.send_if_modified(|shown| {
-                let changed = shown.as_ref() != Some(live);
+            self.keeper.live.send_if_modified(|sent| {
+                let changed = sent.as_ref() != Some(live);
                 if changed {
-                    *shown = Some(live.clone());
+                    *sent = Some(live.clone());
                 }
                 changed
             });
@@ -269,10 +269,10 @@ impl KeeperState {
             if self.seen != [true; 3] {
                 return None;
             }
-            match self.once().await {
-                Next::Again => {}
+            match self.step().await {
+                Next::Repeat => {}
                 Next::At(due) => return Some(due),
-                Next::Rest => break,
+                Next::Idle => break,
             }
         }
         let now = Instant::now();
@@ -281,7 +281,7 @@ impl KeeperState {
         contested.then(|| now + self.keeper.settings.window / 10)
     }
 
-    async fn once(&mut self) -> Next {
+    async fn step(&mut self) -> Next {
         let target = self.keeper.target.borrow().clone();
         let plan = plan(&self.leading.release, &self.live, target.as_deref(), Timestamp::now());
         self.keeper.metrics.drifted.set(i64::from(matches!(plan, Plan::Repair(_))));
@@ -296,20 +296,20 @@ impl KeeperState {
                 let ours = target.map(|target| target.epoch);
                 debug!(live, ours, "the webhook configuration was written for a later epoch");
             }
-            (Plan::Rest, Some(_)) if !self.live.disarmed => {
-                self.good = Some(versions(&self.live));
+            (Plan::Idle, Some(_)) if !self.live.disarmed => {
+                self.matching = Some(versions(&self.live));
                 self.logged = None;
             }
-            (Plan::Rest | Plan::Repair(_), _) => {}
+            (Plan::Idle | Plan::Repair(_), _) => {}
         }
         self.since = None;
-        Next::Rest
+        Next::Idle
     }
 
     async fn repair(&mut self, drifts: Vec<Drift>, target: &Target) -> Next {
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
-        let is_update = self.good.as_ref() == Some(&versions(&self.live));
+        let is_update = self.matching.as_ref() == Some(&versions(&self.live));
         let writer = drifts.iter().find_map(|drift| drift.manager.clone()).unwrap_or_else(|| "unknown".to_owned());
         let due = self.pacing.due(&writer, now);
         if !is_update && due > now {
@@ -329,34 +329,34 @@ impl KeeperState {
                 self.since = None;
                 // A later comparison decides whether the configurations are good: the API server may always store
                 // something else.
-                self.good = None;
-                self.show();
+                self.matching = None;
+                self.send_live();
                 if is_update {
                     info!(epoch = target.epoch, changes = %Drifts(&drifts), "the webhook configurations were written");
                 } else {
                     self.pacing.repaired(&writer, now);
                     self.keeper.metrics.repaired(&drifts);
                     let (release, after) = (&self.leading.release, since.elapsed());
-                    let is_gone = drifts.iter().any(|drift| drift.kind == DriftKind::Missing);
-                    let help = is_gone.then(|| keep_away(release));
+                    let is_missing = drifts.iter().any(|drift| drift.kind == DriftKind::Missing);
+                    let help = is_missing.then(|| disarm_command(release));
                     warn!(manager = writer, drift = %Drifts(&drifts), epoch = target.epoch, ?after, help, "the webhook configurations were changed, and are corrected");
                 }
-                Next::Again
+                Next::Repeat
             }
-            Err(error) => self.failed(&error),
+            Err(error) => self.schedule_retry(&error),
         }
     }
 
     /// Writes the desired state. Returns `None` if the target was not confirmed.
     async fn write(&mut self, target: &Target) -> Result<Option<Live>, WriteError> {
         let LeaderContext { client, release, .. } = &self.leading;
-        let entries = |there: &MutatingWebhookConfiguration| there.webhooks.iter().flatten().next().is_some();
+        let entries = |existing: &MutatingWebhookConfiguration| existing.webhooks.iter().flatten().next().is_some();
         if self.live.mutating.as_ref().is_some_and(entries) {
             return write(client, release, &self.live, target).await.map(Some);
         }
         // Claim the configuration before the confirmation, so that outdated leaders get a conflict. No webhook is
         // called yet.
-        let is_ours = self.live.mutating.as_ref().is_some_and(|there| epoch(&there.metadata) == target.epoch);
+        let is_ours = self.live.mutating.as_ref().is_some_and(|existing| epoch(&existing.metadata) == target.epoch);
         if !is_ours {
             self.live = claim(client, release, &self.live, target.epoch).await?;
         }
@@ -375,21 +375,21 @@ impl KeeperState {
             Ok(_) => {
                 self.pacing.repaired(writer, now);
                 self.live = Live { mutating: None, validating: None, ..self.live.clone() };
-                self.good = None;
+                self.matching = None;
                 self.failures = 0;
-                self.show();
+                self.send_live();
                 warn!("the webhook configurations are removed: no pod is injected until they are armed again");
-                Next::Rest
+                Next::Idle
             }
-            Err(error) => self.failed(&WriteError::Client(error)),
+            Err(error) => self.schedule_retry(&WriteError::Client(error)),
         }
     }
 
     /// Returns when to retry after a failed write.
-    fn failed(&mut self, error: &WriteError) -> Next {
+    fn schedule_retry(&mut self, error: &WriteError) -> Next {
         if let WriteError::OtherRelease(_) | WriteError::NoAuthority = error {
             self.log_once(chain(error));
-            return Next::Rest;
+            return Next::Idle;
         }
         self.failures = self.failures.saturating_add(1);
         let factor = 1_u32.checked_shl(self.failures - 1).unwrap_or(u32::MAX);
@@ -412,9 +412,9 @@ impl KeeperState {
 }
 
 enum Next {
-    Again,
+    Repeat,
     At(Instant),
-    Rest,
+    Idle,
 }
 
 fn plan(release: &Release, live: &Live, target: Option<&Target>, now: Timestamp) -> Plan {
@@ -422,26 +422,26 @@ fn plan(release: &Release, live: &Live, target: Option<&Target>, now: Timestamp)
         return Plan::OtherRelease(other);
     }
     if live.disarmed {
-        return if live.views().next().is_some() { Plan::Remove } else { Plan::Rest };
+        return if live.views().next().is_some() { Plan::Remove } else { Plan::Idle };
     }
-    let Some(target) = target else { return Plan::Rest };
+    let Some(target) = target else { return Plan::Idle };
     match live.epoch() {
         Some(live) if live > target.epoch => Plan::Behind(live),
         _ => {
             let drifts = differences(live, &target.desired(release, now), now);
-            if drifts.is_empty() { Plan::Rest } else { Plan::Repair(drifts) }
+            if drifts.is_empty() { Plan::Idle } else { Plan::Repair(drifts) }
         }
     }
 }
 
 fn versions(live: &Live) -> Versions {
-    let mutating = live.mutating.as_ref().and_then(|there| there.metadata.resource_version.clone());
-    let validating = live.validating.as_ref().and_then(|there| there.metadata.resource_version.clone());
+    let mutating = live.mutating.as_ref().and_then(|existing| existing.metadata.resource_version.clone());
+    let validating = live.validating.as_ref().and_then(|existing| existing.metadata.resource_version.clone());
     [mutating, validating]
 }
 
 /// The command for an operator who deleted a configuration on purpose and sees the controller create it again.
-fn keep_away(release: &Release) -> String {
+fn disarm_command(release: &Release) -> String {
     let (namespace, name) = (release.namespace(), release.switch());
     format!(
         "to keep it away: kubectl -n {namespace} patch configmap {name} --type merge -p '{{\"data\":{{\"{WEBHOOKS_KEY}\":\"disarmed\"}}}}'"

@@ -45,20 +45,20 @@ pub type Versions = Vec<(Option<String>, Option<i64>)>;
 
 /// A configuration of either kind, with its entries as mutating ones.
 #[derive(Clone, Debug)]
-pub(super) struct View<'l> {
+pub(super) struct ConfigurationView<'l> {
     pub(super) kind: ConfigurationKind,
     pub(super) metadata: &'l ObjectMeta,
     pub(super) entries: Vec<MutatingWebhook>,
 }
 
 impl Live {
-    /// The observed state for the rotation. `know` returns the CA of a certificate (DER), or `None` if the CA is
-    /// unknown.
+    /// The observed state for the rotation. `generation_of` returns the CA of a certificate (DER), or `None` if the CA
+    /// is unknown.
     ///
     /// Both configurations count as one: a CA is trusted if all entries of both trust it. Without the mutating
     /// configuration, both count as missing. The mutating configuration is claimed first, and the claim empties both.
     #[must_use]
-    pub fn configuration(&self, know: &dyn Fn(&[u8]) -> Option<Generation>) -> Configuration {
+    pub fn configuration(&self, generation_of: &dyn Fn(&[u8]) -> Option<Generation>) -> Configuration {
         if self.disarmed {
             return Configuration::Disarmed;
         }
@@ -71,7 +71,7 @@ impl Live {
         let mut first: Option<BTreeSet<Vec<u8>>> = None;
         let (mut uniform, mut unknown) = (true, false);
         for bundle in self.bundles() {
-            let generations: Vec<_> = bundle.certificates.iter().map(|der| know(der)).collect();
+            let generations: Vec<_> = bundle.certificates.iter().map(|der| generation_of(der)).collect();
             unknown |= generations.iter().any(Option::is_none);
             let known: BTreeSet<_> = generations.into_iter().flatten().collect();
             seen = Some(seen.map_or_else(|| known.clone(), |seen| seen.intersection(&known).copied().collect()));
@@ -91,8 +91,8 @@ impl Live {
 
     /// Unknown certificates of the entries as DER, each once. Some rotations have to keep them.
     #[must_use]
-    pub fn unknown(&self, know: &dyn Fn(&[u8]) -> Option<Generation>) -> BTreeSet<Vec<u8>> {
-        self.bundles().flat_map(|bundle| bundle.certificates).filter(|der| know(der).is_none()).collect()
+    pub fn unknown(&self, generation_of: &dyn Fn(&[u8]) -> Option<Generation>) -> BTreeSet<Vec<u8>> {
+        self.bundles().flat_map(|bundle| bundle.certificates).filter(|der| generation_of(der).is_none()).collect()
     }
 
     /// The highest epoch of the configurations.
@@ -108,7 +108,7 @@ impl Live {
     }
 
     /// Removes epochs above `highest`, which are forged. Returns the client that last wrote one, if known.
-    pub fn disbelieve(&mut self, highest: u64) -> Option<String> {
+    pub(crate) fn disbelieve(&mut self, highest: u64) -> Option<String> {
         let mutating = self.mutating.as_mut().map(|mutating| &mut mutating.metadata);
         let validating = self.validating.as_mut().map(|validating| &mut validating.metadata);
         let mut writer = None;
@@ -122,7 +122,7 @@ impl Live {
 
     /// Whether the configuration is written for a connectivity check.
     #[must_use]
-    pub fn rehearses(&self, release: &Release) -> bool {
+    pub(crate) fn rehearses(&self, release: &Release) -> bool {
         self.mutating.as_ref().is_some_and(|mutating| is_rehearsal(mutating, release.service()))
     }
 
@@ -132,9 +132,9 @@ impl Live {
         owners.find(|other| *other != owner).cloned()
     }
 
-    pub(super) fn views(&self) -> impl Iterator<Item = View<'_>> {
-        let mutating = self.mutating.as_ref().map(View::mutating);
-        mutating.into_iter().chain(self.validating.as_ref().map(View::validating))
+    pub(super) fn views(&self) -> impl Iterator<Item = ConfigurationView<'_>> {
+        let mutating = self.mutating.as_ref().map(ConfigurationView::mutating);
+        mutating.into_iter().chain(self.validating.as_ref().map(ConfigurationView::validating))
     }
 
     fn bundles(&self) -> impl Iterator<Item = Bundle> {
@@ -143,7 +143,7 @@ impl Live {
     }
 }
 
-impl<'l> View<'l> {
+impl<'l> ConfigurationView<'l> {
     pub(super) fn mutating(configuration: &'l MutatingWebhookConfiguration) -> Self {
         let entries = configuration.webhooks.clone().unwrap_or_default();
         Self { kind: ConfigurationKind::Mutating, metadata: &configuration.metadata, entries }

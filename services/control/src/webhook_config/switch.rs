@@ -1,11 +1,9 @@
 //! The `ConfigMap` by which an operator stops a release. It has two keys.
 //!
 //! - `injection: disabled` is the *kill switch*. Replicas allow every object unchanged and validate nothing. `enabled`,
-//!   a
-//! missing key, or a missing `ConfigMap` is normal operation.
+//!   a missing key, or a missing `ConfigMap` is normal operation.
 //! - `webhooks: disarmed` is the *break-glass*. The controller removes the webhook configurations, so that the API
-//!   server
-//! calls no webhook, and keeps them removed. With `armed` or a missing key, it keeps them in place.
+//!   server calls no webhook, and keeps them removed. With `armed` or a missing key, it keeps them in place.
 //!
 //! An unknown value changes nothing and is logged, so a typing error neither stops nor starts injection. An unavailable
 //! API server changes nothing either.
@@ -24,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::client::chain;
-use crate::client::watch_object::{self, Seen};
+use crate::client::watch_object::{self, Observation};
 use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
 use crate::webhook_config::live::field_manager;
@@ -104,7 +102,7 @@ pub struct SwitchState {
 
 impl SwitchState {
     /// Applies a position. Returns whether the state changed; an unknown value changes nothing.
-    pub fn move_to(&mut self, position: &Position) -> bool {
+    pub(crate) fn move_to(&mut self, position: &Position) -> bool {
         let before = self.off;
         self.off = match position {
             Position::On => false,
@@ -194,8 +192,8 @@ impl KillSwitch {
         let mut seen = std::pin::pin!(watch_object::watch(api, "the kill switch", self.release.switch()));
         while let Some(Some(seen)) = stop.run_until_cancelled(seen.next()).await {
             match seen {
-                Seen::Is(config_map) => self.take(config_map.as_deref()),
-                Seen::Forbidden => {}
+                Observation::State(config_map) => self.take(config_map.as_deref()),
+                Observation::Forbidden => {}
             }
             if let Some(known) = self.known.take() {
                 known();

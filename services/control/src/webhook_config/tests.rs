@@ -73,7 +73,7 @@ fn annotate(live: &mut Live, key: &str, value: Option<&str>) {
 }
 
 /// Certificate n belongs to CA n. From 100 on, certificates are unknown.
-fn know(certificate: &[u8]) -> Option<Generation> {
+fn generation_of(certificate: &[u8]) -> Option<Generation> {
     (0..100).find(|number| der(*number) == certificate).map(|number| Generation(number.into()))
 }
 
@@ -156,7 +156,7 @@ fn drift_is_classified_by_kind() {
         change(&mut live);
         let drifts = differences(&live, &desired, now());
         assert_eq!(Drifts(&drifts).to_string(), expected, "case {number}");
-        let expected = if drifts.is_empty() { Plan::Rest } else { Plan::Repair(drifts) };
+        let expected = if drifts.is_empty() { Plan::Idle } else { Plan::Repair(drifts) };
         assert_eq!(plan(&release(), &live, Some(&target), now()), expected);
     }
 }
@@ -310,7 +310,7 @@ fn older_target_is_behind_newer_is_written() {
         Drifts(&drifts).to_string(),
         "mutating:marks mutating:service(canary.pillion.dev) validating:marks validating:service(canary.pillion.dev)"
     );
-    assert_eq!(plan(&release(), &live, None, now()), Plan::Rest, "without a target, nothing is written");
+    assert_eq!(plan(&release(), &live, None, now()), Plan::Idle, "without a target, nothing is written");
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn removes_disarmed_and_ignores_other_releases() {
     let target = target(&[1], 7);
     let disarmed = |live: Live| Live { disarmed: true, ..live };
     assert_eq!(plan(&release(), &disarmed(after(&target)), Some(&target), now()), Plan::Remove);
-    assert_eq!(plan(&release(), &disarmed(Live::default()), Some(&target), now()), Plan::Rest);
+    assert_eq!(plan(&release(), &disarmed(Live::default()), Some(&target), now()), Plan::Idle);
     let mut others = after(&target);
     annotate(&mut others, RELEASE_ANNOTATION, Some("elsewhere/pillion"));
     for live in [others.clone(), disarmed(others)] {
@@ -354,11 +354,11 @@ fn rotation_sees_intersection_of_all_entries() {
     for (number, (change, expected)) in cases.into_iter().enumerate() {
         let mut live = after(&target(&[1, 2], 7));
         change(&mut live);
-        assert_eq!(live.configuration(&know), expected, "case {number}");
+        assert_eq!(live.configuration(&generation_of), expected, "case {number}");
     }
     let mut strange = after(&target(&[1], 7));
     bundle(entry(&mut strange, "enabled.pillion.dev"), &pem(&[200, 1, 201]));
-    assert_eq!(strange.unknown(&know), BTreeSet::from([der(200), der(201)]));
+    assert_eq!(strange.unknown(&generation_of), BTreeSet::from([der(200), der(201)]));
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn missing_write_time_counts_as_never() {
     let mut live = after(&target(&[1], 7));
     live.validating = None;
     annotate(&mut live, WRITTEN_ANNOTATION, None);
-    let Configuration::Present(bundle) = live.configuration(&know) else { panic!() };
+    let Configuration::Present(bundle) = live.configuration(&generation_of) else { panic!() };
     assert_eq!(bundle.written, Timestamp::MAX);
 }
 

@@ -102,9 +102,9 @@ pub async fn write(client: &Client, release: &Release, live: &Live, target: &Tar
     let Desired { mutating, validating } = target.desired(release, Timestamp::now());
     let mutating = put(client, release, live.mutating.as_ref(), mutating).await?;
     let validating = match (&live.validating, validating) {
-        (there, Some(validating)) => Some(put(client, release, there.as_ref(), validating).await?),
-        (Some(there), None) => {
-            delete(client, there).await?;
+        (existing, Some(validating)) => Some(put(client, release, existing.as_ref(), validating).await?),
+        (Some(existing), None) => {
+            delete(client, existing).await?;
             None
         }
         (None, None) => None,
@@ -124,8 +124,8 @@ pub async fn remove(client: &Client, release: &Release) -> Result<bool, kube::Er
         if live.views().next().is_none() || live.other_owner(&owner(release)).is_some() {
             return Ok(removed);
         }
-        let mutating = delete_if_there(client, live.mutating.as_ref()).await;
-        let validating = delete_if_there(client, live.validating.as_ref()).await;
+        let mutating = delete_if_exists(client, live.mutating.as_ref()).await;
+        let validating = delete_if_exists(client, live.validating.as_ref()).await;
         for deleted in [mutating, validating] {
             match deleted {
                 Ok(()) => removed = true,
@@ -167,7 +167,7 @@ where
         *desired.meta_mut() = merged(live.meta(), ours);
     }
     if let Some(owner) = owner {
-        owner_reference::give(desired.meta_mut(), owner);
+        owner_reference::set_owner(desired.meta_mut(), owner);
     }
     let written = if live.is_some() {
         let name = desired.meta().name.clone().unwrap_or_default();
@@ -187,7 +187,7 @@ fn merged(live: &ObjectMeta, ours: ObjectMeta) -> ObjectMeta {
     merged
 }
 
-async fn delete_if_there<K>(client: &Client, live: Option<&K>) -> Result<(), WriteError>
+async fn delete_if_exists<K>(client: &Client, live: Option<&K>) -> Result<(), WriteError>
 where
     K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope> + Clone + Debug + DeserializeOwned,
 {

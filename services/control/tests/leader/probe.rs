@@ -14,7 +14,7 @@ use pillion_control::certificates::clock::{self, Clock, ClockMetrics};
 use pillion_control::certificates::rotation::{Endpoints, Generation};
 use pillion_control::leader::LeaderContext;
 use pillion_control::probe::{
-    self, Defect, Expected, Found, KnownAuthority, ProbeMetrics, Prober, Settings, Unreachable, Verdict,
+    self, Defect, Expected, KnownAuthority, ProbeMetrics, ProbeRound, Prober, Settings, Unreachable, Verdict,
 };
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
@@ -67,7 +67,7 @@ fn expected(known: &[KnownAuthority], newest: u32, leaf_epoch: u64) -> Arc<Expec
     Arc::new(Expected::of(&release(), known.to_vec(), Some(Generation(newest)), bundle, leaf_epoch).unwrap())
 }
 
-fn verdicts(found: &Found) -> Vec<(String, Verdict)> {
+fn verdicts(found: &ProbeRound) -> Vec<(String, Verdict)> {
     found.probed.iter().map(|probed| (probed.endpoint.address.clone(), probed.verdict)).collect()
 }
 
@@ -182,13 +182,14 @@ fn probes_follow_changed_requirements() {
         let running = tokio::spawn(probe::run(leading, settings(), metrics, clock, wants, finds));
 
         wanted.send_replace(Some(Arc::clone(&first)));
-        let enough =
-            |expected: Arc<Expected>| move |found: &Option<Found>| Found::of(found.as_ref(), &expected).rounds >= 3;
+        let enough = |expected: Arc<Expected>| {
+            move |found: &Option<ProbeRound>| ProbeRound::of(found.as_ref(), &expected).rounds >= 3
+        };
         tokio::time::timeout(SOON, found.wait_for(enough(Arc::clone(&first)))).await??;
         // Another certificate is required, so rounds that were passed for the first one do not count.
-        ensure!(Found::of(found.borrow().as_ref(), &second) == nothing());
+        ensure!(ProbeRound::of(found.borrow().as_ref(), &second) == nothing());
         wanted.send_replace(Some(Arc::clone(&second)));
-        let older = |found: &Option<Found>| Found::of(found.as_ref(), &second).older;
+        let older = |found: &Option<ProbeRound>| ProbeRound::of(found.as_ref(), &second).older;
         tokio::time::timeout(SOON, found.wait_for(older)).await??;
         drop(replica);
         let _replica = serve(address, &new, SERVER_NAME).await?;
@@ -199,8 +200,8 @@ fn probes_follow_changed_requirements() {
 
         // An endpoint that does not respond still counts.
         service.set_ready(replica_address(2), true).await?;
-        let silent = |found: &Option<Found>| {
-            let seen = Found::of(found.as_ref(), &second);
+        let silent = |found: &Option<ProbeRound>| {
+            let seen = ProbeRound::of(found.as_ref(), &second);
             seen.unreachable == 1 && seen.rounds == 0
         };
         tokio::time::timeout(SOON, found.wait_for(silent)).await??;

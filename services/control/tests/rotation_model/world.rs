@@ -118,8 +118,8 @@ impl Rules {
 }
 
 impl Replica {
-    /// Returns the replica after it saw this version of the Secret. A missing certificate does not replace the last valid
-    /// one.
+    /// Returns the replica after it saw this version of the Secret. A missing certificate does not replace the last
+    /// valid one.
     pub(crate) fn sees(self, version: u32, leaf: Option<LeafVersion>, rules: Rules) -> Self {
         let seen = Self { seen: version, ..self };
         let Some((offered, restored)) = leaf.and_then(|leaf| Some((leaf.signer?, leaf.restored))) else { return seen };

@@ -130,7 +130,7 @@ pub enum IssueError {
 impl IssueError {
     /// Whether a retry cannot succeed: the CA has expired, or may not sign for these names.
     #[must_use]
-    pub const fn is_final(&self) -> bool {
+    pub(crate) const fn is_final(&self) -> bool {
         matches!(self, Self::Ended { .. } | Self::Untrusted(_))
     }
 }
@@ -238,13 +238,13 @@ impl Issuing<'_> {
         let certificate: CertificateDer<'static> = params.signed_by(&key, &issuer)?.into();
         let (authority, key) = (signer.certificate.clone(), PrivateKey(key.serialize_pem()));
         let trusted = Some(std::slice::from_ref(&authority));
-        let fit = judge::judge(
+        let valid = judge::judge(
             pem(&certificate).as_bytes(),
             key.pem().as_bytes(),
             Expected { names, now: self.now, trusted },
         );
-        let fit = fit.map_err(IssueError::Untrusted)?;
-        let renew_at = self.lifetimes.renew_at(&certificate, fit.not_before, fit.not_after);
+        let valid = valid.map_err(IssueError::Untrusted)?;
+        let renew_at = self.lifetimes.renew_at(&certificate, valid.not_before, valid.not_after);
         Ok(ServingMaterial { signer: generation, not_after, renew_at, certificate, key, authority })
     }
 

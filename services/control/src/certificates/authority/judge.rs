@@ -125,7 +125,12 @@ pub fn judge(certificate: &[u8], key: &[u8], expected: Expected<'_>) -> Result<V
 
 /// Whether this CA signed the certificate, and may sign for a server of this name.
 #[must_use]
-pub fn is_signed_by(fit: &ValidCertificate, authority: &CertificateDer<'static>, name: &str, now: Timestamp) -> bool {
+pub(crate) fn is_signed_by(
+    fit: &ValidCertificate,
+    authority: &CertificateDer<'static>,
+    name: &str,
+    now: Timestamp,
+) -> bool {
     let (chain, trusted) = (std::slice::from_ref(&fit.leaf), std::slice::from_ref(authority));
     check_signature(chain, trusted, name, now.max(fit.not_before)).is_ok()
 }

@@ -34,10 +34,10 @@ pub use stored::{AuthoritySecret, BundleContents, KnownAuthorities, MissingAutho
 
 /// The highest valid epoch. A record is never written so often, and the next epoch must still be an exact number in
 /// JSON.
-pub const MAX_EPOCH: u64 = 1 << 53;
+pub(crate) const MAX_EPOCH: u64 = 1 << 53;
 
 /// The annotation of an object with the epoch of the record for which the object was written.
-pub const EPOCH_ANNOTATION: &str = "pillion.dev/epoch";
+pub(crate) const EPOCH_ANNOTATION: &str = "pillion.dev/epoch";
 
 /// Parses the epoch in an annotation; `None` if it is invalid.
 #[must_use]
@@ -155,19 +155,19 @@ pub struct CaName {
 impl CaName {
     /// The issuer of a certificate; `None` if the issuer is no CA of Pillion.
     #[must_use]
-    pub fn of_issuer(certificate: &CertificateDer<'_>) -> Option<Self> {
+    pub(crate) fn of_issuer(certificate: &CertificateDer<'_>) -> Option<Self> {
         Self::parse(X509Certificate::from_der(certificate).ok()?.1.issuer())
     }
 
     /// The CA that a certificate claims to be; `None` if it is no CA of Pillion.
     #[must_use]
-    pub fn of_subject(certificate: &CertificateDer<'_>) -> Option<Self> {
+    pub(crate) fn of_subject(certificate: &CertificateDer<'_>) -> Option<Self> {
         Self::parse(X509Certificate::from_der(certificate).ok()?.1.subject())
     }
 
     /// The CA's number if the CA belongs to this release.
     #[must_use]
-    pub fn generation_in(&self, release: &Release) -> Option<Generation> {
+    pub(crate) fn generation_in(&self, release: &Release) -> Option<Generation> {
         let is_of_release = (&*self.namespace, &*self.release) == (release.namespace(), release.name());
         is_of_release.then_some(self.generation)
     }
@@ -182,7 +182,7 @@ impl CaName {
 
 /// The number of this release's CA that a certificate claims to be.
 #[must_use]
-pub fn claimed_generation(release: &Release, certificate: &CertificateDer<'_>) -> Option<Generation> {
+pub(crate) fn claimed_generation(release: &Release, certificate: &CertificateDer<'_>) -> Option<Generation> {
     CaName::of_subject(certificate)?.generation_in(release)
 }
 

@@ -5,15 +5,12 @@
 //! leader may crash or pause between any two writes. None of this may make an admission request fail. So:
 //!
 //! - The bundle of every API server must have a CA before a replica serves a certificate of this CA. The CA is removed
-//!   from
-//! the bundle only when every replica serves a certificate of its successor, and after an additional time.
+//!   from the bundle only when every replica serves a certificate of its successor, and after an additional time.
 //! - All state between steps is in three objects: the *record* (a Secret with the CAs and the [`Phase`]), the Secret
-//!   with the
-//! serving certificate, and the webhook configuration. The next leader continues from there.
+//!   with the serving certificate, and the webhook configuration. The next leader continues from there.
 //! - Each step is one write to one object, guarded by the object's `resourceVersion` and by an *epoch*. The epoch grows
-//!   with
-//! each write of the record, and is written into the other two objects. If an object has a later epoch than the record
-//! that a leader read, this leader is outdated and observes again.
+//!   with each write of the record, and is written into the other two objects. If an object has a later epoch than the
+//!   record that a leader read, this leader is outdated and observes again.
 //!
 //! A replica without a certificate first reads the Secret from etcd and not from a cache of the API server. Then it
 //! watches the Secret. Otherwise it could start with a certificate that is no longer trusted.
@@ -40,8 +37,8 @@ pub use plan::{Settings, next};
 pub struct Generation(pub u32);
 
 labelled! {
-    /// The phase of a rotation. Each phase defines the bundle and the serving certificate while it lasts, and the condition
-    /// for its end.
+    /// The phase of a rotation. Each phase defines the bundle and the serving certificate while it lasts, and the
+    /// condition for its end.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Phase {
@@ -126,7 +123,7 @@ pub struct Record {
 impl Record {
     /// Whether the next CA signs serving certificates.
     #[must_use]
-    pub fn has_switched(&self) -> bool {
+    pub(crate) fn has_switched(&self) -> bool {
         self.phase >= Phase::Switched
     }
 
@@ -146,7 +143,7 @@ impl Record {
     /// Whether unknown certificates stay in the bundle: the record of their CA is lost, and replicas may still serve
     /// certificates of that CA.
     #[must_use]
-    pub fn keeps_unknown(&self) -> bool {
+    pub(crate) fn keeps_unknown(&self) -> bool {
         self.active.is_none() && self.phase != Phase::Contracted
     }
 }

@@ -87,13 +87,13 @@ impl Observed {
         let own = self.record.get().map(|record| record.epoch);
         let highest = own.unwrap_or_default();
         let is_forged = newest > highest.saturating_add(LEAP)
-            || self.record.get().is_some_and(|record| newest > record.epoch && self.is_in_order(record));
+            || self.record.get().is_some_and(|record| newest > record.epoch && self.matches(record));
         // Without a record, any epoch up to the limit is accepted.
         is_forged.then_some(own.unwrap_or(LEAP))
     }
 
     /// Whether only CAs of this record are trusted and sign, so that missing parts can be written.
-    fn is_in_order(&self, record: &Record) -> bool {
+    fn matches(&self, record: &Record) -> bool {
         let wanted: BTreeSet<_> = record.trusted().collect();
         let trusts = self
             .configuration
@@ -137,11 +137,11 @@ fn recover(seen: &Observed) -> Step {
         return Step::Wait { blocked: Blocked::Clock, until: None };
     }
     let is_first = seen.configuration.bundle().is_none() && matches!(seen.record, Stored::Missing);
-    Step::NewAuthority { generation: following(seen), trigger: (!is_first).then_some(Trigger::Lost) }
+    Step::NewAuthority { generation: next_generation(seen), trigger: (!is_first).then_some(Trigger::Lost) }
 }
 
 /// Returns a number that no CA has had.
-fn following(seen: &Observed) -> Generation {
+fn next_generation(seen: &Observed) -> Generation {
     Generation(seen.highest.map_or(1, |Generation(highest)| highest.saturating_add(1)))
 }
 
@@ -216,16 +216,16 @@ impl Plan<'_> {
                 if none { wait(Blocked::NoEndpoint) } else { self.write_bundle(Repair::Create) }
             })),
             Configuration::Disarmed => Some(self.leaf().unwrap_or(wait(Blocked::Disarmed))),
-            Configuration::Present(bundle) if self.is_of_others(bundle) => Some(self.lead_over()),
+            Configuration::Present(bundle) if self.has_only_unknown(bundle) => Some(self.stage_active()),
             Configuration::Present(bundle) => {
-                self.wrong(bundle).map(|repair| self.write_bundle(repair)).or_else(|| self.leaf())
+                self.bundle_deviation(bundle).map(|repair| self.write_bundle(repair)).or_else(|| self.leaf())
             }
         }
     }
 
     /// Whether other CAs are trusted and serve, and the active CA was never trusted. That happens if the record was
     /// lost while an outdated leader filled the configuration.
-    fn is_of_others(&self, bundle: &Bundle) -> bool {
+    fn has_only_unknown(&self, bundle: &Bundle) -> bool {
         let serve = self.seen.endpoints.untrusted
             || self.seen.serving.get().and_then(|serving| serving.leaf).is_some_and(|leaf| leaf.signer.is_none());
         let active = self.record.active.filter(|_| self.record.phase == Phase::Stable);
@@ -233,7 +233,7 @@ impl Plan<'_> {
     }
 
     /// Returns the step that makes the active CA the next one, and so keeps the unknown CAs trusted.
-    fn lead_over(&self) -> Step {
+    fn stage_active(&self) -> Step {
         let record = self.record.clone();
         let (active, next) = (None, record.active);
         let (phase, since, epoch, trigger) = (Phase::Staged, self.seen.now, record.epoch + 1, Some(Trigger::Lost));
@@ -241,7 +241,7 @@ impl Plan<'_> {
     }
 
     /// Returns why the bundle must be written, if it must.
-    fn wrong(&self, bundle: &Bundle) -> Option<Repair> {
+    fn bundle_deviation(&self, bundle: &Bundle) -> Option<Repair> {
         let wanted: BTreeSet<_> = self.record.trusted().collect();
         let keeps_unknown = self.record.keeps_unknown();
         if wanted.is_empty() {
@@ -309,14 +309,14 @@ impl Plan<'_> {
             Phase::Soaking | Phase::Contracted if endpoints.older => self.to(Phase::Verified),
             Phase::Soaking => self.soak(),
             Phase::Contracted if self.is_propagated() => self.to(Phase::Stable),
-            Phase::Contracted if self.is_refused() => self.to(Phase::Verified),
-            Phase::Expanded | Phase::Contracted => self.unproven(),
+            Phase::Contracted if self.is_rejected() => self.to(Phase::Verified),
+            Phase::Expanded | Phase::Contracted => self.wait_for_propagation(),
         }
     }
 
     fn begin(&self) -> Step {
         let Some(active) = self.record.active else {
-            return Step::NewAuthority { generation: following(self.seen), trigger: Some(Trigger::Lost) };
+            return Step::NewAuthority { generation: next_generation(self.seen), trigger: Some(Trigger::Lost) };
         };
         let due = after(active.created, self.settings.rotate_after);
         let trigger = match self.seen.asked {
@@ -333,7 +333,7 @@ impl Plan<'_> {
         if !self.seen.clock_agrees {
             return wait(Blocked::Clock);
         }
-        Step::NewAuthority { generation: following(self.seen), trigger: Some(trigger) }
+        Step::NewAuthority { generation: next_generation(self.seen), trigger: Some(trigger) }
     }
 
     /// Whether the next CA cannot sign, and no usable certificate of it exists.
@@ -354,7 +354,7 @@ impl Plan<'_> {
         if !self.seen.clock_agrees {
             wait(Blocked::Clock)
         } else if self.record.phase < Phase::Switched || (self.record.phase == Phase::Switched && is_old) {
-            Step::NewAuthority { generation: following(self.seen), trigger: Some(Trigger::Lost) }
+            Step::NewAuthority { generation: next_generation(self.seen), trigger: Some(Trigger::Lost) }
         } else {
             wait(Blocked::Unable)
         }
@@ -387,7 +387,7 @@ impl Plan<'_> {
     }
 
     /// Whether an API server does not trust the newest CA although it had enough time.
-    fn is_refused(&self) -> bool {
+    fn is_rejected(&self) -> bool {
         self.seen.propagation.behind > 0 && self.had_time()
     }
 
@@ -399,7 +399,7 @@ impl Plan<'_> {
         self.seen.configuration.bundle().map(|bundle| after(bundle.written, self.settings.propagation_timeout))
     }
 
-    fn unproven(&self) -> Step {
+    fn wait_for_propagation(&self) -> Step {
         let until = self.deadline().filter(|deadline| self.seen.now < *deadline);
         Step::Wait { blocked: Blocked::Propagation, until }
     }
@@ -519,7 +519,7 @@ mod tests {
     }
 
     /// The observed state with a record in this phase, without anything to correct.
-    fn in_order(phase: Phase) -> Observed {
+    fn undisturbed(phase: Phase) -> Observed {
         let mut seen = soaking(None);
         let next = (phase != Phase::Stable).then(|| authority(2));
         let record = Record { phase, active: Some(authority(1)), next, ..seen.record.get().unwrap().clone() };
@@ -533,7 +533,7 @@ mod tests {
         seen
     }
 
-    fn raise(seen: &mut Observed, bundle_to: u64, leaf_to: u64) {
+    fn raise_epochs(seen: &mut Observed, bundle_to: u64, leaf_to: u64) {
         if let (Configuration::Present(bundle), Stored::Is(serving)) = (&mut seen.configuration, &mut seen.serving) {
             (bundle.epoch, serving.epoch) = (bundle_to, leaf_to);
         }
@@ -543,13 +543,13 @@ mod tests {
     fn forged_epochs_are_overwritten() {
         for phase in Phase::ALL {
             for epoch in [EPOCH + 1, EPOCH + 1000, u64::MAX / 2, u64::MAX] {
-                let mut seen = in_order(phase);
+                let mut seen = undisturbed(phase);
                 assert_eq!(seen.forged(), None, "{phase}");
-                raise(&mut seen, epoch, EPOCH);
+                raise_epochs(&mut seen, epoch, EPOCH);
                 assert_eq!(seen.forged(), Some(EPOCH), "{phase} {epoch}");
                 let step = next(&Settings::default(), &seen);
                 assert!(matches!(step, Step::WriteBundle { epoch: EPOCH, .. }), "{phase} {epoch}: {step:?}");
-                raise(&mut seen, EPOCH, epoch);
+                raise_epochs(&mut seen, EPOCH, epoch);
                 let step = next(&Settings::default(), &seen);
                 assert!(matches!(step, Step::WriteLeaf { epoch: EPOCH, .. }), "{phase} {epoch}: {step:?}");
             }
@@ -562,8 +562,8 @@ mod tests {
             seen.forged().is_none() && matches!(next(&Settings::default(), seen), Step::NewAuthority { .. })
         };
         // The restored record does not know the next CA, which is already trusted or signs.
-        let mut seen = in_order(Phase::Stable);
-        raise(&mut seen, EPOCH + 3, EPOCH);
+        let mut seen = undisturbed(Phase::Stable);
+        raise_epochs(&mut seen, EPOCH + 3, EPOCH);
         let of = |seen: &Observed, change: fn(&mut Bundle, &mut Leaf)| {
             let mut seen = seen.clone();
             if let (Configuration::Present(bundle), Stored::Is(Serving { leaf: Some(leaf), .. })) =
@@ -575,19 +575,19 @@ mod tests {
         };
         assert!(is_recovered(&of(&seen, |bundle, _| bundle.unknown = true)));
         assert!(is_recovered(&of(&seen, |_, leaf| leaf.signer = None)));
-        let mut seen = in_order(Phase::Staged);
-        raise(&mut seen, EPOCH + 3, EPOCH);
+        let mut seen = undisturbed(Phase::Staged);
+        raise_epochs(&mut seen, EPOCH + 3, EPOCH);
         assert!(is_recovered(&of(&seen, |bundle, _| bundle.authorities = [Generation(2)].into())));
         assert!(is_recovered(&of(&seen, |_, leaf| leaf.signer = Some(Generation(2)))));
     }
 
     #[test]
     fn forged_epochs_do_not_exhaust_numbers() {
-        let mut seen = in_order(Phase::Stable);
-        raise(&mut seen, u64::MAX, u64::MAX);
+        let mut seen = undisturbed(Phase::Stable);
+        raise_epochs(&mut seen, u64::MAX, u64::MAX);
         seen.record = Stored::Missing;
         assert_eq!(Record::with(authority(3), Some(Trigger::Lost), &seen).epoch, 1);
-        raise(&mut seen, LEAP, EPOCH);
+        raise_epochs(&mut seen, LEAP, EPOCH);
         assert_eq!(Record::with(authority(3), Some(Trigger::Lost), &seen).epoch, LEAP + 1);
     }
 
@@ -595,18 +595,18 @@ mod tests {
     fn next_authority_is_replaceable_until_served() {
         let settings = Settings { overlap: Duration::from_hours(24), ..Settings::default() };
         for phase in [Phase::Staged, Phase::Expanded, Phase::Switched, Phase::Verified, Phase::Soaking] {
-            let mut seen = in_order(phase);
+            let mut seen = undisturbed(phase);
             let Stored::Is(record) = &mut seen.record else { unreachable!() };
             record.next = Some(Authority { has_key: false, ..authority(2) });
-            let fine = next(&settings, &seen);
+            let step = next(&settings, &seen);
             let replaced = Step::NewAuthority { generation: Generation(3), trigger: Some(Trigger::Lost) };
             if phase < Phase::Switched {
-                assert_eq!(fine, replaced, "{phase}");
+                assert_eq!(step, replaced, "{phase}");
                 continue;
             }
             // A serving certificate of the next CA already exists, so the rotation continues.
             assert!(
-                !matches!(fine, Step::NewAuthority { .. } | Step::Wait { blocked: Blocked::Unable, .. }),
+                !matches!(step, Step::NewAuthority { .. } | Step::Wait { blocked: Blocked::Unable, .. }),
                 "{phase}"
             );
             seen.serving = Stored::Missing;

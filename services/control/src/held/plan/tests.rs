@@ -1,6 +1,6 @@
 use super::*;
 
-const HELD: Place = Place::OptedIn(InjectionLevel::Held);
+const HELD: NamespaceState = NamespaceState::OptedIn(InjectionLevel::Held);
 
 fn key(name: &str) -> Key {
     Key { namespace: "shop".into(), name: name.into() }
@@ -34,40 +34,40 @@ fn recreated(plan: &Plan) -> Vec<&str> {
 }
 
 #[test]
-fn what_becomes_of_a_pod() {
+fn verdict_depends_on_injection_namespace_and_owner() {
     use Injection::{Answering, Silent, SwitchedOff};
     use InjectionLevel::{Enabled, Held, Required};
-    use Verdict::{LetGo, Recreate, Report, Wait};
-    let by_owner = |injection, place| {
-        let of = |owner| verdict(injection, place, owner);
-        for kind in OwnerKind::ALL.into_iter().filter(|kind| kind.makes_new_ones()) {
+    use Verdict::{Recreate, RemoveGate, Report, Wait};
+    let by_owner = |injection, namespace_state| {
+        let of = |owner| verdict(injection, namespace_state, owner);
+        for kind in OwnerKind::ALL.into_iter().filter(|kind| kind.recreates_pods()) {
             assert_eq!(of(kind), of(OwnerKind::ReplicaSet));
         }
         assert_eq!(of(OwnerKind::Other), of(OwnerKind::Nobody));
         (of(OwnerKind::ReplicaSet), of(OwnerKind::Nobody))
     };
-    let at = |level| Place::OptedIn(level);
-    for (injection, place, expected) in [
+    let at = |level| NamespaceState::OptedIn(level);
+    for (injection, namespace_state, expected) in [
         (Answering, at(Held), (Recreate, Report)),
         (Answering, at(Required), (Recreate, Report)),
-        (Answering, at(Enabled), (Recreate, LetGo)),
-        (Answering, Place::NotOptedIn, (LetGo, LetGo)),
-        (Answering, Place::Unknown, (Wait, Wait)),
+        (Answering, at(Enabled), (Recreate, RemoveGate)),
+        (Answering, NamespaceState::NotOptedIn, (RemoveGate, RemoveGate)),
+        (Answering, NamespaceState::Unknown, (Wait, Wait)),
         (Silent, at(Held), (Wait, Wait)),
         (Silent, at(Required), (Wait, Wait)),
-        (Silent, at(Enabled), (LetGo, LetGo)),
-        (Silent, Place::NotOptedIn, (LetGo, LetGo)),
-        (Silent, Place::Unknown, (Wait, Wait)),
-        (SwitchedOff, at(Held), (LetGo, LetGo)),
-        (SwitchedOff, at(Required), (LetGo, LetGo)),
-        (SwitchedOff, Place::Unknown, (Wait, Wait)),
+        (Silent, at(Enabled), (RemoveGate, RemoveGate)),
+        (Silent, NamespaceState::NotOptedIn, (RemoveGate, RemoveGate)),
+        (Silent, NamespaceState::Unknown, (Wait, Wait)),
+        (SwitchedOff, at(Held), (RemoveGate, RemoveGate)),
+        (SwitchedOff, at(Required), (RemoveGate, RemoveGate)),
+        (SwitchedOff, NamespaceState::Unknown, (Wait, Wait)),
     ] {
-        assert_eq!(by_owner(injection, place), expected, "{injection:?} {place:?}");
+        assert_eq!(by_owner(injection, namespace_state), expected, "{injection:?} {namespace_state:?}");
     }
 }
 
 #[test]
-fn pods_are_recreated_once_webhook_answers() {
+fn pods_are_recreated_once_webhook_responds() {
     let now = Instant::now();
     let mut planner = Planner::new(ReleaseSettings::default());
     let waiting = pods(now, &[("a", "web", 0), ("b", "web", 0), ("c", "db", 0)]);
@@ -129,7 +129,7 @@ fn owner_with_waiting_pods_backs_off() {
 }
 
 #[test]
-fn one_pod_goes_first_after_a_failure() {
+fn tests_one_pod_after_back_off() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut planner = Planner::new(ReleaseSettings::default());
@@ -147,7 +147,7 @@ fn one_pod_goes_first_after_a_failure() {
 }
 
 #[test]
-fn an_outage_is_no_owners_fault() {
+fn outage_causes_no_back_off() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut planner = Planner::new(ReleaseSettings::default());
@@ -159,7 +159,7 @@ fn an_outage_is_no_owners_fault() {
 }
 
 #[test]
-fn a_failing_owner_does_not_keep_others_back() {
+fn failing_owner_does_not_delay_others() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut planner = Planner::new(ReleaseSettings::default());
@@ -171,7 +171,7 @@ fn a_failing_owner_does_not_keep_others_back() {
 }
 
 #[test]
-fn what_nobody_makes_again_is_told_once() {
+fn pod_without_owner_is_reported_once() {
     let now = Instant::now();
     let mut planner = Planner::new(ReleaseSettings::default());
     let waiting = pods(now, &[("bare", "", 0)]);
@@ -191,6 +191,6 @@ fn unlabelled_namespace_releases_pods_without_webhook() {
     let now = Instant::now();
     let mut planner = Planner::new(ReleaseSettings::default());
     let waiting = pods(now, &[("bare", "", 0), ("web", "web", 0)]);
-    let plan = planner.plan(now, Injection::Silent, &waiting, |_| Place::NotOptedIn);
-    assert_eq!(plan.steps, [Step::LetGo(key("bare")), Step::LetGo(key("web"))]);
+    let plan = planner.plan(now, Injection::Silent, &waiting, |_| NamespaceState::NotOptedIn);
+    assert_eq!(plan.steps, [Step::RemoveGate(key("bare")), Step::RemoveGate(key("web"))]);
 }

@@ -119,9 +119,9 @@ fn publishes_created_changed_and_deleted_objects() {
 #[test]
 fn namespaced_and_cluster_profile_may_share_a_name() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
-    let mut tenants = profile("proxy", 1, sidecar("tenant:1"));
-    tenants.name.namespace = Some("shop".into());
-    feed(&mut index, [Update::Namespaced(Change::Applied(tenants))]);
+    let mut namespaced = profile("proxy", 1, sidecar("tenant:1"));
+    namespaced.name.namespace = Some("shop".into());
+    feed(&mut index, [Update::Namespaced(Change::Applied(namespaced))]);
     let mut names = names(&index.publish().unwrap());
     names.sort();
     assert_eq!(names, ["proxy", "shop/proxy"]);
@@ -226,9 +226,9 @@ fn unchanged_list_publishes_nothing() {
 fn recreated_profile_has_no_last_valid_version() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
     index.publish();
-    let mut anew = profile("proxy", 1, json!({"unknown": 1}));
-    anew.uid = "another".into();
-    feed(&mut index, list([anew]).into_iter().map(Update::Cluster));
+    let mut recreated = profile("proxy", 1, json!({"unknown": 1}));
+    recreated.uid = "another".into();
+    feed(&mut index, list([recreated]).into_iter().map(Update::Cluster));
     assert!(names(&index.publish().unwrap()).is_empty());
 }
 
@@ -251,8 +251,8 @@ fn seed_is_last_valid_text_of_broken_profile() {
     }
     let broken = json!({"tmplate": {}});
     let now = ["parent", "child", "proxy"].map(|name| profile(name, 2, broken.clone()));
-    let told = feed(&mut index, list(now).into_iter().map(Update::Cluster));
-    assert_eq!(told.len(), 3, "{told:?}");
+    let reported = feed(&mut index, list(now).into_iter().map(Update::Cluster));
+    assert_eq!(reported.len(), 3, "{reported:?}");
     feed(&mut index, list([]).into_iter().map(Update::Namespaced));
     feed(&mut index, list([enabled("shop")]).into_iter().map(Update::Namespace));
     assert_eq!(revisions(&index.publish().unwrap()), accepted);
@@ -261,7 +261,7 @@ fn seed_is_last_valid_text_of_broken_profile() {
         let state = index.state(&name).unwrap();
         assert!(state.broken && !state.due);
         assert_eq!(state.good.map(|good| good.revision()), Some(revision.as_str()));
-        let (whole, _) = index.whole(&name).unwrap();
+        let (whole, _) = index.accepted_text(&name).unwrap();
         assert_eq!(whole.revision().as_deref(), Some(revision.as_str()), "the accepted text is kept");
     }
     // A list that is interrupted after its first page starts again. The accepted texts are still known.

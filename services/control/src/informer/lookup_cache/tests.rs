@@ -8,8 +8,8 @@ use prometheus_client::registry::Registry;
 use super::*;
 
 const BOUNDS: Bounds = Bounds {
-    ask_limit: Duration::from_millis(240),
-    at_once: 4,
+    request_timeout: Duration::from_millis(240),
+    concurrent: 4,
     a_second: None,
     a_second_per_client: 3,
     capacity: 1024 * 1024,
@@ -49,18 +49,18 @@ enum State {
 }
 
 struct World {
-    things: Remembered<Box<str>, usize, Thing>,
+    things: LookupCache<Box<str>, usize, Thing>,
     state: Arc<Mutex<State>>,
     /// Number of requests so far. The value of an existing object is the number of its request.
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
     registry: Registry,
 }
 
 impl World {
     fn new() -> Self {
         let state = Arc::new(Mutex::new(State::Well));
-        let asked = Arc::new(AtomicUsize::new(0));
-        let (how, count) = (Arc::clone(&state), Arc::clone(&asked));
+        let requests = Arc::new(AtomicUsize::new(0));
+        let (how, count) = (Arc::clone(&state), Arc::clone(&requests));
         let fetch = move |name: Box<str>| {
             let number = count.fetch_add(1, Ordering::SeqCst) + 1;
             let state = *how.lock().unwrap();
@@ -81,22 +81,22 @@ impl World {
         };
         let mut registry = Registry::default();
         let metrics = LookupMetrics::register(&mut registry);
-        let things = Remembered::new(fetch, |_, _| 100, BOUNDS, metrics);
-        Self { things, state, asked, registry }
+        let things = LookupCache::new(fetch, |_, _| 100, BOUNDS, metrics);
+        Self { things, state, requests, registry }
     }
 
     fn becomes(&self, state: State) {
         *self.state.lock().unwrap() = state;
     }
 
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
     }
 
     /// Returns the result as a string, and how long it took.
     async fn get(&self, name: &str) -> (String, Duration) {
         let began = Instant::now();
-        let answer = self.things.get(Thing, name.into(), Asker::own(began + Duration::from_millis(250))).await;
+        let answer = self.things.get(Thing, name.into(), Caller::own(began + Duration::from_millis(250))).await;
         let text = match answer {
             Answer::Found(number) => format!("found {number}"),
             Answer::Missing => "missing".to_owned(),
@@ -111,8 +111,7 @@ impl World {
     }
 
     fn counted(&self, result: LookupResult) -> usize {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let text = crate::labels::exposition(&self.registry);
         let series = format!("pillion_things_total{{result=\"{}\"}} ", result.as_str());
         text.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
     }
@@ -136,14 +135,14 @@ async fn entry_in_use_is_refreshed_in_background() {
     pass(19).await;
     assert_eq!(world.text("a").await, "found 1");
     settle().await;
-    assert_eq!(world.asked(), 1, "a fresh entry is not refreshed");
+    assert_eq!(world.requests(), 1, "a fresh entry is not refreshed");
     pass(1).await;
     for _ in 0..10 {
         assert_eq!(world.text("a").await, "found 1");
     }
     settle().await;
     assert_eq!(
-        (world.asked(), world.counted(LookupResult::Refreshed)),
+        (world.requests(), world.counted(LookupResult::Refreshed)),
         (2, 1),
         "an entry in its last third is refreshed once"
     );
@@ -193,7 +192,7 @@ async fn api_outage_changes_no_cached_result() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stale_entry_expires_sooner_after_a_refusal() {
+async fn stale_entry_expires_sooner_after_refusal() {
     let world = World::new();
     world.get("a").await;
     world.get("b").await;
@@ -221,17 +220,17 @@ async fn failure_of_one_lookup_leaves_others_fresh() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_who_want_what_is_old_ask_once() {
+async fn callers_of_expired_entry_share_one_request() {
     let world = World::new();
     world.get("a").await;
     pass(40).await;
     let answers = futures::future::join_all((0..50).map(|_| world.text("a"))).await;
     assert!(answers.iter().all(|answer| answer == "found 2"), "{answers:?}");
-    assert_eq!(world.asked(), 2);
+    assert_eq!(world.requests(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn tenant_with_many_questions_leaves_turns_to_others() {
+async fn busy_tenant_leaves_permits_to_others() {
     let order = Arc::<Mutex<Vec<Box<str>>>>::default();
     let told = Arc::clone(&order);
     let fetch = move |name: Box<str>| {
@@ -243,11 +242,11 @@ async fn tenant_with_many_questions_leaves_turns_to_others() {
         .boxed()
     };
     let metrics = LookupMetrics::register(&mut Registry::default());
-    let things = Remembered::new(fetch, |_, _| 100, Bounds { at_once: 8, ..BOUNDS }, metrics);
+    let things = LookupCache::new(fetch, |_, _| 100, Bounds { concurrent: 8, ..BOUNDS }, metrics);
     let get = async |name: String, tenant: &str| {
-        let own = Asker::own(Instant::now() + Duration::from_millis(240));
-        let asker = Asker { tenant: Some(tenant), ..own };
-        things.get(Thing, name.into(), asker).await
+        let own = Caller::own(Instant::now() + Duration::from_millis(240));
+        let caller = Caller { tenant: Some(tenant), ..own };
+        things.get(Thing, name.into(), caller).await
     };
     let noisy = futures::future::join_all((0..40).map(|number| get(format!("noisy-{number}"), "noisy")));
     let quiet = get("quiet".to_owned(), "quiet");
@@ -255,5 +254,5 @@ async fn tenant_with_many_questions_leaves_turns_to_others() {
     assert!(matches!(quiet, Answer::Found(_)));
     let at = order.lock().unwrap().iter().position(|name| &**name == "quiet").unwrap();
     assert!(at <= 2, "{at} requests came before");
-    assert!(things.asking.tenants.turns.lock().unwrap().values().all(|turns| turns.strong_count() == 0));
+    assert!(things.fetcher.tenants.permits.lock().unwrap().values().all(|permits| permits.strong_count() == 0));
 }

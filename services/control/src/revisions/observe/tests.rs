@@ -36,7 +36,7 @@ fn revisions_belong_to_name_namespace_and_uid() {
         store.update_revisions(Change::Applied(object(namespace, name, owner)), namespace.is_none());
     }
     let revisions = |store: &RevisionStore, name: &ProfileName, uid: &str| -> Vec<String> {
-        store.existing(name, uid).made.keys().map(ToString::to_string).collect()
+        store.existing(name, uid).created.keys().map(ToString::to_string).collect()
     };
     let name = ProfileName::cluster("proxy");
     assert_eq!(revisions(&store, &name, "1"), ["aa11"]);
@@ -49,7 +49,7 @@ fn revisions_belong_to_name_namespace_and_uid() {
     store.update_revisions(Change::ListComplete, true);
     assert_eq!(revisions(&store, &name, "1"), ["ee55"]);
     assert_eq!(revisions(&store, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
-    store.unmade(&name, "ee55");
+    store.remove_revision(&name, "ee55");
     assert!(revisions(&store, &name, "1").is_empty());
 }
 
@@ -70,7 +70,7 @@ fn label_marks_revision_bounded_by_parent() {
     store.update_revisions(Change::Applied(object(None, "proxy-bb22", "1")), true);
     store.update_revisions(Change::Applied(bounded), true);
     let existing = store.existing(&ProfileName::cluster("proxy"), "1");
-    assert_eq!(existing.made.len(), 2);
+    assert_eq!(existing.created.len(), 2);
     assert_eq!(existing.bounded_by_parent, ["aa11".into()].into());
 }
 
@@ -110,7 +110,7 @@ fn text_that_panics_is_rejected_with_reason() {
     }
     // A panic in the search for conflicts does not end the task either.
     let fault = faults::at("the conflicts of profiles");
-    store.tidy();
+    store.remove_stale();
     drop(fault);
 
     store.update(Update::Cluster(Change::Applied(seen("1", 3, "b"))));
@@ -140,10 +140,10 @@ fn missing_revision_of_other_build_gets_own_hash() {
     };
     assert_eq!(accepted(&store).as_deref(), Some(hash), "an existing revision keeps its name");
     let profile = store.index().stored_profile(&name).unwrap().clone();
-    let (_, made) = decide(&mut store, &profile, 10).expect("a plan for the missing revision");
-    let made = made.expect("a revision to create");
-    assert_ne!(made.revision, hash);
-    assert!(ProfileSource::Revision(&made).flatten(&name).is_ok(), "replicas would reject it: {made:?}");
+    let (_, created) = decide(&mut store, &profile, 10).expect("a plan for the missing revision");
+    let created = created.expect("a revision to create");
+    assert_ne!(created.revision, hash);
+    assert!(ProfileSource::Revision(&created).flatten(&name).is_ok(), "replicas would reject it: {created:?}");
 }
 
 #[test]
@@ -158,13 +158,13 @@ fn written_status_does_not_replace_a_later_one() {
     assert_eq!(version(&store).as_deref(), Some("2"), "an outdated status is ignored");
 
     // The same holds for a revision that is deleted before its creation is reported.
-    let made = ObjectMeta { name: Some("proxy-aa11".to_owned()), ..ObjectMeta::default() };
-    let exists = |store: &RevisionStore| !store.existing(&name, "").made.is_empty();
-    store.begin_writes();
-    store.update_revisions(Change::Deleted(RevisionObject::new(made.clone())), true);
-    store.made(made.clone());
+    let created = ObjectMeta { name: Some("proxy-aa11".to_owned()), ..ObjectMeta::default() };
+    let exists = |store: &RevisionStore| !store.existing(&name, "").created.is_empty();
+    store.start_writes();
+    store.update_revisions(Change::Deleted(RevisionObject::new(created.clone())), true);
+    store.add_created(created.clone());
     assert!(!exists(&store));
-    store.begin_writes();
-    store.made(made);
+    store.start_writes();
+    store.add_created(created);
     assert!(exists(&store));
 }

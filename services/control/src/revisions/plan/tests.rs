@@ -20,14 +20,14 @@ struct Case {
 impl Case {
     /// A profile whose accepted text is this revision. `existing` has the existing revisions, oldest first.
     fn new(accepted: Option<&str>, existing: &[&str]) -> Self {
-        let made = |number: usize| Timestamp::from_second(i64::try_from(number).unwrap()).unwrap();
+        let created = |number: usize| Timestamp::from_second(i64::try_from(number).unwrap()).unwrap();
         Self {
             accepted: accepted.map(|revision| Accepted { revision: revision.into(), rollout: None }),
             diagnostics: None,
             bounds: None,
             status: ProfileStatus::default(),
             rollback: None,
-            existing: existing.iter().enumerate().map(|(n, revision)| (Box::from(*revision), made(n))).collect(),
+            existing: existing.iter().enumerate().map(|(n, revision)| (Box::from(*revision), created(n))).collect(),
             parents: BTreeSet::new(),
             conflict: None,
             verdict: None,
@@ -98,9 +98,9 @@ fn some(newest: &str, promoted: Option<&str>, percent: u8) -> (Option<String>, O
 }
 
 #[test]
-fn a_revision_is_there_before_anything_names_it() {
+fn revision_is_created_before_status_names_it() {
     let plan = Case::new(Some("b"), &["a"]).published("a", Some("a")).plan();
-    assert_eq!(plan, Plan { create: true, dry_run: false, status: None, news: Vec::new(), delete: Vec::new() });
+    assert_eq!(plan, Plan { create: true, dry_run: false, status: None, events: Vec::new(), delete: Vec::new() });
     assert_eq!(Case::new(Some("b"), &["a", "b"]).published("a", Some("a")).result(), all("b"));
 }
 
@@ -111,7 +111,10 @@ fn desired_status_is_not_written_again() {
     assert_eq!((status.observed_generation, status.namespaces_matched), (Some(7), Some(3)));
     assert_eq!(status.revisions, ["a"]);
     let case = Case::new(Some("a"), &["a"]).after(&first);
-    assert_eq!(case.plan(), Plan { create: false, dry_run: true, status: None, news: Vec::new(), delete: Vec::new() });
+    assert_eq!(
+        case.plan(),
+        Plan { create: false, dry_run: true, status: None, events: Vec::new(), delete: Vec::new() }
+    );
     // Another writer's condition does not change the plan.
     let mut case = case;
     let mut foreign = case.status.conditions[0].clone();
@@ -130,7 +133,7 @@ fn conflict_changes_only_its_condition() {
     let condition = status.conditions.iter().find(|condition| condition.type_ == CONFLICTED).unwrap();
     assert_eq!((&*condition.status, &*condition.reason), ("True", "AmbiguousRequest"));
     assert!(condition.message.contains("example.com/inject means this one or other"), "{}", condition.message);
-    assert_eq!((plan.news.len(), status.revision.as_deref(), &*status.conditions[1].status), (0, Some("a"), "True"));
+    assert_eq!((plan.events.len(), status.revision.as_deref(), &*status.conditions[1].status), (0, Some("a"), "True"));
     let mut case = case.after(&plan);
     assert_eq!(case.plan().status, None, "the conflict is written once");
     case.conflict = None;
@@ -138,7 +141,7 @@ fn conflict_changes_only_its_condition() {
 }
 
 #[test]
-fn a_broken_generation_changes_nothing_that_is_published() {
+fn broken_generation_changes_no_publication() {
     // The plan is the same if only the status names the accepted revision.
     for accepted in [Some("a"), None] {
         let case = Case::new(accepted, &["a"]).published("a", Some("a")).broken();
@@ -156,10 +159,10 @@ fn a_broken_generation_changes_nothing_that_is_published() {
         );
         assert_eq!(status.conditions[0].message, "spec.x: is wrong");
         assert!(
-            matches!(plan.news.as_slice(), [News::Rejected(text)] if text.contains("spec.x") && text.contains("revision a"))
+            matches!(plan.events.as_slice(), [ProfileEvent::Rejected(text)] if text.contains("spec.x") && text.contains("revision a"))
         );
         // Each generation is reported once, even if the leader changes.
-        assert_eq!(case.after(&plan).plan().news, []);
+        assert_eq!(case.after(&plan).plan().events, []);
     }
     let never = Case::new(None, &[]).broken().plan().status.unwrap();
     assert_eq!((never.revision, &*never.conditions[1].status), (None, "False"));
@@ -175,7 +178,7 @@ fn broken_text_keeps_active_rollout() {
 }
 
 #[test]
-fn what_the_platform_takes_back_is_withdrawn() {
+fn withdrawn_permission_ends_publication() {
     let mut case = Case::new(None, &["a"]).published("a", Some("a")).broken();
     case.bounds = Some(RevisionBounds::Parent);
     assert_eq!(case.result(), (None, None, None));
@@ -253,7 +256,7 @@ fn rollout_keeps_promoted_revision_until_complete() {
 }
 
 #[test]
-fn a_rollback_holds_until_another_text_is_accepted() {
+fn rollback_ends_when_new_text_is_accepted() {
     let case = |accepted, to, from| {
         let mut case = Case::new(Some(accepted), &["aa11", "bb22", "cc33"]).published("bb22", Some("bb22")).rollout(10);
         case.rollback = Some((to, from));
@@ -264,7 +267,7 @@ fn a_rollback_holds_until_another_text_is_accepted() {
     let plan = rolled.plan();
     let status = plan.status.as_ref().unwrap();
     assert_eq!((status.accepted_revision.as_deref(), &*status.conditions[1].reason), (Some("bb22"), "RolledBack"));
-    assert!(matches!(plan.news.as_slice(), [News::RolledBack(text)] if text.contains("aa11")));
+    assert!(matches!(plan.events.as_slice(), [ProfileEvent::RolledBack(text)] if text.contains("aa11")));
 
     assert_eq!(
         case("cc33", "aa11", Some("bb22")).result(),
@@ -299,7 +302,7 @@ fn keeps_latest_and_used_revisions() {
 #[test]
 fn unlisted_revision_of_same_second_is_latest() {
     let mut case = Case::new(Some("a"), &["a", "b", "c"]);
-    case.existing.values_mut().for_each(|made| *made = Timestamp::UNIX_EPOCH);
+    case.existing.values_mut().for_each(|created| *created = Timestamp::UNIX_EPOCH);
     case.status.revisions = vec!["c".to_owned(), "b".to_owned()];
     assert_eq!(case.plan().status.unwrap().revisions, ["a", "c", "b"]);
 }
@@ -319,9 +322,9 @@ fn summary_of_errors_is_bounded() {
 }
 
 /// The condition for the dry run: status, reason, and whether the message contains these words.
-fn condition_of_dry_run(status: &ProfileStatus, words: &str) -> (String, String, bool) {
+fn condition_of_dry_run(status: &ProfileStatus, message: &str) -> (String, String, bool) {
     let found = status.conditions.iter().find(|condition| condition.type_ == VALID).expect("the condition");
-    (found.status.clone(), found.reason.clone(), found.message.contains(words))
+    (found.status.clone(), found.reason.clone(), found.message.contains(message))
 }
 
 #[test]
@@ -338,12 +341,14 @@ fn dry_run_result_is_reported_once() {
     let status = rejected.status.as_ref().unwrap();
     assert_eq!(condition_of_dry_run(status, "revision a: spec.containers[1].name"), of("False", "DryRun"));
     assert_eq!(status.revision.as_deref(), Some("a"), "a rejected revision is published too");
-    assert!(matches!(rejected.news.as_slice(), [News::Invalid(text)] if text.contains("spec.containers[1].name")));
+    assert!(
+        matches!(rejected.events.as_slice(), [ProfileEvent::Invalid(text)] if text.contains("spec.containers[1].name"))
+    );
 
     // The next leader reads the result in the status.
     let mut case = case.after(&rejected);
     case.verdict = None;
-    let idle = Plan { create: false, dry_run: false, status: None, news: Vec::new(), delete: Vec::new() };
+    let idle = Plan { create: false, dry_run: false, status: None, events: Vec::new(), delete: Vec::new() };
     assert_eq!(case.plan(), idle);
 
     // The result does not apply to another revision.
@@ -355,17 +360,17 @@ fn dry_run_result_is_reported_once() {
     case = case.after(&next);
     case.verdict = Some(Verdict::NotApplicable("a condition".to_owned()));
     let unknown = case.plan();
-    assert!(!unknown.dry_run && unknown.news.is_empty());
+    assert!(!unknown.dry_run && unknown.events.is_empty());
     assert_eq!(condition_of_dry_run(unknown.status.as_ref().unwrap(), "a condition"), of("Unknown", "NotApplicable"));
 }
 
 #[test]
-fn dry_run_without_answer_is_tried_again() {
+fn dry_run_without_response_is_retried() {
     let first = Case::new(Some("a"), &["a"]).plan();
     let mut case = Case::new(Some("a"), &["a"]).after(&first);
     case.verdict = Some(Verdict::NotAsked("forbidden".to_owned()));
     let plan = case.plan();
-    assert!(plan.dry_run && plan.news.is_empty());
+    assert!(plan.dry_run && plan.events.is_empty());
     let mut case = case.after(&plan);
     assert!(case.plan().dry_run && case.plan().status.is_none(), "the status is written once");
     case.verdict = None;

@@ -185,7 +185,7 @@ fn authority_signs_only_names_of_its_release() {
     for foreign in ["kubernetes.default.svc", "other.pillion-system.svc", "svc"] {
         let names = [foreign.to_owned()];
         match issuing(now(), |issuing| issuing.leaf(&signer, &names)) {
-            Err(IssueError::Untrusted(unfit)) => assert_eq!(unfit.reason, Reason::Untrusted, "{unfit}"),
+            Err(IssueError::Untrusted(invalid)) => assert_eq!(invalid.reason, Reason::Untrusted, "{invalid}"),
             other => panic!("{foreign}: {other:?}"),
         }
     }
@@ -379,8 +379,8 @@ fn reason(
     trusted: Option<&[CertificateDer<'static>]>,
 ) -> Option<Reason> {
     let judged = judge(certificate.as_bytes(), key.as_bytes(), Expected { names, now, trusted });
-    if let Err(unfit) = &judged {
-        let text = unfit.to_string();
+    if let Err(invalid) = &judged {
+        let text = invalid.to_string();
         assert!(!text.is_empty() && !text.contains("PRIVATE KEY-"), "{text}");
     }
     judged.err().map(|InvalidPair { reason, .. }| reason)
