@@ -11,7 +11,7 @@ use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_json::{OwnedTape, Value};
 
 use super::facts::ClusterFacts;
-use super::kept::{PodChange, PodEntry, Pool, ProfileVerdict, RecordedProfiles, Seen, read};
+use super::pod::{AuditedPod, PodChange, PodEntry, Pool, ProfileVerdict, RecordedProfiles, read};
 use super::report::{Report, Reporter};
 use crate::guard::guarded;
 use crate::informer::objects::Change;
@@ -183,9 +183,9 @@ impl Auditor {
     pub fn update(&mut self, change: PodChange) {
         match change {
             Change::Restarted => self.epoch = self.epoch.wrapping_add(1),
-            Change::Listed(seen) | Change::Applied(seen) => {
-                self.record_newer(&seen.namespace, &seen.name);
-                self.take(seen);
+            Change::Listed(audited) | Change::Applied(audited) => {
+                self.record_newer(&audited.namespace, &audited.name);
+                self.take(audited);
             }
             Change::ListComplete => {
                 let epoch = self.epoch;
@@ -220,12 +220,12 @@ impl Auditor {
         }
     }
 
-    fn take(&mut self, seen: Seen) {
-        if seen.is_exempt {
-            return self.remove(&seen.namespace, &seen.name);
+    fn take(&mut self, audited: AuditedPod) {
+        if audited.is_exempt {
+            return self.remove(&audited.namespace, &audited.name);
         }
-        let Some(state) = self.namespaces.get_mut(&seen.namespace) else { return };
-        let Seen { namespace, name, uid, created, owner, metadata, has, .. } = seen;
+        let Some(state) = self.namespaces.get_mut(&audited.namespace) else { return };
+        let AuditedPod { namespace, name, uid, created, owner, metadata, has, .. } = audited;
         let known = state.pods.get_mut(&name).filter(|known| known.uid == uid);
         let is_same = |known: &PodEntry| *known.metadata == metadata;
         let verdict = match known {
@@ -237,7 +237,7 @@ impl Auditor {
             _ => Arc::default(),
         };
         let pools = &mut self.pools;
-        let mut kept = PodEntry {
+        let mut entry = PodEntry {
             uid,
             created,
             epoch: self.epoch,
@@ -246,11 +246,11 @@ impl Auditor {
             has: pools.records.share(has),
             verdict,
         };
-        kept.verdict = judge(&self.snapshot, (&namespace, &state.namespace), &kept, false, pools);
-        if is_open(&kept.verdict) {
+        entry.verdict = judge(&self.snapshot, (&namespace, &state.namespace), &entry, false, pools);
+        if is_open(&entry.verdict) {
             add_due(&mut self.due, &namespace, &name);
         }
-        state.pods.insert(name, kept);
+        state.pods.insert(name, entry);
     }
 
     /// Judges about `most` pods again. Returns whether more pods must be judged.
@@ -388,28 +388,28 @@ impl Auditor {
 
     /// Judges a whole pod. That decides the profiles for which its metadata is not sufficient.
     pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
-        let Ok(Some(seen)) = guarded(&"a pod of the audit", || read(pod)) else { return };
-        if self.listings.get(&seen.namespace).is_some_and(|listing| listing.gone.contains(&seen.name)) {
+        let Ok(Some(audited)) = guarded(&"a pod of the audit", || read(pod)) else { return };
+        if self.listings.get(&audited.namespace).is_some_and(|listing| listing.gone.contains(&audited.name)) {
             return;
         }
-        if self.in_flight.get(&seen.namespace).is_some_and(|newer| newer.contains(&seen.name)) {
+        if self.in_flight.get(&audited.namespace).is_some_and(|newer| newer.contains(&audited.name)) {
             // The watch has delivered a newer state: read the pod again, if its result is still open.
-            let state = self.namespaces.get(&seen.namespace);
-            if state.and_then(|state| state.pods.get(&seen.name)).is_some_and(|pod| is_open(&pod.verdict)) {
-                add_due(&mut self.due, &seen.namespace, &seen.name);
+            let state = self.namespaces.get(&audited.namespace);
+            if state.and_then(|state| state.pods.get(&audited.name)).is_some_and(|pod| is_open(&pod.verdict)) {
+                add_due(&mut self.due, &audited.namespace, &audited.name);
             }
             return;
         }
-        let (namespace, name) = (seen.namespace.clone(), seen.name.clone());
-        self.take(seen);
+        let (namespace, name) = (audited.namespace.clone(), audited.name.clone());
+        self.take(audited);
         let Some(state) = self.namespaces.get_mut(&namespace) else { return };
-        let Some(kept) = state.pods.get_mut(&name).filter(|kept| is_open(&kept.verdict)) else { return };
+        let Some(entry) = state.pods.get_mut(&name).filter(|entry| is_open(&entry.verdict)) else { return };
         let found = guarded(&format_args!("pod {namespace}/{name}"), || {
             let record = audit::read(pod);
             let original = record.original_object.as_ref().map_or(pod, OwnedTape::root);
             audit::of_object(&self.snapshot, &namespace, &state.namespace, original, looked_up)
         });
-        let answered = kept.verdict.iter().cloned().map(|judged| {
+        let answered = entry.verdict.iter().cloned().map(|judged| {
             if judged.standing != Standing::Open {
                 return judged;
             }
@@ -427,9 +427,9 @@ impl Auditor {
             };
             ProfileVerdict { standing, from_whole: true, ..judged }
         });
-        kept.verdict = self.pools.verdicts.share(answered.collect());
+        entry.verdict = self.pools.verdicts.share(answered.collect());
         // The results may affect other profiles of the same exclusive group.
-        kept.verdict = judge(&self.snapshot, (&namespace, &state.namespace), kept, false, &mut self.pools);
+        entry.verdict = judge(&self.snapshot, (&namespace, &state.namespace), entry, false, &mut self.pools);
         if let Some(Due::Some(names)) = self.due.get_mut(&namespace) {
             names.remove(&name);
             if names.is_empty() {

@@ -3,7 +3,7 @@
 //! The audit compares the injection record of a pod with the profiles that *select* it, and renders nothing:
 //!
 //! - **Pods are watched as metadata.** The audit keeps each pod's original labels and annotations, once for all pods
-//!   with equal ones, and the profiles in its record (`kept`). It ignores ended pods, and pods of other namespaces.
+//!   with equal ones, and the profiles in its record (`pod`). It ignores ended pods, and pods of other namespaces.
 //! - **Metadata is sufficient** to decide which profiles are requested, dropped, and select the pod
 //!   ([`pillion_engine::audit`]).
 //! - **A profile with conditions**, or with parameters that can reject, needs the whole pod. Only the verdict is kept.
@@ -19,10 +19,10 @@
 mod auditor;
 mod cause;
 pub mod condition;
-mod kept;
+mod pod;
 mod metrics;
 mod once;
-mod questions;
+mod requests;
 mod report;
 mod facts;
 mod task;
@@ -30,11 +30,11 @@ mod task;
 pub use auditor::{Auditor, PodFetch};
 pub use cause::{Cause, Circumstances, Silence, State, cause};
 pub use facts::{ClusterFacts, NamespaceAge, ProfileAge, Spans};
-pub use kept::{PodChange, PodKey, Seen, kind_with_group, read};
 pub use metrics::AuditMetrics;
 pub use once::{OnceError, Served, once, served};
-pub use questions::NOT_ENDED;
+pub use pod::{AuditedPod, PodChange, PodKey, kind_with_group, read};
 pub use report::{Finding, ProfileAudit, Report, Standings};
+pub use requests::NOT_ENDED;
 pub use task::{AuditSettings, Audited, Parts, Reads, run};
 
 #[cfg(test)]

@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::auditor::{Auditor, PodFetch};
 use super::facts::ClusterFacts;
-use super::questions::{AgeRequests, WebhookState, fetch, read_webhook_state, request_ages};
 use super::report::Report;
-use super::task::{AuditSettings, JUDGED_AT_ONCE, Reads, judge_whole, now};
+use super::requests::{AgeRequests, WebhookState, fetch, read_webhook_state, request_ages};
+use super::task::{AuditSettings, JUDGE_BATCH, Reads, judge_whole, now};
 use crate::informer::watch::Publisher;
 use crate::release::Release;
 
@@ -87,7 +87,7 @@ pub async fn once(
         }
     }
     auditor.set_listed();
-    while auditor.judge(JUDGED_AT_ONCE) {}
+    while auditor.judge(JUDGE_BATCH) {}
     let mut facts = ClusterFacts::default();
     if let Some(WebhookState { registered, has_endpoint, is_off, .. }) = webhook_state {
         let now = now();

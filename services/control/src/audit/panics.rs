@@ -9,7 +9,7 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 
-use super::kept::RecordedProfiles;
+use super::pod::RecordedProfiles;
 use super::*;
 use crate::guard::faults;
 use crate::informer::objects::Change;
@@ -28,7 +28,7 @@ fn listed(profile: &Value, pods: &[&str]) -> Auditor {
     let mut auditor = Auditor::new(Arc::new(snapshot), START);
     auditor.update(Change::Restarted);
     for pod in pods {
-        auditor.update(Change::Listed(seen(pod)));
+        auditor.update(Change::Listed(audited(pod)));
     }
     auditor.update(Change::ListComplete);
     auditor
@@ -43,7 +43,7 @@ fn whole(name: &str) -> OwnedTape {
     OwnedTape::parse(pod.to_string()).unwrap()
 }
 
-fn seen(name: &str) -> Seen {
+fn audited(name: &str) -> AuditedPod {
     read(whole(name).root()).unwrap()
 }
 
@@ -79,7 +79,7 @@ fn panic_over_metadata_affects_one_pod() {
 
     // The older revision in the pod's record is not reported as orphaned.
     let has = RecordedProfiles { is_recorded: true, profiles: vec![("proxy".into(), "old".into())] };
-    auditor.update(Change::Applied(Seen { has, ..seen("bad") }));
+    auditor.update(Change::Applied(AuditedPod { has, ..audited("bad") }));
     drop(fault);
     let found = standings(&auditor);
     assert_eq!((found.undecided, found.surplus), (1, 0), "{found:?}");

@@ -9,7 +9,7 @@ use pillion_engine::snapshot::{Namespace, Snapshot};
 
 use super::cause::{Cause, Circumstances, State, cause};
 use super::facts::ClusterFacts;
-use super::kept::{PodEntry, ProfileVerdict, RecordedProfiles};
+use super::pod::{PodEntry, ProfileVerdict, RecordedProfiles};
 
 /// Maximum number of namespaces, and of profiles, whose ages a report requests.
 const MAX_AGES: usize = 64;

@@ -21,8 +21,8 @@ use tracing::{debug, info, warn};
 use super::auditor::{Auditor, PodFetch};
 use super::facts::ClusterFacts;
 use super::metrics::AuditMetrics;
-use super::questions::{AgeRequests, Page, WebhookState, fetch, read_webhook_state, request_ages, watch_pods};
 use super::report::{ProfileAudit, Report};
+use super::requests::{AgeRequests, Page, WebhookState, fetch, read_webhook_state, request_ages, watch_pods};
 use crate::client::chain;
 use crate::informer::index::Status;
 use crate::informer::lookups::Lookups;
@@ -30,11 +30,11 @@ use crate::leader::LeaderContext;
 use crate::release::Release;
 
 /// Maximum number of pod changes handled at once.
-const BATCH: usize = 256;
+const CHANGE_BATCH: usize = 256;
 /// Number of pods that are judged without interruption. Other work of the task continues in between.
-pub(super) const JUDGED_AT_ONCE: usize = 2_000;
+pub(super) const JUDGE_BATCH: usize = 2_000;
 /// Maximum number of ages of each kind that are requested for one report.
-const AGES_AT_ONCE: usize = 16;
+const MAX_AGE_REQUESTS: usize = 16;
 
 /// Maximum pause between two retries of failed lookups.
 const MAX_RETRY_PAUSE: Duration = Duration::from_mins(1);
@@ -166,7 +166,7 @@ pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) 
 
 impl Task {
     async fn follow(mut self, published: &ArcSwap<Snapshot>, audited: &watch::Sender<Audited>) {
-        let mut pods = watch_pods(&self.client).boxed().ready_chunks(BATCH);
+        let mut pods = watch_pods(&self.client).boxed().ready_chunks(CHANGE_BATCH);
         let mut reports = tokio::time::interval(self.settings.report_every);
         let mut state_reads = tokio::time::interval(self.settings.look_every);
         for ticks in [&mut reports, &mut state_reads] {
@@ -217,7 +217,7 @@ impl Task {
                     }
                 }
                 () = tokio::task::yield_now(), if more_to_judge => {
-                    more_to_judge = self.auditor.judge(JUDGED_AT_ONCE);
+                    more_to_judge = self.auditor.judge(JUDGE_BATCH);
                 }
             }
         }
@@ -246,7 +246,7 @@ impl Task {
 
     async fn report(&mut self, audited: &watch::Sender<Audited>) {
         let mut report = self.auditor.report(&self.facts, self.settings.most_findings);
-        let requests = AgeRequests { client: &self.client, opt_in: &self.settings.opt_in, most: AGES_AT_ONCE };
+        let requests = AgeRequests { client: &self.client, opt_in: &self.settings.opt_in, most: MAX_AGE_REQUESTS };
         if request_ages(requests, &self.auditor, &mut self.facts, &report).await {
             report = self.auditor.report(&self.facts, self.settings.most_findings);
         }

@@ -89,7 +89,7 @@ impl Pod {
     }
 
     /// The pod as the watch delivers it, without its spec.
-    fn seen(&self) -> Seen {
+    fn audited(&self) -> AuditedPod {
         let mut value = self.value.clone();
         value.as_object_mut().unwrap().remove("spec");
         read(OwnedTape::parse(value.to_string()).unwrap().root()).unwrap()
@@ -100,7 +100,7 @@ fn listed(snapshot: Snapshot, pods: &[Pod]) -> Auditor {
     let mut auditor = Auditor::new(Arc::new(snapshot), START);
     auditor.update(Change::Restarted);
     for pod in pods {
-        auditor.update(Change::Listed(pod.seen()));
+        auditor.update(Change::Listed(pod.audited()));
     }
     auditor.update(Change::ListComplete);
     auditor
@@ -125,11 +125,11 @@ fn known(auditor: &Auditor) -> ClusterFacts {
 fn findings(auditor: &Auditor, facts: &ClusterFacts) -> Vec<(String, String, State, Cause)> {
     let report = auditor.report(facts, 100);
     assert_eq!(report.total(), report.findings.len() as u64);
-    let told = |finding: Finding| (finding.pod.into(), finding.profile.into(), finding.state, finding.cause);
-    report.findings.into_iter().map(told).collect()
+    let summary = |finding: Finding| (finding.pod.into(), finding.profile.into(), finding.state, finding.cause);
+    report.findings.into_iter().map(summary).collect()
 }
 
-fn one(pod: &str, profile: &str, state: State, cause: Cause) -> Vec<(String, String, State, Cause)> {
+fn finding(pod: &str, profile: &str, state: State, cause: Cause) -> Vec<(String, String, State, Cause)> {
     vec![(pod.to_owned(), profile.to_owned(), state, cause)]
 }
 
@@ -173,7 +173,7 @@ fn each_finding_has_its_cause() {
     let snapshot = shop(profiles(&[("a", always())]));
     let auditor = listed(snapshot.clone(), &[pod("p")]);
     let plain = known(&auditor);
-    let missing = |cause| one("p", "a", State::Missing, cause);
+    let missing = |cause| finding("p", "a", State::Missing, cause);
     assert_eq!(findings(&auditor, &plain), missing(Cause::Unknown));
 
     let mut away = plain.clone();
@@ -234,7 +234,7 @@ fn pods_of_namespace_that_opts_in_are_listed() {
     let mut facts = known(&auditor);
     let namespace = auditor.namespace("shop").unwrap();
     facts.set_namespace("shop", namespace, NamespaceAge { opted_in: Some(4_990), changed: None });
-    assert_eq!(findings(&auditor, &facts), one("p", "a", State::Missing, Cause::BeforeOptIn));
+    assert_eq!(findings(&auditor, &facts), finding("p", "a", State::Missing, Cause::BeforeOptIn));
 
     auditor.set_snapshot(Arc::new(before), 6_000);
     assert_eq!(auditor.pods(), 0);
@@ -254,14 +254,14 @@ fn changed_profile_outdates_pods_without_reads() {
     assert!(auditor.set_snapshot(Arc::clone(&second), 2_000));
     assert!(!auditor.judge(100));
     assert_eq!(auditor.next_fetch(), None);
-    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Outdated, Cause::ProfileChanged));
-    let finding = auditor.report(&known(&auditor), 1).findings.remove(0);
-    assert_eq!((finding.has.as_deref(), finding.want), (Some(&*old), Some(revision(&second, "a").into())));
-    assert_eq!(finding.owner.as_deref(), Some("ReplicaSet/web"));
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Outdated, Cause::ProfileChanged));
+    let reported = auditor.report(&known(&auditor), 1).findings.remove(0);
+    assert_eq!((reported.has.as_deref(), reported.want), (Some(&*old), Some(revision(&second, "a").into())));
+    assert_eq!(reported.owner.as_deref(), Some("ReplicaSet/web"));
 
     auditor.set_snapshot(Arc::new(second.with_profiles(profiles(&[]))), 3_000);
     auditor.judge(100);
-    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Surplus, Cause::ProfileDeleted));
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Surplus, Cause::ProfileDeleted));
 }
 
 #[test]
@@ -271,12 +271,12 @@ fn pods_lacking_conditional_profile_are_read_once() {
     let mut auditor = listed(first.clone(), &pods);
     assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 2);
     assert_eq!(run_fetches(&mut auditor, &pods), 2);
-    let missing = one("1", "a", State::Missing, Cause::Unknown);
+    let missing = finding("1", "a", State::Missing, Cause::Unknown);
     assert_eq!(findings(&auditor, &known(&auditor)), missing);
     assert_eq!(auditor.report(&known(&auditor), 1).pods.not_asked, 1);
 
     // The status of the pod changes, so the result stays valid.
-    auditor.update(Change::Applied(pods[1].seen()));
+    auditor.update(Change::Applied(pods[1].audited()));
     assert_eq!(run_fetches(&mut auditor, &pods), 0);
     // The result also stays valid when another profile changes.
     let other = Arc::new(first.with_profiles(profiles(&[("a", conditional()), ("b", json!({}))])));
@@ -338,29 +338,29 @@ fn namespaces_take_turns_at_reads() {
     let busy: Vec<_> = (0..100).map(|number| of("a-busy", &format!("p{number:03}"))).collect();
     let others = [of("b-broken", "p"), of("quiet", "p")];
     let mut auditor = listed(snapshot, &[&busy[..], &others[..]].concat());
-    let mut told = Vec::new();
+    let mut order = Vec::new();
     for _ in 0..9 {
         // One namespace's list never ends, and the fetch of another namespace always fails.
         let pod_fetch = auditor.next_fetch().unwrap();
         match &pod_fetch {
             PodFetch::List { namespace, .. } => {
                 assert_eq!(&**namespace, "a-busy");
-                told.push("a-busy");
+                order.push("a-busy");
                 auditor.done(&pod_fetch, Some("more".to_owned()), true);
             }
             PodFetch::Get { namespace, .. } if &**namespace == "b-broken" => {
-                told.push("b-broken");
+                order.push("b-broken");
                 auditor.failed(pod_fetch);
             }
             PodFetch::Get { .. } => {
-                told.push("quiet");
+                order.push("quiet");
                 auditor.whole(others[1].whole().root(), &LookedUp::default());
                 auditor.done(&pod_fetch, None, true);
             }
         }
     }
     let turn = ["a-busy", "b-broken"];
-    assert_eq!(told, [&["a-busy", "b-broken", "quiet"], &turn[..], &turn, &turn].concat());
+    assert_eq!(order, [&["a-busy", "b-broken", "quiet"], &turn[..], &turn, &turn].concat());
 }
 
 #[test]
@@ -411,11 +411,11 @@ fn deleted_and_unlisted_pods_are_removed() {
     auditor.update(Change::Deleted(("shop".into(), "a".into())));
     assert_eq!(auditor.pods(), 2);
     auditor.update(Change::Restarted);
-    auditor.update(Change::Listed(pod("bb").seen()));
+    auditor.update(Change::Listed(pod("bb").audited()));
     assert_eq!(auditor.pods(), 2, "known pods stay until the list is complete");
     auditor.update(Change::ListComplete);
     assert_eq!(auditor.pods(), 1);
-    let mut ending = pod("bb").seen();
+    let mut ending = pod("bb").audited();
     ending.is_exempt = true;
     auditor.update(Change::Applied(ending));
     assert_eq!(auditor.pods(), 0);
@@ -429,12 +429,12 @@ fn unknowable_condition_leaves_pod_undecided() {
     run_fetches(&mut auditor, &[pod("p")]);
     let report = auditor.report(&known(&auditor), 10);
     assert_eq!((report.total(), report.pods.undecided, report.profiles["a"].undecided), (0, 1, 1));
-    auditor.update(Change::Applied(pod("p").label("x", "y").seen()));
+    auditor.update(Change::Applied(pod("p").label("x", "y").audited()));
     assert!(auditor.next_fetch().is_some(), "a changed pod is read again");
 }
 
 /// A profile whose text `old` is kept besides the active one.
-fn kept() -> (Snapshot, [String; 2]) {
+fn with_older_revision() -> (Snapshot, [String; 2]) {
     let text = |text: &str| {
         let spec =
             json!({"activation": "Always", "template": {"metadata": {"annotations": {"example.com/text": text}}}});
@@ -449,7 +449,7 @@ fn kept() -> (Snapshot, [String; 2]) {
 
 #[test]
 fn pinned_pod_needs_the_pinned_revision() {
-    let (snapshot, [new, old]) = kept();
+    let (snapshot, [new, old]) = with_older_revision();
     let pinning = |name: &str| {
         let mut pod = pod(name);
         pod.value["metadata"]["annotations"]["pillion.dev/profiles"] = format!("a@{old}").into();
@@ -457,7 +457,7 @@ fn pinned_pod_needs_the_pinned_revision() {
     };
     let pods = [pinning("r").with("a", &old), pinning("ww").with("a", &new), pinning("lll")];
     let mut auditor = listed(snapshot, &pods);
-    assert_eq!(findings(&auditor, &known(&auditor)), one("ww", "a", State::Outdated, Cause::ProfileChanged));
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("ww", "a", State::Outdated, Cause::ProfileChanged));
     assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 1, "the pinned revision was not read yet");
     assert_eq!(run_fetches(&mut auditor, &pods), 1);
     // No lookup succeeded, so the pinned revision is still unknown.
@@ -494,7 +494,7 @@ fn failed_lookup_of_pod_is_retried() {
     assert!(report.is_complete && report.total() == 0 && report.pods.undecided == 1, "{report:?}");
     assert_eq!((auditor.next_fetch(), auditor.retry_failed_lookups()), (None, 1));
     answer(&mut auditor, Answer::Missing);
-    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Missing, Cause::Unknown));
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Missing, Cause::Unknown));
     assert_eq!(auditor.retry_failed_lookups(), 0);
 }
 
@@ -504,7 +504,7 @@ fn namespaces_excluded_from_webhook_are_ignored() {
     assert_eq!(findings(&auditor, &known(&auditor)).len(), 1);
     auditor.set_excluded(["shop".into()].into(), START);
     assert_eq!((auditor.pods(), findings(&auditor, &known(&auditor)).len()), (0, 0));
-    auditor.update(Change::Applied(pod("other").seen()));
+    auditor.update(Change::Applied(pod("other").audited()));
     assert_eq!((auditor.pods(), auditor.next_fetch()), (0, None));
     auditor.set_excluded([].into(), START);
     assert_eq!(run_fetches(&mut auditor, &[pod("p")]), 1, "pods are listed when their namespace is no longer excluded");
@@ -523,7 +523,8 @@ fn whole_pods_decide_between_profiles_of_a_group() {
     let mut auditor = listed(shop(set), &pods);
     run_fetches(&mut auditor, &pods);
     let found = findings(&auditor, &known(&auditor));
-    let expected = [one("1", "a", State::Missing, Cause::Unknown), one("22", "b", State::Missing, Cause::Unknown)];
+    let expected =
+        [finding("1", "a", State::Missing, Cause::Unknown), finding("22", "b", State::Missing, Cause::Unknown)];
     assert_eq!(found, expected.concat());
 }
 
@@ -539,5 +540,5 @@ fn only_new_profile_text_overrides_injection_record() {
     let asked = profiles(&[("a", json!({"request": {"annotation": "example.com/ask"}}))]);
     auditor.set_snapshot(Arc::new(first.with_profiles(asked)), 2_000);
     auditor.judge(100);
-    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Surplus, Cause::ProfileChanged));
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Surplus, Cause::ProfileChanged));
 }

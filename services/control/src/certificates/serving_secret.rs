@@ -51,7 +51,7 @@ use crate::release::Release;
 const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a pair of an older CA is rejected.
-const OLDER_FOR: Duration = Duration::from_mins(10);
+const MAX_OLDER_DURATION: Duration = Duration::from_mins(10);
 
 /// The name of the watched object in log lines.
 const OBJECT_NAME: &str = "the Secret with the serving certificate";
@@ -344,7 +344,7 @@ impl ReportedState {
             };
             let is_of_same_release = (&served.namespace, &served.release) == (&offered.namespace, &offered.release);
             let is_older = is_of_same_release && !may_replace(served.generation, offered.generation);
-            if is_older && *not_after > now && since.elapsed() < OLDER_FOR {
+            if is_older && *not_after > now && since.elapsed() < MAX_OLDER_DURATION {
                 self.rejection = Some(Rejection::Older(since));
                 return News::Older { served: served.generation, offered: offered.generation };
             }
@@ -521,7 +521,7 @@ mod tests {
         seen.change(signed(Generation(5), noon(), 9), &watched, noon());
         let news = seen.change(signed(Generation(4), noon(), 1), &watched, noon());
         assert!(matches!(news, Some(News::Older { .. })));
-        tokio::time::advance(OLDER_FOR.saturating_sub(RECHECK_INTERVAL)).await;
+        tokio::time::advance(MAX_OLDER_DURATION.saturating_sub(RECHECK_INTERVAL)).await;
         assert!(seen.may_become_valid() && seen.recheck(&watched, noon()).is_none());
         tokio::time::advance(RECHECK_INTERVAL).await;
         assert!(matches!(seen.recheck(&watched, noon()), Some(News::Valid(_))));

@@ -74,7 +74,7 @@ struct Wanted {
 
 /// The observed state of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
+enum PolicyState {
     InDesiredState,
     Absent,
     Different,
@@ -224,7 +224,7 @@ pub async fn remove(client: &Client, settings: &PolicySettings) -> Result<bool, 
     }
     let mut removed = false;
     for object in all(client, settings)?.iter().rev() {
-        removed |= delete(object).await? != Found::InDesiredState;
+        removed |= delete(object).await? != PolicyState::InDesiredState;
     }
     Ok(removed)
 }
@@ -253,10 +253,10 @@ async fn keep(
     for object in order {
         let done = if is_wanted { put(object, owner).await } else { delete(object).await };
         match done {
-            Ok(Found::InDesiredState) => {}
+            Ok(PolicyState::InDesiredState) => {}
             Ok(found) => {
                 repaired = true;
-                if is_wanted && found == Found::Different {
+                if is_wanted && found == PolicyState::Different {
                     metrics.repaired();
                 }
                 info!(
@@ -283,15 +283,15 @@ async fn keep(
 }
 
 /// Writes an object in its desired state, with this owner. Returns its earlier state.
-async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Found> {
+async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<PolicyState> {
     let has_desired_owner =
         |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::has_owner(&object.metadata, owner));
     let before = wanted.api.get_opt(&wanted.name).await?;
     let found = match &before {
-        None => Found::Absent,
-        Some(before) if !has_desired_spec(before, &wanted.object) => Found::Different,
-        Some(before) if !has_desired_owner(before) => Found::Unowned,
-        Some(_) => return Ok(Found::InDesiredState),
+        None => PolicyState::Absent,
+        Some(before) if !has_desired_spec(before, &wanted.object) => PolicyState::Different,
+        Some(before) if !has_desired_owner(before) => PolicyState::Unowned,
+        Some(_) => return Ok(PolicyState::InDesiredState),
     };
     let mut object = wanted.object.clone();
     // If the owner is unknown, apply the existing owners, since server-side apply would remove them otherwise.
@@ -316,13 +316,13 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Fo
     Ok(found)
 }
 
-async fn delete(wanted: &Wanted) -> kube::Result<Found> {
+async fn delete(wanted: &Wanted) -> kube::Result<PolicyState> {
     if wanted.api.get_metadata_opt(&wanted.name).await?.is_none() {
-        return Ok(Found::InDesiredState);
+        return Ok(PolicyState::InDesiredState);
     }
     match wanted.api.delete(&wanted.name, &DeleteParams::default()).await {
-        Ok(_) => Ok(Found::Different),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Found::InDesiredState),
+        Ok(_) => Ok(PolicyState::Different),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(PolicyState::InDesiredState),
         Err(error) => Err(error),
     }
 }

@@ -46,7 +46,7 @@ const BATCH: usize = 1024;
 const CONCURRENT_STEPS: usize = 8;
 
 /// How long further changes are collected before a plan.
-const GATHER: Duration = Duration::from_millis(100);
+const BATCH_DELAY: Duration = Duration::from_millis(100);
 
 /// Field selector of pods that can wait: those without a node.
 const UNSCHEDULED: &str = "spec.nodeName=";
@@ -88,9 +88,9 @@ pub async fn run(
                     for change in batch {
                         store.take(change, Instant::now());
                     }
-                    // Plan after `GATHER` at the latest.
-                    let gathered = Instant::now() + GATHER;
-                    again = Some(again.map_or(gathered, |again: Instant| again.min(gathered)));
+                    // Plan after `BATCH_DELAY` at the latest.
+                    let batch_end = Instant::now() + BATCH_DELAY;
+                    again = Some(again.map_or(batch_end, |again: Instant| again.min(batch_end)));
                     metrics.waiting(store.pods.values().map(|waiting| waiting.pod.owner_kind));
                     continue;
                 }

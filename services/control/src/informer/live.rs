@@ -26,14 +26,14 @@ use pillion_engine::snapshot::Namespace;
 use tokio::time::Instant;
 
 use crate::informer::lookup_cache::{
-    self, ANSWER_LIMIT, Bounds, Caller, LookupCache, LookupKind, STALE_FOR, request_timeout,
+    self, ANSWER_LIMIT, Bounds, Caller, LookupCache, LookupKind, MAX_STALE_DURATION, request_timeout,
 };
 use crate::informer::namespaces;
 
 pub use crate::informer::lookup_cache::{FetchError, LookupResult};
 
 /// How long "not found" or a failure is cached.
-const UNKNOWN_FOR: Duration = Duration::from_secs(1);
+const MISSING_DURATION: Duration = Duration::from_secs(1);
 /// Approximate bytes of a cache entry without its namespace.
 const ENTRY_BYTES: usize = 256;
 
@@ -47,9 +47,9 @@ fn bounds(answer_limit: Duration) -> Bounds {
         capacity: 4 * 1024 * 1024,
         // The watch delivers the namespace much sooner.
         found_for: Duration::from_secs(10),
-        missing_for: UNKNOWN_FOR,
-        failed_for: UNKNOWN_FOR,
-        stale_for: STALE_FOR,
+        missing_for: MISSING_DURATION,
+        failed_for: MISSING_DURATION,
+        stale_for: MAX_STALE_DURATION,
         wanted: "a namespace that the watch has not delivered",
     }
 }

@@ -43,13 +43,13 @@ use crate::throttle::{ClientRates, Rate, Throttle};
 /// that the cause of each failure is known.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_millis(250);
 /// How long a stale entry is served while the API server is unavailable.
-pub(crate) const STALE_FOR: Duration = Duration::from_hours(1);
+pub(crate) const MAX_STALE_DURATION: Duration = Duration::from_hours(1);
 /// The maximum age of an entry that is served although the API server refuses the request.
-const REFUSED_FOR: Duration = Duration::from_mins(5);
+const MAX_AGE_IF_REFUSED: Duration = Duration::from_mins(5);
 /// After a request found the API server unavailable: how long callers with a stale entry do not wait.
-const UNAVAILABLE_FOR: Duration = Duration::from_secs(5);
+const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(5);
 /// Minimum time between two log lines about failed lookups.
-pub(crate) const QUIET_FOR: Duration = Duration::from_secs(5);
+pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The result of a request; `None` if the object does not exist.
 pub type Fetched<V> = Result<Option<V>, FetchError>;
@@ -323,7 +323,7 @@ where
             clients: ClientRates::new(bounds.a_second_per_client),
             rate: bounds.a_second.map(Rate::new),
             unavailable_until: Mutex::default(),
-            failures: Throttle::new(QUIET_FOR),
+            failures: Throttle::new(LOG_INTERVAL),
             metrics,
         };
         Self { cache, fetcher: Arc::new(fetcher) }
@@ -476,7 +476,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
             }
         };
         let is_temporary = matches!(error, FetchError::Unavailable(_));
-        let old = old.filter(|old| is_temporary || old.received_at.elapsed() < REFUSED_FOR);
+        let old = old.filter(|old| is_temporary || old.received_at.elapsed() < MAX_AGE_IF_REFUSED);
         if let Some(suppressed) = self.failures.take_turn() {
             let (wanted, old) = (self.bounds.wanted, old.is_some());
             warn!(%key, %error, suppressed, wanted, old_answer_served = old, "cannot look it up");
@@ -497,7 +497,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
     }
 
     fn set_unavailable(&self) {
-        *self.unavailable() = Some(Instant::now() + UNAVAILABLE_FOR);
+        *self.unavailable() = Some(Instant::now() + UNAVAILABLE_PAUSE);
     }
 }
 

@@ -36,8 +36,8 @@ use tokio::time::Instant;
 use crate::client::bounded;
 use crate::guard::guarded;
 use crate::informer::lookup_cache::{
-    self, ANSWER_LIMIT, Bounds, Caller, FetchError, LookupCache, LookupKind, LookupMetrics, LookupResult, STALE_FOR,
-    request_timeout,
+    self, ANSWER_LIMIT, Bounds, Caller, FetchError, LookupCache, LookupKind, LookupMetrics, LookupResult,
+    MAX_STALE_DURATION, request_timeout,
 };
 use crate::informer::namespaces::LAST_APPLIED;
 
@@ -68,7 +68,7 @@ impl Default for LookupSettings {
         Self {
             answer_limit: ANSWER_LIMIT,
             fresh_for: Duration::from_secs(30),
-            stale_for: STALE_FOR,
+            stale_for: MAX_STALE_DURATION,
             memory: 16 * 1024 * 1024,
             a_second_per_client: 200,
         }
@@ -97,7 +97,7 @@ impl From<LookupSettings> for Bounds {
 /// The API server's response as JSON: an object or a list of objects. `None` if the object does not exist.
 pub type Fetched = lookup_cache::Fetched<Arc<OwnedTape>>;
 /// The result of a lookup.
-type Found = Answer<Arc<OwnedTape>>;
+type ObjectAnswer = Answer<Arc<OwnedTape>>;
 
 /// Counts lookups, as `pillion_lookups`.
 pub type Metrics = LookupMetrics<LookupTarget>;
@@ -221,7 +221,7 @@ impl Lookups {
     }
 
     /// Looks up one object. Without a key, the object's name is invalid, so the object cannot exist.
-    async fn look_up(&self, target: LookupTarget, key: Option<Key>, caller: Caller<'_>) -> Found {
+    async fn look_up(&self, target: LookupTarget, key: Option<Key>, caller: Caller<'_>) -> ObjectAnswer {
         let Some(key) = key else {
             self.cache.count(target, LookupResult::Invalid);
             return Answer::Missing;

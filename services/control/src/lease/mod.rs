@@ -190,11 +190,11 @@ mod tests {
     #[test]
     fn rejects_deadline_beyond_lease_duration() {
         assert_eq!(Settings::default().check(), Ok(()));
-        let outstays = Settings { renew_deadline: Duration::from_secs(15), ..Settings::default() };
-        let error = outstays.check().unwrap_err().to_string();
+        let late_deadline = Settings { renew_deadline: Duration::from_secs(15), ..Settings::default() };
+        let error = late_deadline.check().unwrap_err().to_string();
         assert!(error.contains("renewDeadline (15s)"), "{error}");
-        let hasty = Settings { retry_period: Duration::from_secs(10), ..Settings::default() };
-        assert!(hasty.check().is_err());
+        let long_retry = Settings { retry_period: Duration::from_secs(10), ..Settings::default() };
+        assert!(long_retry.check().is_err());
     }
 
     #[test]

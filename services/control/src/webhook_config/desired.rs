@@ -173,7 +173,7 @@ pub(super) fn owner(release: &Release) -> String {
 }
 
 /// How far the time of the last write may be ahead of the clock.
-const AHEAD: Duration = Duration::from_mins(1);
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_mins(1);
 
 labelled! {
     /// A kind of difference.
@@ -290,7 +290,8 @@ fn between(live: Option<ConfigurationView<'_>>, desired: Option<ConfigurationVie
 /// Whether Pillion's own labels or annotations differ. The time of writing is only compared with the clock.
 fn has_other_marks(live: &ObjectMeta, desired: &ObjectMeta, now: Timestamp) -> bool {
     let differs = |key| annotation(live, key) != annotation(desired, key);
-    let is_ahead = |written: Timestamp| written.duration_since(now).unsigned_abs() > AHEAD && written > now;
+    let is_ahead =
+        |written: Timestamp| written.duration_since(now).unsigned_abs() > MAX_CLOCK_DIFFERENCE && written > now;
     let labels = desired.labels.iter().flatten();
     epoch(live) != epoch(desired)
         || differs(RELEASE_ANNOTATION)

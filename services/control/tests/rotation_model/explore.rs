@@ -11,7 +11,7 @@ use crate::rotation_model::world::{
 };
 
 /// Maximum number of moves until an undisturbed rotation is complete.
-const PATIENCE: usize = 120;
+const MAX_REST_MOVES: usize = 120;
 
 /// A move of a leader, a replica, an API server, or from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,7 +261,7 @@ fn never_rests(world: &World, rules: Rules, settings: &Settings) -> Option<Strin
     world.leaders = world.leaders.map(|_| Leader::Idle);
     world.stopped = false;
     // There are no further requests. A recovery may need one more CA than the model has.
-    for _ in 0..PATIENCE {
+    for _ in 0..MAX_REST_MOVES {
         world.api_servers = [world.bundle.version(); API_SERVERS];
         let (version, leaf) = (world.leaf.version(), world.leaf.newest());
         world.replicas = world.replicas.map(|replica| replica.sees(version, leaf, rules));

@@ -23,7 +23,7 @@ use super::validity;
 use crate::labels::labelled;
 
 /// How far in the future a certificate's validity may begin, since clocks differ.
-const AHEAD: Duration = Duration::from_mins(5);
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_mins(5);
 
 /// The requirements on a certificate.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +100,7 @@ pub fn judge(certificate: &[u8], key: &[u8], expected: Expected<'_>) -> Result<V
     check_key(&chain, key)?;
     let name = names(&leaf, expected.names)?;
     let (not_before, not_after) = validity(&leaf).ok_or_else(|| unreadable("its validity is out of range"))?;
-    if not_before > expected.now.saturating_add(AHEAD).unwrap_or(Timestamp::MAX) {
+    if not_before > expected.now.saturating_add(MAX_CLOCK_DIFFERENCE).unwrap_or(Timestamp::MAX) {
         let text = format!("it is valid from {not_before} only, and it is {}: is the clock right?", expected.now);
         return Err(InvalidPair::new(Reason::NotYet, text));
     }

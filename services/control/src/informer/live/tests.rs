@@ -9,8 +9,8 @@ use tokio::sync::Semaphore;
 use super::*;
 use crate::guard::log_capture::LogCapture;
 
-const A_SECOND: usize = 40;
-const AT_ONCE: usize = 8;
+const PER_SECOND: usize = 40;
+const CONCURRENT: usize = 8;
 
 /// Lookups with a fake fetcher, and their metrics.
 struct World {
@@ -105,15 +105,15 @@ async fn at_most_forty_namespace_requests_per_second() {
     for number in 0..60 {
         assert_eq!(world.get(&format!("n{number}")).await, None);
     }
-    assert_eq!((world.requests(), world.counted(LookupResult::Refused)), (A_SECOND, 20));
+    assert_eq!((world.requests(), world.counted(LookupResult::Refused)), (PER_SECOND, 20));
     tokio::time::advance(Duration::from_millis(999)).await;
     world.get("n50").await;
-    assert_eq!(world.requests(), A_SECOND, "the second has not passed yet");
+    assert_eq!(world.requests(), PER_SECOND, "the second has not passed yet");
     tokio::time::advance(Duration::from_millis(1)).await;
     for number in 40..100 {
         world.get(&format!("n{number}")).await;
     }
-    assert_eq!(world.requests(), 2 * A_SECOND, "refused names are looked up again");
+    assert_eq!(world.requests(), 2 * PER_SECOND, "refused names are looked up again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,17 +172,17 @@ async fn at_most_eight_concurrent_namespace_requests() {
         std::future::pending()
     });
     let began = Instant::now();
-    let names: Vec<_> = (0..A_SECOND).map(|number| format!("n{number}")).collect();
+    let names: Vec<_> = (0..PER_SECOND).map(|number| format!("n{number}")).collect();
     let all = futures::future::join_all(names.iter().map(|name| world.get(name)));
     let look = async {
         tokio::time::sleep(ANSWER_LIMIT / 2).await;
         waiting.load(Ordering::SeqCst)
     };
     let (answers, concurrent) = futures::join!(all, look);
-    assert_eq!(concurrent, AT_ONCE);
+    assert_eq!(concurrent, CONCURRENT);
     assert!(answers.iter().all(Option::is_none));
     assert!(began.elapsed() < ANSWER_LIMIT * 2, "the limit includes the wait for a permit: {:?}", began.elapsed());
-    assert_eq!(world.counted(LookupResult::TimedOut), A_SECOND);
+    assert_eq!(world.counted(LookupResult::TimedOut), PER_SECOND);
 }
 
 #[tokio::test(start_paused = true)]

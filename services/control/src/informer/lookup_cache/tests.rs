@@ -16,14 +16,14 @@ const BOUNDS: Bounds = Bounds {
     found_for: Duration::from_secs(30),
     missing_for: Duration::from_secs(5),
     failed_for: Duration::from_secs(1),
-    stale_for: STALE_FOR,
+    stale_for: MAX_STALE_DURATION,
     wanted: "a thing",
 };
 
 #[derive(Clone, Copy, Debug)]
-struct Thing;
+struct TestKind;
 
-impl LookupKind for Thing {
+impl LookupKind for TestKind {
     const NAME: &'static str = "things";
     const HELP: &'static str = "Things";
     const ALL: &'static [Self] = &[Self];
@@ -37,19 +37,19 @@ impl LookupKind for Thing {
 #[derive(Clone, Copy, Debug)]
 enum State {
     /// The server responds at once. Objects whose names begin with `no` do not exist.
-    Well,
+    Available,
     /// The server refuses connections.
-    Gone,
+    Unreachable,
     /// The server accepts connections and never responds.
     Hanging,
     /// The server denies all requests.
     Forbidding,
     /// Requests for names that begin with `broken` fail with a server error; all others succeed.
-    InPart,
+    PartlyFailing,
 }
 
 struct World {
-    things: LookupCache<Box<str>, usize, Thing>,
+    cache: LookupCache<Box<str>, usize, TestKind>,
     state: Arc<Mutex<State>>,
     /// Number of requests so far. The value of an existing object is the number of its request.
     requests: Arc<AtomicUsize>,
@@ -58,31 +58,31 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let state = Arc::new(Mutex::new(State::Well));
+        let state = Arc::new(Mutex::new(State::Available));
         let requests = Arc::new(AtomicUsize::new(0));
-        let (how, count) = (Arc::clone(&state), Arc::clone(&requests));
+        let (server_state, counter) = (Arc::clone(&state), Arc::clone(&requests));
         let fetch = move |name: Box<str>| {
-            let number = count.fetch_add(1, Ordering::SeqCst) + 1;
-            let state = *how.lock().unwrap();
+            let number = counter.fetch_add(1, Ordering::SeqCst) + 1;
+            let state = *server_state.lock().unwrap();
             async move {
                 match state {
-                    State::Well => Ok((!name.starts_with("no")).then_some(number)),
-                    State::Gone => Err(FetchError::unavailable("no route")),
+                    State::Available => Ok((!name.starts_with("no")).then_some(number)),
+                    State::Unreachable => Err(FetchError::unavailable("no route")),
                     State::Hanging => std::future::pending().await,
                     State::Forbidding => Err(FetchError::refused("forbidden")),
-                    State::InPart if name.starts_with("broken") => {
+                    State::PartlyFailing if name.starts_with("broken") => {
                         let status = kube::core::Status { code: 503, ..kube::core::Status::default() };
                         Err(kube::Error::Api(status.boxed()).into())
                     }
-                    State::InPart => Ok(Some(number)),
+                    State::PartlyFailing => Ok(Some(number)),
                 }
             }
             .boxed()
         };
         let mut registry = Registry::default();
         let metrics = LookupMetrics::register(&mut registry);
-        let things = LookupCache::new(fetch, |_, _| 100, BOUNDS, metrics);
-        Self { things, state, requests, registry }
+        let cache = LookupCache::new(fetch, |_, _| 100, BOUNDS, metrics);
+        Self { cache, state, requests, registry }
     }
 
     fn becomes(&self, state: State) {
@@ -96,7 +96,7 @@ impl World {
     /// Returns the result as a string, and how long it took.
     async fn get(&self, name: &str) -> (String, Duration) {
         let began = Instant::now();
-        let answer = self.things.get(Thing, name.into(), Caller::own(began + Duration::from_millis(250))).await;
+        let answer = self.cache.get(TestKind, name.into(), Caller::own(began + Duration::from_millis(250))).await;
         let text = match answer {
             Answer::Found(number) => format!("found {number}"),
             Answer::Missing => "missing".to_owned(),
@@ -154,7 +154,7 @@ async fn entry_in_use_is_refreshed_in_background() {
 
 #[tokio::test(start_paused = true)]
 async fn api_outage_changes_no_cached_result() {
-    for state in [State::Gone, State::Hanging] {
+    for state in [State::Unreachable, State::Hanging] {
         let world = World::new();
         let names: Vec<_> =
             (0..20).map(|number| format!("{}-{number}", if number % 4 == 0 { "no" } else { "yes" })).collect();
@@ -179,7 +179,7 @@ async fn api_outage_changes_no_cached_result() {
         assert_eq!(world.counted(LookupResult::Stale), 600);
         assert!(world.text("yes-new").await.starts_with("failed: "), "an object that was never cached is unavailable");
 
-        world.becomes(State::Well);
+        world.becomes(State::Available);
         pass(10).await;
         for name in &names {
             world.get(name).await;
@@ -201,7 +201,7 @@ async fn stale_entry_expires_sooner_after_refusal() {
     assert_eq!(world.text("b").await, "found 2", "the API server may have just started");
     pass(270).await;
     assert_eq!(world.text("b").await, "failed: the API server did not give it");
-    world.becomes(State::Gone);
+    world.becomes(State::Unreachable);
     pass(3230).await;
     assert_eq!(world.text("a").await, "found 1");
     pass(100).await;
@@ -213,7 +213,7 @@ async fn stale_entry_expires_sooner_after_refusal() {
 async fn failure_of_one_lookup_leaves_others_fresh() {
     let world = World::new();
     assert_eq!([world.text("broken").await, world.text("a").await], ["found 1", "found 2"]);
-    world.becomes(State::InPart);
+    world.becomes(State::PartlyFailing);
     pass(2400).await;
     assert_eq!(world.text("broken").await, "found 1", "the stale entry is served");
     assert_eq!(world.text("a").await, "found 4", "other objects are requested");
@@ -242,11 +242,11 @@ async fn busy_tenant_leaves_permits_to_others() {
         .boxed()
     };
     let metrics = LookupMetrics::register(&mut Registry::default());
-    let things = LookupCache::new(fetch, |_, _| 100, Bounds { concurrent: 8, ..BOUNDS }, metrics);
+    let cache = LookupCache::new(fetch, |_, _| 100, Bounds { concurrent: 8, ..BOUNDS }, metrics);
     let get = async |name: String, tenant: &str| {
         let own = Caller::own(Instant::now() + Duration::from_millis(240));
         let caller = Caller { tenant: Some(tenant), ..own };
-        things.get(Thing, name.into(), caller).await
+        cache.get(TestKind, name.into(), caller).await
     };
     let noisy = futures::future::join_all((0..40).map(|number| get(format!("noisy-{number}"), "noisy")));
     let quiet = get("quiet".to_owned(), "quiet");
@@ -254,5 +254,5 @@ async fn busy_tenant_leaves_permits_to_others() {
     assert!(matches!(quiet, Answer::Found(_)));
     let at = order.lock().unwrap().iter().position(|name| &**name == "quiet").unwrap();
     assert!(at <= 2, "{at} requests came before");
-    assert!(things.fetcher.tenants.permits.lock().unwrap().values().all(|permits| permits.strong_count() == 0));
+    assert!(cache.fetcher.tenants.permits.lock().unwrap().values().all(|permits| permits.strong_count() == 0));
 }

@@ -54,7 +54,7 @@ fn account(name: &str) -> Wanted {
     Wanted { namespace: "shop".into(), service_account: Some(name.into()), ..Wanted::default() }
 }
 
-fn name_of(answer: &Found) -> Option<String> {
+fn name_of(answer: &ObjectAnswer) -> Option<String> {
     match answer {
         Answer::Found(object) => object.root().at(&["metadata", "name"])?.as_str().map(Into::into),
         _ => None,

@@ -24,7 +24,7 @@ use tracing::{debug, warn};
 
 use super::auditor::{Auditor, PodFetch};
 use super::facts::{self, ClusterFacts, NamespaceAge, ProfileAge};
-use super::kept::{PodChange, Seen, read};
+use super::pod::{AuditedPod, PodChange, read};
 use super::report::Report;
 use crate::client::{WATCH_DURATION, chain, error_message, pauses};
 use crate::guard::guarded;
@@ -94,7 +94,7 @@ fn whole(pod: &PodAsFound) -> Option<OwnedTape> {
     guarded(&pod_name(&pod.metadata), || OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()).ok()?
 }
 
-fn seen(pod: &PartialObjectMeta<Pod>) -> Option<Seen> {
+fn read_metadata(pod: &PartialObjectMeta<Pod>) -> Option<AuditedPod> {
     let take = || read(OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()?.root());
     guarded(&pod_name(&pod.metadata), take).ok()?
 }
@@ -125,9 +125,11 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
     events.backoff(pauses()).flat_map(move |event| {
         let (restarted, change) = match event {
             Ok(Event::Init) => (true, None),
-            Ok(Event::InitApply(pod)) => (begins.swap(false, Ordering::Relaxed), seen(&pod).map(Change::Listed)),
+            Ok(Event::InitApply(pod)) => {
+                (begins.swap(false, Ordering::Relaxed), read_metadata(&pod).map(Change::Listed))
+            }
             Ok(Event::InitDone) => (begins.swap(false, Ordering::Relaxed), Some(Change::ListComplete)),
-            Ok(Event::Apply(pod)) => (false, seen(&pod).map(Change::Applied)),
+            Ok(Event::Apply(pod)) => (false, read_metadata(&pod).map(Change::Applied)),
             Ok(Event::Delete(pod)) => {
                 let key = pod.metadata.namespace.zip(pod.metadata.name);
                 (false, key.map(|(namespace, name)| Change::Deleted((namespace.into(), name.into()))))

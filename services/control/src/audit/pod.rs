@@ -16,11 +16,11 @@ use crate::informer::objects::Change;
 /// Namespace and name of a pod.
 pub type PodKey = (Box<str>, Box<str>);
 /// A change from a watch of pods.
-pub type PodChange = Change<PodKey, Seen>;
+pub type PodChange = Change<PodKey, AuditedPod>;
 
 /// A pod, or at least its metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct AuditedPod {
     /// The namespace of the pod.
     pub namespace: Box<str>,
     /// The name of the pod.
@@ -82,7 +82,7 @@ impl RecordedProfiles {
 
 /// Reads a pod or its metadata. Returns `None` if it has no name.
 #[must_use]
-pub fn read(pod: Value<'_>) -> Option<Seen> {
+pub fn read(pod: Value<'_>) -> Option<AuditedPod> {
     let metadata = pod.get("metadata")?;
     let text = |key| metadata.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let record = audit::read(pod);
@@ -93,7 +93,7 @@ pub fn read(pod: Value<'_>) -> Option<Seen> {
     };
     let created = text("creationTimestamp").and_then(|time| time.parse::<Timestamp>().ok());
     let ended = |phase: Value<'_>| phase.is("Succeeded") || phase.is("Failed");
-    Some(Seen {
+    Some(AuditedPod {
         namespace: text("namespace")?.into(),
         name: text("name")?.into(),
         uid: text("uid").and_then(|uid| number(&uid)).unwrap_or_default(),
@@ -242,7 +242,7 @@ mod tests {
 
     use super::*;
 
-    fn seen(pod: &serde_json::Value) -> Option<Seen> {
+    fn audited(pod: &serde_json::Value) -> Option<AuditedPod> {
         read(OwnedTape::parse(pod.to_string()).unwrap().root())
     }
 
@@ -262,20 +262,23 @@ mod tests {
             },
             "spec": {"containers": [{"name": "app"}]},
         });
-        let seen = seen(&pod).unwrap();
-        assert_eq!((&*seen.namespace, &*seen.name, seen.created), ("shop", "web-1", 1_795_291_200));
-        assert_eq!(seen.uid, 0x029d_c23e_3de8_41af_ab3c_a95b_34b8_2bf3);
-        assert_eq!(seen.owner.as_deref(), Some("ReplicaSet/web"));
+        let audited_pod = audited(&pod).unwrap();
         assert_eq!(
-            &*seen.metadata,
+            (&*audited_pod.namespace, &*audited_pod.name, audited_pod.created),
+            ("shop", "web-1", 1_795_291_200)
+        );
+        assert_eq!(audited_pod.uid, 0x029d_c23e_3de8_41af_ab3c_a95b_34b8_2bf3);
+        assert_eq!(audited_pod.owner.as_deref(), Some("ReplicaSet/web"));
+        assert_eq!(
+            &*audited_pod.metadata,
             concat!(
                 r#"{"metadata":{"labels":{"app":"we\"b"},"annotations":{"example.com/ask":"yes"},"#,
                 r#""ownerReferences":[{"kind":"ReplicaSet","name":"web","controller":true}]}}"#
             )
         );
-        assert!(seen.has.is_recorded && !seen.is_exempt);
-        assert_eq!(seen.has.revision("nginx"), Some("r1"));
-        let bare = self::seen(&json!({"metadata": {"namespace": "shop", "generateName": "", "name": "bare"}})).unwrap();
+        assert!(audited_pod.has.is_recorded && !audited_pod.is_exempt);
+        assert_eq!(audited_pod.has.revision("nginx"), Some("r1"));
+        let bare = audited(&json!({"metadata": {"namespace": "shop", "generateName": "", "name": "bare"}})).unwrap();
         assert_eq!(&*bare.metadata, r#"{"metadata":{"labels":{},"annotations":{},"name":"bare"}}"#);
     }
 
@@ -284,7 +287,7 @@ mod tests {
         let owner = |version: &str| {
             let owner = json!({"apiVersion": version, "kind": "StatefulSet", "name": "db", "controller": true});
             let pod = json!({"metadata": {"namespace": "shop", "name": "db-0", "ownerReferences": [owner]}});
-            seen(&pod).unwrap().owner
+            audited(&pod).unwrap().owner
         };
         assert_eq!(owner("apps/v1").as_deref(), Some("StatefulSet/db"));
         assert_eq!(owner("apps.kruise.io/v1beta1").as_deref(), Some("StatefulSet.apps.kruise.io/db"));
@@ -296,10 +299,10 @@ mod tests {
         let mut annotations: serde_json::Map<_, _> = (0..60).map(large).collect();
         annotations.insert("example.com/ask".to_owned(), "yes".into());
         let many = |annotations| json!({"metadata": {"namespace": "shop", "name": "p", "annotations": annotations}});
-        let kept = seen(&many(annotations.clone())).unwrap().metadata;
+        let kept = audited(&many(annotations.clone())).unwrap().metadata;
         assert!(kept.contains("example.com/ask") && kept.len() < ANNOTATIONS_BYTES + 1_000, "{} bytes", kept.len());
         let few: serde_json::Map<_, _> = annotations.into_iter().skip(57).collect();
-        let kept = seen(&many(few)).unwrap().metadata;
+        let kept = audited(&many(few)).unwrap().metadata;
         assert!(kept.contains("example.com/059") && kept.contains("example.com/ask"));
     }
 
@@ -308,7 +311,7 @@ mod tests {
         let with = |what: serde_json::Value| {
             let mut pod = json!({"metadata": {"namespace": "a", "name": "b"}});
             json_patch(&mut pod, &what);
-            seen(&pod).unwrap().is_exempt
+            audited(&pod).unwrap().is_exempt
         };
         assert!(!with(json!({"status": {"phase": "Running"}})));
         assert!(with(json!({"status": {"phase": "Failed"}})));
@@ -316,7 +319,7 @@ mod tests {
         assert!(with(
             json!({"metadata": {"namespace": "a", "name": "b", "deletionTimestamp": "2026-11-21T20:00:00Z"}})
         ));
-        assert_eq!(seen(&json!({"metadata": {"name": "b"}})), None);
+        assert_eq!(audited(&json!({"metadata": {"name": "b"}})), None);
     }
 
     fn json_patch(pod: &mut serde_json::Value, what: &serde_json::Value) {
