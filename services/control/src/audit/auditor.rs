@@ -262,10 +262,10 @@ impl Auditor {
             judged += state.pods.len().max(1);
             // Equal pods are judged once. The map also owns the old verdict, so that the pointers in its keys stay
             // valid.
-            let mut alike = HashMap::new();
+            let mut verdicts = HashMap::new();
             for (pod_name, pod) in &mut state.pods {
                 let key = (Arc::as_ptr(&pod.metadata), Arc::as_ptr(&pod.has), Arc::as_ptr(&pod.verdict));
-                let (_, verdict) = alike.entry(key).or_insert_with(|| {
+                let (_, verdict) = verdicts.entry(key).or_insert_with(|| {
                     let verdict =
                         judge(&self.snapshot, (&name, &state.namespace), pod, discards_results, &mut self.pools);
                     (Arc::clone(&pod.verdict), verdict)
@@ -357,10 +357,10 @@ impl Auditor {
 
     /// Schedules another read of the pods with failed lookups. Returns their number.
     pub(crate) fn retry_failed_lookups(&mut self) -> usize {
-        let is_it = |judged: &ProfileVerdict| judged.standing == Standing::NotLookedUp;
+        let lookup_failed = |judged: &ProfileVerdict| judged.standing == Standing::NotLookedUp;
         let mut count = 0;
         for (namespace, state) in &mut self.namespaces {
-            for (name, pod) in state.pods.iter_mut().filter(|(_, pod)| pod.verdict.iter().any(is_it)) {
+            for (name, pod) in state.pods.iter_mut().filter(|(_, pod)| pod.verdict.iter().any(lookup_failed)) {
                 let open = pod.verdict.iter().cloned().map(|judged| match judged.standing {
                     Standing::NotLookedUp => ProfileVerdict { standing: Standing::Open, from_whole: false, ..judged },
                     _ => judged,
@@ -500,10 +500,10 @@ fn judge(
     pools: &mut InternPools,
 ) -> Arc<Vec<ProfileVerdict>> {
     let before = |profile: &str, revision: &str| {
-        let is_it = |judged: &&ProfileVerdict| {
+        let is_result_of_whole = |judged: &&ProfileVerdict| {
             judged.from_whole && &**judged.profile.as_ref() == profile && &**judged.revision.as_ref() == revision
         };
-        pod.verdict.iter().find(is_it).filter(|_| !discards_results)
+        pod.verdict.iter().find(is_result_of_whole).filter(|_| !discards_results)
     };
     let known = |profile: &CompiledProfile, revision: &str| {
         // The webhook decided about recorded profiles when the pod was created.

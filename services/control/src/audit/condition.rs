@@ -106,13 +106,13 @@ impl ConditionTracker {
         let mut due = Vec::new();
         for (name, audit) in found.chain(gone) {
             let content = content_of(&audit);
-            let is_told = self.last.get(&name).is_some_and(|last| {
+            let is_reported = self.last.get(&name).is_some_and(|last| {
                 let is_same = last.content.status == content.status && last.content.reason == content.reason;
                 let is_recent =
                     last.content.message == content.message || now.duration_since(last.at) < COUNTS_INTERVAL;
                 last.is_written && is_same && is_recent
             });
-            if !is_told {
+            if !is_reported {
                 self.last.insert(name.clone(), LastCondition { content: content.clone(), at: now, is_written: false });
                 due.push((name, content));
             }

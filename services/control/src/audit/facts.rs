@@ -131,8 +131,8 @@ pub(super) fn seconds(time: &Time) -> i64 {
     time.0.as_second()
 }
 
-fn latest(metadata: &ObjectMeta, is_it: impl Fn(&ManagedFieldsEntry) -> bool) -> Option<i64> {
-    let entries = metadata.managed_fields.iter().flatten().filter(|entry| is_it(entry));
+fn latest(metadata: &ObjectMeta, selects: impl Fn(&ManagedFieldsEntry) -> bool) -> Option<i64> {
+    let entries = metadata.managed_fields.iter().flatten().filter(|entry| selects(entry));
     entries.filter_map(|entry| entry.time.as_ref()).map(seconds).max()
 }
 

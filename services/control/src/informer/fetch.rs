@@ -107,10 +107,10 @@ pub(crate) fn exceeds_wait(paused: Duration) -> bool {
 }
 
 /// The result for a revision that cannot be read for now.
-pub(crate) fn unavailable_revision(key: &RevisionKey, why: &str) -> Fetched {
+pub(crate) fn unavailable_revision(key: &RevisionKey, reason: &str) -> Fetched {
     let name = object_name(&key.profile.name, &key.revision);
     Fetched::Missing(vec![diagnostic(
-        format!("the published revision {name} cannot be read: {why}"),
+        format!("the published revision {name} cannot be read: {reason}"),
         "it is tried again",
     )])
 }
@@ -148,8 +148,8 @@ pub(crate) async fn get(client: Client, key: &RevisionKey) -> FetchResult {
         // The revision exists, but this build cannot read it.
         Err(kube::Error::SerdeError(_)) => None,
         Err(error) => match permanent_error(&error) {
-            Some(why) => {
-                let message = format!("the published revision {name} cannot be read: {why}");
+            Some(reason) => {
+                let message = format!("the published revision {name} cannot be read: {reason}");
                 return Ok(Fetched::Unusable(vec![diagnostic(
                     message,
                     "make the profile's text smaller, or go back to another",

@@ -552,7 +552,7 @@ impl Index {
     /// Returns the accepted text of a profile, flattened and as its author wrote it. Returns `None` if texts are not
     /// kept.
     #[must_use]
-    pub fn accepted_text(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
+    pub(crate) fn accepted_text(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
         let text = self.entries.get(name)?.text.accepted.as_ref()?;
         let accepted_text =
             ProfileSource::Author(&read(&text.json).ok()?, &AcceptedTexts(&self.entries)).flatten(name).ok()?;

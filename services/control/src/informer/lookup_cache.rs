@@ -175,7 +175,7 @@ struct CachedObject<V> {
 #[derive(Clone, Debug)]
 struct Failure {
     /// The message for pod authors. The log has the exact cause.
-    why: &'static str,
+    message: &'static str,
     until: Instant,
 }
 
@@ -281,7 +281,7 @@ impl<V: Clone> CacheEntry<V> {
             Some(object) if is_before(object, after) => Answer::Failed("only an older answer is known".into()),
             Some(CachedObject { value: Some(value), .. }) => Answer::Found(value.clone()),
             Some(CachedObject { value: None, .. }) => Answer::Missing,
-            None => Answer::Failed(self.failure.as_ref().map_or("no answer in time", |failure| failure.why).into()),
+            None => Answer::Failed(self.failure.as_ref().map_or("no answer in time", |failure| failure.message).into()),
         }
     }
 }
@@ -431,7 +431,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
         }
         self.log_refused(&key, None, self.bounds.a_second.unwrap_or_default());
         // The next lookup may start a request at once.
-        let failure = Failure { why: "the API server was asked too often", until: Instant::now() };
+        let failure = Failure { message: "the API server was asked too often", until: Instant::now() };
         let result = if old.is_some() { LookupResult::Stale } else { LookupResult::Refused };
         Arc::new(CacheEntry { object: old, failure: Some(failure), result, refreshing: AtomicBool::new(false) })
     }
@@ -463,7 +463,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
             debug!(%key, result = result.as_str(), wanted = self.bounds.wanted, "looked up");
             Arc::new(CacheEntry { object, failure, result, refreshing: AtomicBool::new(false) })
         };
-        let (error, why, result) = match timeout(limit, answer).await {
+        let (error, message, result) = match timeout(limit, answer).await {
             Ok(Ok(value)) => {
                 *self.unavailable() = None;
                 let result = if value.is_some() { LookupResult::Found } else { LookupResult::Missing };
@@ -485,7 +485,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
             self.set_unavailable();
         }
         let result = if old.is_some() { LookupResult::Stale } else { result };
-        entry(old, Some(Failure { why, until: Instant::now() + self.bounds.failed_for }), result)
+        entry(old, Some(Failure { message, until: Instant::now() + self.bounds.failed_for }), result)
     }
 
     fn unavailable(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {

@@ -94,7 +94,7 @@ pub struct Judgement {
 
 impl Verdict {
     /// The labels of all verdicts.
-    pub const LABELS: [&str; 7] = ["newest", "older", "trusted", "stranger", "expiring", "unfit", "unreachable"];
+    pub(crate) const LABELS: [&str; 7] = ["newest", "older", "trusted", "stranger", "expiring", "unfit", "unreachable"];
 
     /// The verdict as a metric label.
     #[must_use]

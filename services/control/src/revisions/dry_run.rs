@@ -204,16 +204,17 @@ mod tests {
     #[test]
     fn dry_run_pod_has_profile_applied() {
         let names = [ProfileName::cluster("proxy"), ProfileName::namespaced("shop", "proxy")];
-        let picky = json!({
+        let selecting = json!({
             "objectSelector": {"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "team", "operator": "Exists"}]},
         });
-        let somewhere = json!({
+        let conditional = json!({
             "namespaceSelector": {"matchExpressions": [
                 {"key": "stage", "operator": "In", "values": ["prod", "test"]}, {"key": "old", "operator": "DoesNotExist"},
             ]},
             "matchConditions": [{"name": "account", "expression": "serviceAccount.?name.orValue('') == 'default'"}],
         });
-        for (name, spec) in [(&names[0], json!({})), (&names[1], json!({})), (&names[0], picky), (&names[0], somewhere)]
+        for (name, spec) in
+            [(&names[0], json!({})), (&names[1], json!({})), (&names[0], selecting), (&names[0], conditional)]
         {
             let object = pod_template(&profile(name, sidecar(&spec))).unwrap();
             let object = json!(object);

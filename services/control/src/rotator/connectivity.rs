@@ -139,7 +139,7 @@ impl Stage {
         match configuration {
             Configuration::Disarmed => Self::Disarmed,
             Configuration::Absent | Configuration::Empty { .. } => Self::Empty,
-            Configuration::Present(_) if live.rehearses(release) => Self::Check,
+            Configuration::Present(_) if live.is_connectivity_check(release) => Self::Check,
             Configuration::Present(_) => Self::Filled,
         }
     }

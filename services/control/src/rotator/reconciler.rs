@@ -348,7 +348,7 @@ impl Reconciler {
 
     /// Ignores forged epochs: those that are higher than the rotation has reached.
     fn ignore_forged_epochs(&self, highest: u64, objects: &mut Objects) {
-        let manager = objects.live.disbelieve(highest);
+        let manager = objects.live.remove_forged_epochs(highest);
         self.metrics.count_forged_epoch();
         warn!(
             highest,

@@ -56,7 +56,7 @@ pub(super) enum DryRunResponse<'a> {
 
 impl ServerOutcome {
     /// The labels of all outcomes.
-    pub const LABELS: [&str; 3] = ["proven", "behind", "silent"];
+    pub(crate) const LABELS: [&str; 3] = ["proven", "behind", "silent"];
 
     /// The outcome as a metric label.
     #[must_use]

@@ -258,7 +258,7 @@ fn between(live: Option<ConfigurationView<'_>>, desired: Option<ConfigurationVie
     };
     let configuration = live.kind;
     let mut drifts = Vec::new();
-    if has_other_marks(live.metadata, desired.metadata, now) {
+    if has_other_metadata(live.metadata, desired.metadata, now) {
         let manager = field_manager(live.metadata, &["f:metadata", "f:annotations"]);
         drifts.push(Drift { configuration, entry: None, kind: DriftKind::Marks, manager });
     }
@@ -288,7 +288,7 @@ fn between(live: Option<ConfigurationView<'_>>, desired: Option<ConfigurationVie
 }
 
 /// Whether Pillion's own labels or annotations differ. The time of writing is only compared with the clock.
-fn has_other_marks(live: &ObjectMeta, desired: &ObjectMeta, now: Timestamp) -> bool {
+fn has_other_metadata(live: &ObjectMeta, desired: &ObjectMeta, now: Timestamp) -> bool {
     let differs = |key| annotation(live, key) != annotation(desired, key);
     let is_ahead =
         |written: Timestamp| written.duration_since(now).unsigned_abs() > MAX_CLOCK_DIFFERENCE && written > now;

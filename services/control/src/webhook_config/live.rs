@@ -108,7 +108,7 @@ impl Live {
     }
 
     /// Removes epochs above `highest`, which are forged. Returns the client that last wrote one, if known.
-    pub(crate) fn disbelieve(&mut self, highest: u64) -> Option<String> {
+    pub(crate) fn remove_forged_epochs(&mut self, highest: u64) -> Option<String> {
         let mutating = self.mutating.as_mut().map(|mutating| &mut mutating.metadata);
         let validating = self.validating.as_mut().map(|validating| &mut validating.metadata);
         let mut writer = None;
@@ -122,7 +122,7 @@ impl Live {
 
     /// Whether the configuration is written for a connectivity check.
     #[must_use]
-    pub(crate) fn rehearses(&self, release: &Release) -> bool {
+    pub(crate) fn is_connectivity_check(&self, release: &Release) -> bool {
         self.mutating.as_ref().is_some_and(|mutating| is_rehearsal(mutating, release.service()))
     }
 

@@ -356,9 +356,9 @@ fn rotation_sees_intersection_of_all_entries() {
         change(&mut live);
         assert_eq!(live.configuration(&generation_of), expected, "case {number}");
     }
-    let mut strange = after(&target(&[1], 7));
-    bundle(entry(&mut strange, "enabled.pillion.dev"), &pem(&[200, 1, 201]));
-    assert_eq!(strange.unknown(&generation_of), BTreeSet::from([der(200), der(201)]));
+    let mut with_unknown = after(&target(&[1], 7));
+    bundle(entry(&mut with_unknown, "enabled.pillion.dev"), &pem(&[200, 1, 201]));
+    assert_eq!(with_unknown.unknown(&generation_of), BTreeSet::from([der(200), der(201)]));
 }
 
 #[test]

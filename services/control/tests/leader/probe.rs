@@ -82,7 +82,7 @@ fn probes_all_endpoints_and_pods() {
         service.set_ready(addresses[2], false).await?;
         let _newest = serve(addresses[0], &new, SERVER_NAME).await?;
         let older = serve(addresses[1], &old, SERVER_NAME).await?;
-        let strange = serve(addresses[2], &stranger, SERVER_NAME).await?;
+        let untrusted = serve(addresses[2], &stranger, SERVER_NAME).await?;
         let misnamed = serve(addresses[3], &new, "other.pillion-system.svc").await?;
         // One endpoint hangs, and one does not exist.
         let hangs = TcpListener::bind((addresses[4], PORT)).await?;
@@ -106,7 +106,7 @@ fn probes_all_endpoints_and_pods() {
         ensure!(found.endpoints == folded, "{:?}", found.endpoints);
 
         // Only endpoints with the newest certificate remain.
-        drop((strange, misnamed, hangs));
+        drop((untrusted, misnamed, hangs));
         for address in addresses.iter().skip(2) {
             service.remove(*address).await?;
         }
@@ -266,15 +266,15 @@ fn reports_certificates_of_other_issuers() {
         // The controller creates the ConfigMap of the kill switch, which guardrails need.
         let _trusted = serve(addresses[0], &theirs, SERVER_NAME).await?;
         ensure!(reported(1).await?.contains("endpoints_earliest_expiry_seconds "), "no expiry");
-        let words = eventually(SOON, "the kill switch exists", async || {
+        let data = eventually(SOON, "the kill switch exists", async || {
             switches.get_opt("pillion").await?.and_then(|map| map.data).context("no kill switch")
         })
         .await?;
-        ensure!(json!(words) == json!({"injection": "enabled", "webhooks": "armed"}), "{words:?}");
+        ensure!(json!(data) == json!({"injection": "enabled", "webhooks": "armed"}), "{data:?}");
 
         // The controller does not overwrite an operator's change.
-        let word = Patch::Merge(json!({"data": {"injection": "disabled"}}));
-        switches.patch("pillion", &PatchParams::default(), &word).await?;
+        let disabled = Patch::Merge(json!({"data": {"injection": "disabled"}}));
+        switches.patch("pillion", &PatchParams::default(), &disabled).await?;
         tokio::time::sleep(2 * settings().gap).await;
         ensure!(switches.get("pillion").await?.data.context("no data")?["injection"] == "disabled");
         stop.cancel();
