@@ -1,9 +1,9 @@
 //! Isolates panics: a panic while an object is processed affects that object alone.
 //!
-//! Without the guard, a panic in a task would end the leader's term, and a stored object would end the next leader's
-//! term too; a replica whose watch has ended would exit. One tenant's profile could so stop rotation, drift correction,
-//! revisions and audit for the whole cluster. So all work on users' objects outside of requests runs [`guarded`];
-//! requests have a guard of their own.
+//! Without the guard, a panic would end the leader's term. If a stored object causes the panic, the next leader's term
+//! would end too, and a replica whose watch has ended would exit. So one tenant's profile could stop rotation, drift
+//! correction, revisions and audit for the whole cluster. Therefore all work on users' objects outside of requests runs
+//! in [`guarded`]. Requests have their own guard.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use pillion_engine::profile::{Diagnostic, Part};
 use tracing::error;
 
 /// Maximum bytes of a panic message in the log.
-const SAID: usize = 1_000;
+const MESSAGE_BYTES: usize = 1_000;
 
 /// Where users report bugs.
 const ISSUES: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/issues");
@@ -22,34 +22,35 @@ const ISSUES: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/issues");
 #[error("Pillion itself failed at this, which is a fault of Pillion's: report it at {}, with the log", ISSUES)]
 pub struct Panicked;
 
-/// Runs `work`, which concerns `what`. A panic is logged and becomes an error.
+/// Runs `work` on the object named `what`. Logs a panic and returns it as an error.
 ///
 /// # Errors
 /// The work panicked.
-pub fn guarded<T>(what: &dyn Display, work: impl FnOnce() -> T) -> Result<T, Panicked> {
+pub fn guarded<T>(object: &dyn Display, work: impl FnOnce() -> T) -> Result<T, Panicked> {
     let work = || {
-        strike(what);
+        inject_fault(object);
         work()
     };
     // Unwind-safe: callers keep their earlier state, and the engine does not change its inputs.
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-        let said = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        let said = said.unwrap_or("no message");
-        let said = said.get(..said.floor_char_boundary(SAID)).unwrap_or_default();
-        error!(what = %what, panic = said, help = %Panicked, "a panic was caught: all else goes on without this");
+        let message =
+            panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let message = message.unwrap_or("no message");
+        let message = message.get(..message.floor_char_boundary(MESSAGE_BYTES)).unwrap_or_default();
+        error!(what = %object, panic = message, help = %Panicked, "a panic was caught: all else goes on without this");
         Panicked
     })
 }
 
-/// Runs [`guarded`] for work that returns a profile's errors; a panic becomes another one.
+/// Like [`guarded`], for work that returns a profile's errors. A panic becomes one of these errors.
 ///
 /// # Errors
 /// The profile is invalid, or the work panicked.
 pub fn compiled<T>(
-    what: &dyn Display,
+    object: &dyn Display,
     work: impl FnOnce() -> Result<T, Vec<Diagnostic>>,
 ) -> Result<T, Vec<Diagnostic>> {
-    guarded(what, work).unwrap_or_else(|panicked| Err(vec![panicked.diagnostic()]))
+    guarded(object, work).unwrap_or_else(|panicked| Err(vec![panicked.diagnostic()]))
 }
 
 impl Panicked {
@@ -69,12 +70,12 @@ impl Panicked {
 }
 
 #[cfg(test)]
-use faults::strike;
-/// Only tests cause panics.
+use faults::inject_fault;
+/// Does nothing: only tests inject panics.
 #[cfg(not(test))]
-const fn strike(_: &dyn Display) {}
+const fn inject_fault(_: &dyn Display) {}
 
-/// Lets tests cause panics, in place of unknown bugs of the engine.
+/// Lets tests inject panics, which stand for unknown bugs of the engine.
 #[cfg(test)]
 pub(crate) mod faults {
     use std::cell::RefCell;
@@ -84,54 +85,79 @@ pub(crate) mod faults {
         static AT: RefCell<Option<String>> = const { RefCell::new(None) };
     }
 
-    /// Until this is dropped, guarded work on this thread that concerns this object panics.
+    /// Until this is dropped, guarded work on the chosen object panics on this thread.
     #[must_use]
-    pub(crate) struct Fault;
+    pub(crate) struct FaultGuard;
 
-    /// Makes work that concerns `what` panic.
-    pub(crate) fn at(what: &str) -> Fault {
-        AT.set(Some(what.to_owned()));
-        Fault
+    /// Makes guarded work on this object panic.
+    pub(crate) fn at(object: &str) -> FaultGuard {
+        AT.set(Some(object.to_owned()));
+        FaultGuard
     }
 
-    pub(super) fn strike(what: &dyn Display) {
-        let strikes = AT.with_borrow(|at| at.as_deref() == Some(&*what.to_string()));
-        assert!(!strikes, "the secret of {what}");
+    pub(super) fn inject_fault(object: &dyn Display) {
+        let is_chosen = AT.with_borrow(|at| at.as_deref() == Some(&*object.to_string()));
+        assert!(!is_chosen, "the secret of {object}");
     }
 
-    impl Drop for Fault {
+    impl Drop for FaultGuard {
         fn drop(&mut self) {
             AT.set(None);
         }
     }
 }
 
+/// Captures log lines in tests.
 #[cfg(test)]
-mod tests {
+pub(crate) mod log_capture {
+    use std::io::{self, Write};
     use std::sync::{Arc, Mutex};
 
-    use super::*;
+    use tracing::subscriber::DefaultGuard;
+
+    /// Captures the log lines of this thread until it is dropped.
+    pub(crate) struct LogCapture {
+        lines: Lines,
+        _guard: DefaultGuard,
+    }
 
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
 
-    impl std::io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
 
-        fn flush(&mut self) -> std::io::Result<()> {
+        fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
     }
 
+    impl LogCapture {
+        pub(crate) fn start() -> Self {
+            let lines = Lines::default();
+            let writer = lines.clone();
+            let subscriber =
+                tracing_subscriber::fmt().with_ansi(false).without_time().with_writer(move || writer.clone()).finish();
+            Self { lines, _guard: tracing::subscriber::set_default(subscriber) }
+        }
+
+        /// Returns the lines since the last call.
+        pub(crate) fn take(&self) -> String {
+            String::from_utf8(std::mem::take(&mut *self.lines.0.lock().unwrap())).unwrap()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::log_capture::LogCapture;
+    use super::*;
+
     #[test]
     fn panic_is_logged_and_returned_as_error() {
-        let lines = Lines::default();
-        let writer = lines.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_ansi(false).without_time().with_writer(move || writer.clone()).finish();
-        let _guard = tracing::subscriber::set_default(subscriber);
+        let log = LogCapture::start();
         let objects = ["good", "bad", "better"];
         let done = objects.map(|name| {
             guarded(&name, || {
@@ -140,22 +166,22 @@ mod tests {
             })
         });
         assert_eq!(done, [Ok(4), Err(Panicked), Ok(6)]);
-        let told = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        assert_eq!(told.lines().count(), 1, "{told}");
+        let lines = log.take();
+        assert_eq!(lines.lines().count(), 1, "{lines}");
         for part in ["ERROR", "what=bad", "index out of bounds", "fault of Pillion's", "/issues"] {
-            assert!(told.contains(part), "{part} is not in {told}");
+            assert!(lines.contains(part), "{part} is not in {lines}");
         }
     }
 
     #[test]
     fn diagnostic_of_panic_hides_its_message() {
         let fault = faults::at("team-a/logger");
-        let told = compiled(&"team-a/logger", || Ok(())).unwrap_err();
-        let [diagnostic] = told.as_slice() else { panic!("{told:?}") };
+        let diagnostics = compiled(&"team-a/logger", || Ok(())).unwrap_err();
+        let [diagnostic] = diagnostics.as_slice() else { panic!("{diagnostics:?}") };
         let text = diagnostic.to_string();
         assert!(text.contains("a fault of Pillion's") && text.contains("report it at https://"), "{text}");
         assert!(!text.contains("the secret"), "{text}");
-        assert_eq!(compiled(&"team-a/other", || Ok(1)), Ok(1), "it is about one alone");
+        assert_eq!(compiled(&"team-a/other", || Ok(1)), Ok(1), "another object is not affected");
         drop(fault);
         assert_eq!(compiled(&"team-a/logger", || Ok(2)), Ok(2));
         let wrong = Panicked.diagnostic();

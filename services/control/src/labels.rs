@@ -1,6 +1,12 @@
-//! Enums whose values have a fixed text: labels of metrics, and words in logs and stored records.
+//! Enums whose values have fixed strings, for metric labels, logs and stored records.
 
-/// Defines such an enum, with all its values (`ALL`) and their texts (`as_str`).
+/// One metric label: its name and its value.
+pub(crate) type Label = [(&'static str, &'static str); 1];
+
+/// Two metric labels.
+pub(crate) type LabelPair = [(&'static str, &'static str); 2];
+
+/// Defines such an enum. `ALL` lists its values, and `as_str` returns the string of a value.
 macro_rules! labelled {
     ($(#[$meta:meta])* pub enum $enum:ident { $($(#[$doc:meta])* $value:ident => $text:literal,)+ }) => {
         $(#[$meta])*
@@ -12,7 +18,7 @@ macro_rules! labelled {
             /// All values.
             pub const ALL: [Self; [$($text),+].len()] = [$(Self::$value),+];
 
-            /// The value in metrics, logs and stored records.
+            /// The string of the value in metrics, logs and stored records.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self {
@@ -24,3 +30,11 @@ macro_rules! labelled {
 }
 
 pub(crate) use labelled;
+
+/// Returns the metrics of a registry as text.
+#[cfg(test)]
+pub(crate) fn exposition(registry: &prometheus_client::registry::Registry) -> String {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+    text
+}

@@ -17,8 +17,8 @@
 //! * [`audit`]: finds pods that differ from their profiles.
 //! * [`held`]: installs the policies of held namespaces and releases pods that wait.
 //!
-//! All of them use [`client`] (connections, watches of single objects, lists), [`guard`] (isolates panics) and [`release`]
-//! (the names of a release's objects).
+//! All of them use [`client`] (connections, watches of single objects, lists), [`guard`] (isolates panics) and
+//! [`release`] (the names of a release's objects).
 
 mod labels;
 mod random;

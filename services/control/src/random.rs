@@ -8,7 +8,8 @@ use std::time::Duration;
 pub(crate) fn token() -> String {
     let mut bytes = [0_u8; 16];
     if rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes).is_err() {
-        // Without the operating system's randomness, use the standard library's: it cannot fail, with 64 bits a key.
+        // If the operating system has no random bytes, use the standard library's 64-bit keys, which are always
+        // available.
         let (first, second) = (RandomState::new().hash_one(0_u8), RandomState::new().hash_one(1_u8));
         bytes = ((u128::from(first) << 64) | u128::from(second)).to_ne_bytes();
     }
@@ -18,7 +19,7 @@ pub(crate) fn token() -> String {
     })
 }
 
-/// A random duration from zero up to this limit.
+/// Returns a random duration from zero up to this limit.
 pub(crate) fn up_to(limit: Duration) -> Duration {
     let nanoseconds = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).max(1);
     Duration::from_nanos(RandomState::new().hash_one(0_u8) % nanoseconds)
@@ -29,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_are_the_same() {
+    fn tokens_are_unique() {
         let mut tokens: Vec<_> = (0..100).map(|_| token()).collect();
         tokens.sort();
         tokens.dedup();
@@ -38,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_spreads_and_stays_below_its_limit() {
+    fn jitter_is_spread_below_limit() {
         let limit = Duration::from_secs(2);
         let all: Vec<_> = (0..200).map(|_| up_to(limit)).collect();
         assert!(all.iter().all(|each| *each < limit));

@@ -8,7 +8,7 @@ use pillion_api::names::{is_dns_label, is_dns_name};
 /// The default domain of cluster-internal names.
 pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.local";
 
-/// Bytes of the longest suffix of an object name, `-controller`, so that every name is a DNS label.
+/// Length of the longest suffix of object names, `-controller`, in bytes. Names with a suffix must be DNS labels too.
 const SUFFIX_BYTES: usize = 11;
 
 /// A release: its name and its namespace.
@@ -41,9 +41,9 @@ pub enum ReleaseError {
 
 impl Release {
     /// Maximum bytes of a release's name.
-    pub const MAX_NAME: usize = 63 - SUFFIX_BYTES;
+    pub(crate) const MAX_NAME: usize = 63 - SUFFIX_BYTES;
 
-    /// A release with this name, in this namespace.
+    /// Creates a release with this name, namespace and cluster domain.
     ///
     /// # Errors
     /// Kubernetes would reject the names.
@@ -64,13 +64,13 @@ impl Release {
         Ok(Self { name, namespace, cluster_domain })
     }
 
-    /// Its name.
+    /// The release's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The namespace of all its namespaced objects.
+    /// The namespace of all namespaced objects of the release.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -163,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn replicas_and_canary_answer_to_different_names() {
+    fn replicas_and_trust_probe_have_different_names() {
         let release = Release::new("pillion", "pillion-system", "example.org").unwrap();
         assert_eq!(release.server_names(), ["pillion.pillion-system.svc", "pillion.pillion-system.svc.example.org"]);
         assert_eq!(release.canary_names()[0], "pillion-canary.pillion-system.svc");
     }
 
     #[test]
-    fn what_is_no_name_is_refused_and_named() {
+    fn invalid_names_are_rejected_with_reason() {
         let too_long = "p".repeat(Release::MAX_NAME + 1);
         for (name, namespace, domain, wrong) in [
             ("Pillion", "a", "cluster.local", "the name \"Pillion\""),

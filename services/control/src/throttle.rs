@@ -29,7 +29,7 @@ struct Window {
     count: u32,
 }
 
-/// Addresses that are kept before inactive ones are removed.
+/// Number of addresses in the table above which inactive ones are removed.
 const CLIENTS: usize = 1024;
 
 /// Limits log lines about frequent events.
@@ -70,8 +70,8 @@ impl ClientRates {
         Self { limit, windows: Mutex::default() }
     }
 
-    /// Returns whether this client may cause one more event now. If more clients than can be kept are active within a
-    /// second, the others share one limit.
+    /// Returns whether this client may cause one more event now. The table has up to [`CLIENTS`] addresses. If more
+    /// clients are active within a second, the others share one limit.
     pub(crate) fn take(&self, client: IpAddr) -> bool {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,7 +95,7 @@ impl Throttle {
         Self { quiet_for, state: Mutex::default() }
     }
 
-    /// If a line is due now: the number of lines suppressed since the last one.
+    /// Returns the number of lines suppressed since the last one if a line may be logged now, else `None`.
     pub(crate) fn take_turn(&self) -> Option<u64> {
         let now = Instant::now();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,6 +126,6 @@ mod tests {
             (0x0a00_0000..0x0a00_0000 + 3 * u32::try_from(CLIENTS).unwrap()).map(|n| taken(client(n))).sum();
         assert!(all <= 2 * (CLIENTS + 1), "{all}");
         assert!(rates.windows.lock().unwrap().len() <= CLIENTS + 1);
-        assert_eq!(taken(client(1)), 0, "a client that is known keeps its limit");
+        assert_eq!(taken(client(1)), 0, "a client in the table keeps its limit");
     }
 }

@@ -1,7 +1,6 @@
-//! The controller through its public interface.
+//! Tests the controller through its public interface.
 
 mod leader;
 mod memory;
 mod rotation_model;
 mod silent;
-mod told;

@@ -1,9 +1,9 @@
-//! What the caches take at full size: 10,000 namespaces and 2,000 profiles of 1.5 KB with three expressions each, given
-//! to the index as the watches give them. Bytes that are asked for are the same in every run, so they are a gate; times
-//! are printed only. `just run --no-capture memory::` prints them.
+//! Measures the memory of the caches at full size: 10,000 namespaces, and 2,000 profiles of 1.5 KB with three
+//! expressions each. The index gets them as the watches deliver them. The allocated bytes are the same in every run, so
+//! the test limits them. Times are only printed: `just run --no-capture memory::` shows them.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
-#![allow(clippy::print_stdout, reason = "figures are of use where a ceiling is broken")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers report failures by panicking")]
+#![allow(clippy::print_stdout, reason = "figures help to find the cause of a failure")]
 #![allow(clippy::cast_precision_loss, reason = "figures for people")]
 
 use std::collections::BTreeMap;
@@ -28,12 +28,12 @@ const NAMESPACES: usize = 10_000;
 const PROFILES: usize = 2_000;
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// As a watch reads it.
+/// Reads a namespace as a watch does.
 fn read(metadata: ObjectMeta) -> namespaces::Named {
     namespaces::read(metadata, &OptIn::default())
 }
 
-/// A namespace as platforms make them: five labels, three annotations, and the copy that kubectl keeps.
+/// A typical namespace of a platform: five labels, three annotations, and the copy that kubectl stores.
 fn namespace(number: usize, cost_center: usize) -> ObjectMeta {
     let team = number % 400;
     let name = format!("team-{team:03}-service-{number:05}");
@@ -61,7 +61,7 @@ fn namespace(number: usize, cost_center: usize) -> ObjectMeta {
     }
 }
 
-/// A profile of 1.5 KB with three expressions, as the watch reads it.
+/// A profile of 1.5 KB with three expressions, as the watch delivers it.
 fn profile(number: usize, generation: i64) -> StoredProfile {
     let spec: Value = json!({
         "order": 100,
@@ -119,7 +119,7 @@ fn listed(index: &mut Index, cost_center: usize, generation: i64) {
     index.update(Update::Cluster(Change::ListComplete));
 }
 
-/// What a closure keeps and what it needs at most, in MiB.
+/// Prints and returns the memory that a closure keeps, and its peak, in MiB.
 fn told(what: &str, info: &AllocationInfo) -> (f64, f64) {
     let (live, peak) = (info.bytes_current as f64 / MIB, info.bytes_max as f64 / MIB);
     println!("{what}: {live:.2} MiB live, {peak:.2} MiB at the peak, {} allocations", info.count_total);
@@ -142,7 +142,7 @@ fn ten_thousand_namespaces_take_a_few_mebibytes() {
     assert!(live < 5.5 && peak < 6.0, "{live} MiB live, {peak} MiB at the peak");
 }
 
-/// A review of a pod in every fifth namespace: what they are found to get is remembered too.
+/// Parses a review of a pod in every fifth namespace, since the snapshot caches the profiles of each namespace.
 fn ask_everywhere(snapshot: &Snapshot) {
     for number in (0..NAMESPACES).step_by(5) {
         let name = namespace(number, 1).name.unwrap();
@@ -187,16 +187,16 @@ fn caches_fit_memory_share_of_replica() {
     let (_, other_peak) = told("a list in which everything is new", &other);
     assert!(first_live + asked_live < 28.0, "{first_live} + {asked_live} MiB live");
     assert!(first_peak < 28.0 && same_peak < 1.5 && other_peak < 27.0, "{first_peak}, {same_peak}, {other_peak} MiB");
-    assert!(same_live.abs() < 0.5, "a list that says nothing new leaves nothing behind: {same_live} MiB");
+    assert!(same_live.abs() < 0.5, "an unchanged list keeps no memory: {same_live} MiB");
 }
 
-/// Time that this thread has had a processor: others on this machine do not count.
+/// The processor time of this thread, which does not depend on other threads.
 fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     Duration::from_nanos(text.split(' ').next().and_then(|nanos| nanos.parse().ok()).unwrap_or_default())
 }
 
-/// The least of some runs.
+/// Returns the shortest time of several runs.
 fn fastest(mut run: impl FnMut(usize)) -> Duration {
     let times = (0..9).map(|number| {
         let began = processor_time();
@@ -207,7 +207,7 @@ fn fastest(mut run: impl FnMut(usize)) -> Duration {
 }
 
 #[test]
-fn a_change_costs_what_changed() {
+fn publication_cost_depends_on_change() {
     let mut index = Index::default();
     listed(&mut index, 1, 1);
     let mut published = index.publish().unwrap();
@@ -228,7 +228,7 @@ fn a_change_costs_what_changed() {
         one_profile.bytes_total as f64 / MIB
     );
 
-    // A clock of this kind may go by the tick.
+    // Measure a hundred changes, since this clock may be as coarse as a scheduler tick.
     let hundred_times = fastest(|number| {
         for time in 0..100 {
             let changed = read(namespace(9, 3 + 100 * number + time));
@@ -256,7 +256,7 @@ fn a_change_costs_what_changed() {
     assert!(one_profile.count_total < 70_000, "{} allocations for one profile", one_profile.count_total);
 }
 
-/// A pod of a workload of ten, as the API server stores it, without its spec.
+/// The metadata of a pod of a workload with ten pods, as the API server stores it.
 fn audited_pod(number: usize, revision: &str) -> Value {
     let workload = number / 10;
     let record = json!({"version": 1, "profiles": [{"profile": "agent-0001", "revision": revision, "added":
@@ -285,7 +285,7 @@ fn audited_pod(number: usize, revision: &str) -> Value {
     }})
 }
 
-/// Pods of 400 opted-in namespaces for the audit.
+/// An audit of pods in 400 opted-in namespaces, with the memory that they take.
 fn audited(pods: usize) -> (Auditor, AllocationInfo) {
     let mut index = Index::default();
     for update in [Change::Restarted, Change::ListComplete] {
@@ -309,7 +309,7 @@ fn audited(pods: usize) -> (Auditor, AllocationInfo) {
     auditor.update(Change::Restarted);
     let info = measure(|| {
         for number in 0..pods {
-            // A fifth of them lack it, and are looked at whole.
+            // A fifth of the pods have an older revision.
             let revision = if number % 5 == 0 { "older" } else { &revision };
             let tape = OwnedTape::parse(audited_pod(number, revision).to_string()).unwrap();
             auditor.update(Change::Listed(audit::read(tape.root()).unwrap()));
@@ -341,7 +341,7 @@ fn fifty_thousand_pods_take_few_mebibytes() {
     });
     println!("processor time of a report: {took:?}");
 
-    // Another profile is no reason to keep more: what is judged again replaces what was found.
+    // After a change of profiles, new results replace the old ones and take no additional memory.
     let snapshot = auditor.snapshot().with_profiles(ProfileSet::new([]));
     let again = measure(|| {
         auditor.set_snapshot(Arc::new(snapshot), 0);

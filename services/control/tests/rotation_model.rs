@@ -1,9 +1,9 @@
-//! Explores the rotation with two leaders, three replicas and two API servers. Replicas and API servers see a change at any
-//! later time; a leader may die or be paused between any two actions; and some tests add a disturbance from outside.
+//! Explores the rotation with two leaders, three replicas and two API servers. Replicas and API servers see a change at
+//! any later time. A leader may stop or be paused between any two actions. Some tests add a disturbance from outside.
 //!
-//! In every state, no admission may fail because of the rotation ([`world::World::broken_trust`]). From every state, the
-//! rotation must come to rest without further disturbances. The exploration is breadth first, so it finds the shortest
-//! sequence of moves to a failure.
+//! In every state, no admission request may fail because of the rotation ([`world::World::broken_trust`]). From every
+//! state, the rotation must complete if there are no further disturbances. The exploration is breadth first, so it
+//! finds the shortest sequence of moves to a failure.
 
 #![allow(
     clippy::panic,
@@ -12,7 +12,7 @@
     clippy::indexing_slicing,
     clippy::cast_possible_truncation,
     clippy::print_stdout,
-    reason = "a model of a few small numbers, and a test says what is wrong by panicking"
+    reason = "the model has few and small numbers, and tests report failures by panicking"
 )]
 
 mod explore;
@@ -29,7 +29,8 @@ use crate::rotation_model::world::{Disturbance, Rules};
 /// Number of explored states, unless `PILLION_ROTATION_STATES` is set. `just nightly` explores a million: all states
 /// within about thirty moves.
 const STATES: usize = 50_000;
-/// Number of random walks, and moves in each: enough for several rotations. A sample has a tenth of the walks.
+/// Number of random walks, and of moves in each. A walk has enough moves for several rotations. A sample has a tenth of
+/// the walks.
 const WALKS: u64 = 2_000;
 const MOVES: usize = 600;
 
@@ -46,7 +47,7 @@ fn walks() -> u64 {
 fn rotation_ends_without_failed_admission() {
     let explored = explore(Rules::CODE, &[], states());
     explored.assert_sound();
-    assert!(explored.states >= states(), "all {} states: too few to say much", explored.states);
+    assert!(explored.states >= states(), "only {} states exist, which are too few", explored.states);
     println!("{} states, {} of them at rest", explored.states, explored.at_rest);
     let explored = walk(Rules::CODE, &[], walks(), MOVES);
     explored.assert_sound();
@@ -94,7 +95,7 @@ fn exploration_finds_wrong_decisions() {
                 record.leaf_epoch = 0;
             }
             match next(settings, &seen) {
-                // The loss of the record is not noticed: a new CA replaces the trusted ones.
+                // This mistake replaces the trusted CAs, since it hides that the record was lost.
                 Step::WriteBundle { authorities, epoch, repair, .. } => {
                     Step::WriteBundle { authorities, keep_unknown: false, epoch, repair }
                 }
@@ -111,7 +112,7 @@ fn exploration_finds_wrong_decisions() {
     }
 }
 
-/// Without their fixes, the exploration finds the damage of these two disturbances.
+/// Without the corrections for these two disturbances, the exploration must find their damage.
 #[test]
 fn disturbances_break_trust_without_their_fixes() {
     let uncounted = Rules { fold: |outcomes, servers| fold(outcomes, servers.or(Some(0))), ..Rules::CODE };

@@ -1,6 +1,6 @@
-//! An API server that answers lists and then says nothing more: its connection was lost without a word. Time is paused.
+//! Tests a lost connection: the API server responds to lists, and then sends nothing more. The time is paused.
 
-#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+#![allow(clippy::unwrap_used, reason = "tests report failures by panicking")]
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 type Requests = Arc<Mutex<Vec<(Duration, String)>>>;
 
-/// Lists are empty; watches never say anything. Each request is noted.
+/// A client whose lists are empty, and whose watches never deliver anything. It records each request.
 fn client(requests: Requests) -> Client {
     let began = Instant::now();
     let service = tower::service_fn(move |request: http::Request<Body>| {

@@ -1,4 +1,4 @@
-//! The state of the audit: the data of every pod, the pods to judge, and the whole pods to read. Pure.
+//! The state of the audit: the data of every pod, the pods to judge, and the whole pods to read. It does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -11,22 +11,22 @@ use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_json::{OwnedTape, Value};
 
 use super::facts::ClusterFacts;
-use super::kept::{Has, Judged, Kept, PodChange, Pool, Seen, read};
+use super::pod::{AuditedPod, PodChange, PodEntry, Pool, ProfileVerdict, RecordedProfiles, read};
 use super::report::{Report, Reporter};
 use crate::guard::guarded;
 use crate::informer::objects::Change;
 
-/// Maximum number of a namespace's pods that are read individually. If there are more, the namespace is listed.
-const ONE_BY_ONE: usize = 8;
+/// Maximum number of a namespace's pods that are read individually. If more are due, the namespace is listed.
+const MAX_SINGLE_READS: usize = 8;
 
-/// A read of whole pods that is due. The caller calls [`Auditor::whole`] for each pod, then [`Auditor::done`].
+/// Whole pods to read. The caller calls [`Auditor::whole`] for each pod, and then [`Auditor::done`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodFetch {
     /// Read one pod.
     Get {
-        /// Its namespace.
+        /// The namespace of the pod.
         namespace: Box<str>,
-        /// Its name.
+        /// The name of the pod.
         name: Box<str>,
     },
     /// Read a page of a namespace's pods.
@@ -55,15 +55,15 @@ pub struct Auditor {
     /// Number of the current or last list.
     epoch: u32,
     is_listed: bool,
-    /// Namespaces whose pods must be judged again; with `true`, results from whole pods are discarded.
+    /// Namespaces whose pods must be judged again. With `true`, results from whole pods are discarded.
     unjudged: BTreeMap<Box<str>, bool>,
     due: BTreeMap<Box<str>, Due>,
     /// Running lists, by namespace.
     listings: BTreeMap<Box<str>, Listing>,
-    /// Namespaces with a running request, one for each, with the pods that the watch has reported since. The response
-    /// is older than these reports.
+    /// Namespaces with a running request, at most one for each. The set has the pods that the watch has reported since
+    /// the start of the request, since the response is older.
     in_flight: BTreeMap<Box<str>, HashSet<Box<str>>>,
-    /// Namespace of the last fetch. The next fetch is for another one, so no namespace waits for all pods of another.
+    /// Namespace of the last fetch. The next fetch is for another namespace, so that all of them make progress.
     last: Box<str>,
     pools: InternPools,
 }
@@ -74,10 +74,10 @@ struct NamespaceState {
     namespace: Arc<Namespace>,
     /// When it was first seen as opted in.
     since: i64,
-    pods: HashMap<Box<str>, Kept>,
+    pods: HashMap<Box<str>, PodEntry>,
 }
 
-/// Pods to read whole.
+/// Pods that must be read as a whole.
 #[derive(Debug)]
 enum Due {
     All,
@@ -96,12 +96,12 @@ struct Listing {
 #[derive(Debug, Default)]
 struct InternPools {
     texts: Pool<Box<str>>,
-    records: Pool<Has>,
-    verdicts: Pool<Vec<Judged>>,
+    records: Pool<RecordedProfiles>,
+    verdicts: Pool<Vec<ProfileVerdict>>,
 }
 
 impl Auditor {
-    /// Creates the state for these namespaces; all their pods follow through [`Auditor::update`].
+    /// Creates the state for these namespaces. Their pods are added by [`Auditor::update`].
     #[must_use]
     pub fn new(snapshot: Arc<Snapshot>, now: i64) -> Self {
         let mut auditor = Self {
@@ -118,7 +118,7 @@ impl Auditor {
             pools: InternPools::default(),
         };
         auditor.set_snapshot(snapshot, now);
-        // The first list delivers them.
+        // The first list delivers all pods, so no namespace needs to be read.
         auditor.due.clear();
         auditor
     }
@@ -170,8 +170,8 @@ impl Auditor {
         !self.unjudged.is_empty()
     }
 
-    /// Replaces the excluded namespaces. Returns the same as [`Auditor::set_snapshot`].
-    pub fn set_excluded(&mut self, excluded: BTreeSet<Box<str>>, now: i64) -> bool {
+    /// Replaces the excluded namespaces. Returns whether pods must be judged again.
+    pub(crate) fn set_excluded(&mut self, excluded: BTreeSet<Box<str>>, now: i64) -> bool {
         if self.excluded == excluded {
             return !self.unjudged.is_empty();
         }
@@ -183,9 +183,9 @@ impl Auditor {
     pub fn update(&mut self, change: PodChange) {
         match change {
             Change::Restarted => self.epoch = self.epoch.wrapping_add(1),
-            Change::Listed(seen) | Change::Applied(seen) => {
-                self.note_newer(&seen.namespace, &seen.name);
-                self.take(seen);
+            Change::Listed(audited) | Change::Applied(audited) => {
+                self.record_newer(&audited.namespace, &audited.name);
+                self.take(audited);
             }
             Change::ListComplete => {
                 let epoch = self.epoch;
@@ -196,19 +196,19 @@ impl Auditor {
                 self.is_listed = true;
             }
             Change::Deleted((namespace, name)) => {
-                self.note_newer(&namespace, &name);
-                self.forget(&namespace, &name);
+                self.record_newer(&namespace, &name);
+                self.remove(&namespace, &name);
             }
         }
     }
 
-    fn note_newer(&mut self, namespace: &str, name: &str) {
+    fn record_newer(&mut self, namespace: &str, name: &str) {
         if let Some(newer) = self.in_flight.get_mut(namespace) {
             newer.insert(name.into());
         }
     }
 
-    fn forget(&mut self, namespace: &str, name: &str) {
+    fn remove(&mut self, namespace: &str, name: &str) {
         if let Some(listing) = self.listings.get_mut(namespace) {
             listing.gone.insert(name.into());
         }
@@ -220,14 +220,14 @@ impl Auditor {
         }
     }
 
-    fn take(&mut self, seen: Seen) {
-        if seen.is_exempt {
-            return self.forget(&seen.namespace, &seen.name);
+    fn take(&mut self, audited: AuditedPod) {
+        if audited.is_exempt {
+            return self.remove(&audited.namespace, &audited.name);
         }
-        let Some(state) = self.namespaces.get_mut(&seen.namespace) else { return };
-        let Seen { namespace, name, uid, created, owner, metadata, has, .. } = seen;
+        let Some(state) = self.namespaces.get_mut(&audited.namespace) else { return };
+        let AuditedPod { namespace, name, uid, created, owner, metadata, has, .. } = audited;
         let known = state.pods.get_mut(&name).filter(|known| known.uid == uid);
-        let is_same = |known: &Kept| *known.metadata == metadata;
+        let is_same = |known: &PodEntry| *known.metadata == metadata;
         let verdict = match known {
             Some(known) if is_same(known) && *known.has == has => {
                 known.epoch = self.epoch;
@@ -237,7 +237,7 @@ impl Auditor {
             _ => Arc::default(),
         };
         let pools = &mut self.pools;
-        let mut kept = Kept {
+        let mut entry = PodEntry {
             uid,
             created,
             epoch: self.epoch,
@@ -246,26 +246,28 @@ impl Auditor {
             has: pools.records.share(has),
             verdict,
         };
-        kept.verdict = judge(&self.snapshot, (&namespace, &state.namespace), &kept, false, pools);
-        if is_open(&kept.verdict) {
+        entry.verdict = judge(&self.snapshot, (&namespace, &state.namespace), &entry, false, pools);
+        if is_open(&entry.verdict) {
             add_due(&mut self.due, &namespace, &name);
         }
-        state.pods.insert(name, kept);
+        state.pods.insert(name, entry);
     }
 
-    /// Judges about `most` pods again. Returns whether more are left.
+    /// Judges about `most` pods again. Returns whether more pods must be judged.
     pub fn judge(&mut self, most: usize) -> bool {
         let mut judged = 0;
         while judged < most {
-            let Some((name, forgets)) = self.unjudged.pop_first() else { break };
+            let Some((name, discards_results)) = self.unjudged.pop_first() else { break };
             let Some(state) = self.namespaces.get_mut(&name) else { continue };
             judged += state.pods.len().max(1);
-            // Equal pods are judged once. The pods keep the pointers in the keys valid.
-            let mut alike = HashMap::new();
+            // Equal pods are judged once. The map also owns the old verdict, so that the pointers in its keys stay
+            // valid.
+            let mut verdicts = HashMap::new();
             for (pod_name, pod) in &mut state.pods {
                 let key = (Arc::as_ptr(&pod.metadata), Arc::as_ptr(&pod.has), Arc::as_ptr(&pod.verdict));
-                let (_, verdict) = alike.entry(key).or_insert_with(|| {
-                    let verdict = judge(&self.snapshot, (&name, &state.namespace), pod, forgets, &mut self.pools);
+                let (_, verdict) = verdicts.entry(key).or_insert_with(|| {
+                    let verdict =
+                        judge(&self.snapshot, (&name, &state.namespace), pod, discards_results, &mut self.pools);
                     (Arc::clone(&pod.verdict), verdict)
                 });
                 pod.verdict = Arc::clone(verdict);
@@ -277,23 +279,23 @@ impl Auditor {
         !self.unjudged.is_empty()
     }
 
-    /// Returns the next request: one for each namespace in turn. The caller must call [`Self::done`] or
-    /// [`Self::failed`] for each.
-    pub fn next_errand(&mut self) -> Option<PodFetch> {
+    /// Returns the next fetch. Namespaces take turns. The caller must call [`Self::done`] or [`Self::failed`] for each
+    /// fetch.
+    pub(crate) fn next_fetch(&mut self) -> Option<PodFetch> {
         let namespace = self.next_namespace()?;
         self.last.clone_from(&namespace);
-        let pod_fetch = self.errand_of(namespace)?;
+        let pod_fetch = self.fetch_of(namespace)?;
         self.in_flight.insert(pod_fetch.namespace().into(), HashSet::new());
         Some(pod_fetch)
     }
 
-    fn errand_of(&mut self, namespace: Box<str>) -> Option<PodFetch> {
+    fn fetch_of(&mut self, namespace: Box<str>) -> Option<PodFetch> {
         if let Some(listing) = self.listings.get(&namespace) {
             return Some(PodFetch::List { namespace, from: listing.next.clone() });
         }
         let due = self.due.get_mut(&namespace)?;
         if let Due::Some(names) = due
-            && names.len() <= ONE_BY_ONE
+            && names.len() <= MAX_SINGLE_READS
         {
             let name = names.pop_first();
             if names.is_empty() {
@@ -306,7 +308,8 @@ impl Auditor {
         Some(PodFetch::List { namespace, from: None })
     }
 
-    /// The next namespace in alphabetical order after the last one, then from the beginning.
+    /// Returns the next namespace in alphabetical order after the last one. After the end, it starts from the
+    /// beginning.
     fn next_namespace(&self) -> Option<Box<str>> {
         fn after<'m, V>(map: &'m BTreeMap<Box<str>, V>, from: Bound<&str>) -> impl Iterator<Item = &'m str> {
             map.range::<str, _>((from, Bound::Unbounded)).map(|(name, _)| &**name)
@@ -319,11 +322,12 @@ impl Auditor {
         first(Bound::Excluded(&*self.last)).or_else(|| first(Bound::Unbounded))
     }
 
-    /// Records that a fetch is done: for a page, with the next continue token; for a pod, whether it exists.
+    /// Records that a fetch is done. `next` is the continue token of the next page. `is_there` is whether a single pod
+    /// exists.
     pub fn done(&mut self, pod_fetch: &PodFetch, next: Option<String>, is_there: bool) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {
-            PodFetch::Get { namespace, name } if !is_there => self.forget(namespace, name),
+            PodFetch::Get { namespace, name } if !is_there => self.remove(namespace, name),
             PodFetch::Get { .. } => {}
             PodFetch::List { namespace, .. } if next.is_none() => _ = self.listings.remove(namespace),
             PodFetch::List { namespace, .. } => {
@@ -334,7 +338,7 @@ impl Auditor {
         }
     }
 
-    /// Records that a fetch failed: it is due again.
+    /// Records that a fetch failed, so that it is due again.
     pub fn failed(&mut self, pod_fetch: PodFetch) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {
@@ -352,13 +356,13 @@ impl Auditor {
     }
 
     /// Schedules another read of the pods with failed lookups. Returns their number.
-    pub fn ask_again(&mut self) -> usize {
-        let is_it = |judged: &Judged| judged.standing == Standing::NotLookedUp;
+    pub(crate) fn retry_failed_lookups(&mut self) -> usize {
+        let lookup_failed = |judged: &ProfileVerdict| judged.standing == Standing::NotLookedUp;
         let mut count = 0;
         for (namespace, state) in &mut self.namespaces {
-            for (name, pod) in state.pods.iter_mut().filter(|(_, pod)| pod.verdict.iter().any(is_it)) {
+            for (name, pod) in state.pods.iter_mut().filter(|(_, pod)| pod.verdict.iter().any(lookup_failed)) {
                 let open = pod.verdict.iter().cloned().map(|judged| match judged.standing {
-                    Standing::NotLookedUp => Judged { standing: Standing::Open, by_whole: false, ..judged },
+                    Standing::NotLookedUp => ProfileVerdict { standing: Standing::Open, from_whole: false, ..judged },
                     _ => judged,
                 });
                 pod.verdict = self.pools.verdicts.share(open.collect());
@@ -369,7 +373,7 @@ impl Auditor {
         count
     }
 
-    /// The lookups that this whole pod needs before it is judged.
+    /// The lookups that this whole pod needs before it can be judged.
     #[must_use]
     pub fn needs(&self, pod: Value<'_>) -> Wanted {
         let name = pod.at(&["metadata", "namespace"]).and_then(Value::as_str).unwrap_or_default();
@@ -382,48 +386,50 @@ impl Auditor {
         guarded(&format_args!("what a pod of {name} needs"), needs).unwrap_or_default()
     }
 
-    /// Judges a whole pod, which decides what its metadata leaves open.
+    /// Judges a whole pod. That decides the profiles for which its metadata is not sufficient.
     pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
-        let Ok(Some(seen)) = guarded(&"a pod of the audit", || read(pod)) else { return };
-        if self.listings.get(&seen.namespace).is_some_and(|listing| listing.gone.contains(&seen.name)) {
+        let Ok(Some(audited)) = guarded(&"a pod of the audit", || read(pod)) else { return };
+        if self.listings.get(&audited.namespace).is_some_and(|listing| listing.gone.contains(&audited.name)) {
             return;
         }
-        if self.in_flight.get(&seen.namespace).is_some_and(|newer| newer.contains(&seen.name)) {
-            // Read it again, if its result is still open.
-            let state = self.namespaces.get(&seen.namespace);
-            if state.and_then(|state| state.pods.get(&seen.name)).is_some_and(|pod| is_open(&pod.verdict)) {
-                add_due(&mut self.due, &seen.namespace, &seen.name);
+        if self.in_flight.get(&audited.namespace).is_some_and(|newer| newer.contains(&audited.name)) {
+            // The watch has delivered a newer state: read the pod again, if its result is still open.
+            let state = self.namespaces.get(&audited.namespace);
+            if state.and_then(|state| state.pods.get(&audited.name)).is_some_and(|pod| is_open(&pod.verdict)) {
+                add_due(&mut self.due, &audited.namespace, &audited.name);
             }
             return;
         }
-        let (namespace, name) = (seen.namespace.clone(), seen.name.clone());
-        self.take(seen);
+        let (namespace, name) = (audited.namespace.clone(), audited.name.clone());
+        self.take(audited);
         let Some(state) = self.namespaces.get_mut(&namespace) else { return };
-        let Some(kept) = state.pods.get_mut(&name).filter(|kept| is_open(&kept.verdict)) else { return };
+        let Some(entry) = state.pods.get_mut(&name).filter(|entry| is_open(&entry.verdict)) else { return };
         let found = guarded(&format_args!("pod {namespace}/{name}"), || {
             let record = audit::read(pod);
             let original = record.original_object.as_ref().map_or(pod, OwnedTape::root);
             audit::of_object(&self.snapshot, &namespace, &state.namespace, original, looked_up)
         });
-        let answered = kept.verdict.iter().cloned().map(|judged| {
+        let answered = entry.verdict.iter().cloned().map(|judged| {
             if judged.standing != Standing::Open {
                 return judged;
             }
             // A retry would give the same result.
-            let Ok(found) = &found else { return Judged { standing: Standing::Undecided, by_whole: true, ..judged } };
+            let Ok(found) = &found else {
+                return ProfileVerdict { standing: Standing::Undecided, from_whole: true, ..judged };
+            };
             let of_whole = found.iter().find(|expected| expected.profile.display_name() == &**judged.profile.as_ref());
-            // A profile that the whole pod does not request is not wanted.
+            // The whole pod does not match this profile.
             let standing = match of_whole {
                 None => Standing::NotWanted,
                 // The pinned revision was unavailable.
                 Some(expected) if expected.revision() != &**judged.revision.as_ref() => Standing::NotLookedUp,
                 Some(expected) => expected.standing,
             };
-            Judged { standing, by_whole: true, ..judged }
+            ProfileVerdict { standing, from_whole: true, ..judged }
         });
-        kept.verdict = self.pools.verdicts.share(answered.collect());
-        // It may affect other profiles of the same exclusive group.
-        kept.verdict = judge(&self.snapshot, (&namespace, &state.namespace), kept, false, &mut self.pools);
+        entry.verdict = self.pools.verdicts.share(answered.collect());
+        // The results may affect other profiles of the same exclusive group.
+        entry.verdict = judge(&self.snapshot, (&namespace, &state.namespace), entry, false, &mut self.pools);
         if let Some(Due::Some(names)) = self.due.get_mut(&namespace) {
             names.remove(&name);
             if names.is_empty() {
@@ -432,7 +438,7 @@ impl Auditor {
         }
     }
 
-    /// Whether a pod waits to be read whole.
+    /// Whether a pod waits to be read as a whole.
     #[must_use]
     pub fn waits(&self, namespace: &str, name: &str) -> bool {
         let pod = self.namespaces.get(namespace).map(|state| state.pods.get(name));
@@ -450,7 +456,7 @@ impl Auditor {
     pub fn report(&self, facts: &ClusterFacts, most: usize) -> Report {
         let mut reporter = Reporter::new(&self.snapshot, facts, most);
         for (name, state) in &self.namespaces {
-            // Sorted, so that every run gives the same table.
+            // Sort the pods, so that every report has the same order.
             let mut pods: Vec<_> = state.pods.iter().collect();
             pods.sort_unstable_by_key(|(name, _)| *name);
             for (pod_name, pod) in pods {
@@ -468,7 +474,7 @@ impl Auditor {
     }
 }
 
-fn is_open(verdict: &[Judged]) -> bool {
+fn is_open(verdict: &[ProfileVerdict]) -> bool {
     verdict.iter().any(|judged| judged.standing == Standing::Open)
 }
 
@@ -477,8 +483,8 @@ fn add_due(due: &mut BTreeMap<Box<str>, Due>, namespace: &str, name: &str) {
         Due::All => {}
         Due::Some(names) => {
             names.insert(name.into());
-            // There are too many to read individually.
-            if names.len() > 4 * ONE_BY_ONE {
+            // If too many pods are due, list them instead of reading each one.
+            if names.len() > 4 * MAX_SINGLE_READS {
                 due.insert(namespace.into(), Due::All);
             }
         }
@@ -489,15 +495,15 @@ fn add_due(due: &mut BTreeMap<Box<str>, Due>, namespace: &str, name: &str) {
 fn judge(
     snapshot: &Snapshot,
     (name, namespace): (&str, &Arc<Namespace>),
-    pod: &Kept,
-    forgets: bool,
+    pod: &PodEntry,
+    discards_results: bool,
     pools: &mut InternPools,
-) -> Arc<Vec<Judged>> {
+) -> Arc<Vec<ProfileVerdict>> {
     let before = |profile: &str, revision: &str| {
-        let is_it = |judged: &&Judged| {
-            judged.by_whole && &**judged.profile.as_ref() == profile && &**judged.revision.as_ref() == revision
+        let is_result_of_whole = |judged: &&ProfileVerdict| {
+            judged.from_whole && &**judged.profile.as_ref() == profile && &**judged.revision.as_ref() == revision
         };
-        pod.verdict.iter().find(is_it).filter(|_| !forgets)
+        pod.verdict.iter().find(is_result_of_whole).filter(|_| !discards_results)
     };
     let known = |profile: &CompiledProfile, revision: &str| {
         // The webhook decided about recorded profiles when the pod was created.
@@ -509,12 +515,12 @@ fn judge(
         Some(audit::of_metadata(snapshot, name, namespace, tape.root(), known))
     });
     let Ok(found) = found else {
-        // The expected profiles are unknown, so no recorded one is orphaned.
-        let undecided = |(profile, revision): &(Box<str>, Box<str>)| Judged {
+        // The expected profiles are unknown, so no recorded profile is orphaned.
+        let undecided = |(profile, revision): &(Box<str>, Box<str>)| ProfileVerdict {
             profile: pools.texts.share(profile.clone()),
             revision: pools.texts.share(revision.clone()),
             standing: Standing::Undecided,
-            by_whole: false,
+            from_whole: false,
         };
         let undecided = pod.has.profiles.iter().map(undecided).collect();
         return pools.verdicts.share(undecided);
@@ -527,11 +533,11 @@ fn judge(
             (Standing::NotWanted, Some(found @ (Standing::Undecided | Standing::NotLookedUp))) => found,
             (standing, _) => standing,
         };
-        Judged {
+        ProfileVerdict {
             profile: pools.texts.share(profile.into()),
             revision: pools.texts.share(revision.into()),
             standing,
-            by_whole: before.is_some(),
+            from_whole: before.is_some(),
         }
     });
     let judged = judged.collect();

@@ -1,57 +1,63 @@
-//! Finds the likely cause of a difference between a pod and its profiles: a pure function with tabular test cases.
+//! Finds the likely cause of a difference between a pod and its profiles: a pure function.
 
 use std::fmt;
 
-/// A difference between a pod and a profile. A closed set: each is a label value of a metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum State {
-    /// The profile matches the pod, and the pod's record does not list it.
-    Missing,
-    /// The record lists another revision than the active one.
-    Outdated,
-    /// The record lists a profile that is gone or does not match any more.
-    Surplus,
+use crate::labels::labelled;
+
+labelled! {
+    /// A difference between a pod and a profile. The states are label values of a metric.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum State {
+        /// The profile matches the pod, and the pod's record does not list it.
+        Missing => "missing",
+        /// The record lists another revision than the active one.
+        Outdated => "outdated",
+        /// The record lists a profile that was deleted, or that no longer matches the pod.
+        Surplus => "surplus",
+    }
 }
 
-/// The cause of a difference. A closed set: each is a label value of a metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Cause {
-    /// The namespace was opted in after the pod was created, or so shortly before that it had no effect yet.
-    BeforeOptIn,
-    /// The profile was created after the pod.
-    ProfileCreated,
-    /// The kill switch was set to `injection: disabled`.
-    SwitchedOff,
-    /// The webhook was unavailable: no configuration was registered, or no replica was ready.
-    WebhookAway,
-    /// The labels or annotations of the namespace have changed since.
-    NamespaceChanged,
-    /// The profile has changed since.
-    ProfileChanged,
-    /// The profile was deleted.
-    ProfileDeleted,
-    /// The webhook did not apply the profile: a name conflict, a limit, or nothing to add.
-    LeftOut,
-    /// No known event explains it; most likely the webhook timed out.
-    Unknown,
+labelled! {
+    /// The cause of a difference. The causes are label values of a metric.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Cause {
+        /// The pod was created before the namespace was opted in, or so soon after that the opt-in had no effect yet.
+        BeforeOptIn => "before_opt_in",
+        /// The profile was created after the pod.
+        ProfileCreated => "profile_created",
+        /// The kill switch was set to `injection: disabled`.
+        SwitchedOff => "switched_off",
+        /// The webhook was unavailable: no configuration was registered, or no replica was ready.
+        WebhookAway => "webhook_away",
+        /// The labels or annotations of the namespace have changed since the pod was created.
+        NamespaceChanged => "namespace_changed",
+        /// The profile has changed since the pod was created.
+        ProfileChanged => "profile_changed",
+        /// The profile was deleted.
+        ProfileDeleted => "profile_deleted",
+        /// The webhook did not apply the profile: a name conflict, a limit, or nothing to add.
+        LeftOut => "left_out",
+        /// No known event explains the difference. Most likely the webhook timed out.
+        Unknown => "unknown",
+    }
 }
 
-/// Facts about a pod, its namespace and a profile. Times in seconds since 1970; `None` if unknown.
+/// Facts about a pod, its namespace and a profile. Times are in seconds since 1970; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
     /// When the pod was created.
     pub created: i64,
-    /// Whether it has an injection record.
+    /// Whether the pod has an injection record.
     pub is_recorded: bool,
     /// When the opt-in label was set.
     pub opted_in: Option<i64>,
     /// When another label or annotation of the namespace last changed.
     pub namespace_changed: Option<i64>,
-    /// The profile does not exist any more.
+    /// Whether the profile was deleted.
     pub profile_gone: bool,
     /// When the profile was created.
     pub profile_created: Option<i64>,
-    /// When its text last changed.
+    /// When the text of the profile last changed.
     pub profile_changed: Option<i64>,
     /// Why the webhook may not have injected at that time.
     pub silence: Option<Silence>,
@@ -67,53 +73,9 @@ pub enum Silence {
 }
 
 /// Time for a change to reach API servers and replicas, in seconds.
-const SEEN_WITHIN: i64 = 2;
-
-impl State {
-    /// All states.
-    pub const ALL: [Self; 3] = [Self::Missing, Self::Outdated, Self::Surplus];
-
-    /// The state in metrics and tables.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Missing => "missing",
-            Self::Outdated => "outdated",
-            Self::Surplus => "surplus",
-        }
-    }
-}
+const PROPAGATION_SECONDS: i64 = 2;
 
 impl Cause {
-    /// All causes.
-    pub const ALL: [Self; 9] = [
-        Self::BeforeOptIn,
-        Self::ProfileCreated,
-        Self::SwitchedOff,
-        Self::WebhookAway,
-        Self::NamespaceChanged,
-        Self::ProfileChanged,
-        Self::ProfileDeleted,
-        Self::LeftOut,
-        Self::Unknown,
-    ];
-
-    /// The cause as a metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::BeforeOptIn => "before_opt_in",
-            Self::ProfileCreated => "profile_created",
-            Self::SwitchedOff => "switched_off",
-            Self::WebhookAway => "webhook_away",
-            Self::NamespaceChanged => "namespace_changed",
-            Self::ProfileChanged => "profile_changed",
-            Self::ProfileDeleted => "profile_deleted",
-            Self::LeftOut => "left_out",
-            Self::Unknown => "unknown",
-        }
-    }
-
     /// The cause as a sentence.
     #[must_use]
     pub const fn sentence(self) -> &'static str {
@@ -143,12 +105,12 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Finds the cause of a state. Certain causes come first; later changes are only hints.
+/// Finds the cause of a difference. Certain causes take precedence over later changes, which only make a cause likely.
 #[must_use]
 pub fn cause(state: State, circumstances: &Circumstances) -> Cause {
     let Circumstances { created, is_recorded, silence, .. } = *circumstances;
-    // A pod of unknown age precedes no change.
-    let precedes = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time + SEEN_WITHIN);
+    // If the age of the pod is unknown, it was not created before a change.
+    let precedes = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time + PROPAGATION_SECONDS);
     let after = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time);
     match state {
         State::Surplus if circumstances.profile_gone => Cause::ProfileDeleted,
@@ -167,16 +129,6 @@ pub fn cause(state: State, circumstances: &Circumstances) -> Cause {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_place_is_the_one_of_its_name() {
-        for (place, state) in State::ALL.into_iter().enumerate() {
-            assert_eq!(state as usize, place);
-        }
-        for (place, cause) in Cause::ALL.into_iter().enumerate() {
-            assert_eq!(cause as usize, place);
-        }
-    }
 
     #[test]
     fn each_cause_has_its_case() {

@@ -1,8 +1,8 @@
 //! Facts that explain findings: when namespaces and profiles last changed, and when the webhook was unavailable or
-//! switched off.
+//! disabled.
 //!
-//! Ages are read from `managedFields`, which have the time at which a manager last changed one of its fields. Spans are
-//! known as far as samples show.
+//! Ages are read from `managedFields`, which has the time when a field manager last changed one of its fields. The
+//! times in which the webhook was unavailable are only as exact as the samples.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,14 +14,15 @@ use serde_json::Value;
 
 use super::cause::Silence;
 
-/// Facts that explain findings. Ages are requested when a finding needs them, and removed when their object changes.
+/// Facts that explain findings. The age of an object is requested when a finding needs it, and removed when the object
+/// changes.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterFacts {
     /// When the webhook was unavailable.
-    pub away: Spans,
+    pub unavailable: Spans,
     /// When injection was disabled.
-    pub off: Spans,
-    /// When the webhook configuration was created; no webhook was called before.
+    pub disabled: Spans,
+    /// When the webhook configuration was created. Before that, no webhook was called.
     pub registered: Option<i64>,
     namespaces: BTreeMap<Box<str>, (Arc<Namespace>, NamespaceAge)>,
     profiles: BTreeMap<Box<str>, (Box<str>, ProfileAge)>,
@@ -29,47 +30,52 @@ pub struct ClusterFacts {
 
 impl ClusterFacts {
     /// Stores the age of a namespace.
-    pub fn set_namespace(&mut self, name: &str, namespace: &Arc<Namespace>, age: NamespaceAge) {
+    pub(crate) fn set_namespace(&mut self, name: &str, namespace: &Arc<Namespace>, age: NamespaceAge) {
         self.namespaces.insert(name.into(), (Arc::clone(namespace), age));
     }
 
     /// Stores the age of a profile at a revision.
-    pub fn set_profile(&mut self, name: &str, revision: &str, age: ProfileAge) {
+    pub(crate) fn set_profile(&mut self, name: &str, revision: &str, age: ProfileAge) {
         self.profiles.insert(name.into(), (revision.into(), age));
     }
 
-    /// The age of the namespace in this state; `None` if it was not requested.
+    /// The age of the namespace in this state; `None` if it is not known.
     #[must_use]
     pub fn namespace(&self, name: &str, namespace: &Arc<Namespace>) -> Option<NamespaceAge> {
         let (known, age) = self.namespaces.get(name)?;
         (Arc::ptr_eq(known, namespace) || known == namespace).then_some(*age)
     }
 
-    /// The age of a profile at a revision; `None` if it was not requested.
+    /// The age of a profile at a revision; `None` if it is not known.
     #[must_use]
     pub fn profile(&self, name: &str, revision: &str) -> Option<ProfileAge> {
         let (known, age) = self.profiles.get(name)?;
         (**known == *revision).then_some(*age)
     }
 
-    /// Removes all other ages.
+    /// Removes all ages except those of these namespaces and profiles.
     pub(super) fn keep(&mut self, namespaces: impl Fn(&str) -> bool, profiles: impl Fn(&str) -> bool) {
         self.namespaces.retain(|name, _| namespaces(name));
         self.profiles.retain(|name, _| profiles(name));
     }
 
-    /// Why the webhook may not have injected at this time.
+    /// Returns why the webhook may not have injected at this time, if there is a reason.
     #[must_use]
     pub fn silence(&self, time: i64) -> Option<Silence> {
-        let is_away = || self.away.cover(time) || self.registered.is_some_and(|registered| time < registered);
-        if self.off.cover(time) { Some(Silence::SwitchedOff) } else { is_away().then_some(Silence::Away) }
+        let is_unavailable =
+            || self.unavailable.contains(time) || self.registered.is_some_and(|registered| time < registered);
+        if self.disabled.contains(time) {
+            Some(Silence::SwitchedOff)
+        } else {
+            is_unavailable().then_some(Silence::Away)
+        }
     }
 }
 
 /// Times of changes of a namespace, in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceAge {
-    /// When the opt-in label was set, or somewhat earlier.
+    /// The opt-in label was set at this time or earlier.
     pub opted_in: Option<i64>,
     /// When another label or annotation last changed.
     pub changed: Option<i64>,
@@ -78,7 +84,7 @@ pub struct NamespaceAge {
 /// Times of changes of a profile, in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProfileAge {
-    /// When it was created.
+    /// When the profile was created.
     pub created: Option<i64>,
     /// When its text last changed.
     pub changed: Option<i64>,
@@ -125,33 +131,32 @@ pub(super) fn seconds(time: &Time) -> i64 {
     time.0.as_second()
 }
 
-fn latest(metadata: &ObjectMeta, is_it: impl Fn(&ManagedFieldsEntry) -> bool) -> Option<i64> {
-    let entries = metadata.managed_fields.iter().flatten().filter(|entry| is_it(entry));
+fn latest(metadata: &ObjectMeta, selects: impl Fn(&ManagedFieldsEntry) -> bool) -> Option<i64> {
+    let entries = metadata.managed_fields.iter().flatten().filter(|entry| selects(entry));
     entries.filter_map(|entry| entry.time.as_ref()).map(seconds).max()
 }
 
-/// Maximum number of spans. Pods older than a hundred changes of the switch are not asked about.
+/// Maximum number of time spans. The oldest ones are dropped, since pods of that age are rare.
 const MAX_SPANS: usize = 64;
 
-/// Seconds before the first sample that it also covers: no controller samples during an election.
+/// The first sample also covers this many seconds before it. During an election, no controller takes samples.
 const BEFORE_FIRST: i64 = 60;
 
-/// When a condition held, in seconds since 1970. A span begins and ends at samples in which it did not hold: it may
-/// have held at any time in between.
+/// The time spans in which a condition may have held, in seconds since 1970. A span begins and ends at samples in which
+/// the condition did not hold, since it may have held at any time between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spans {
     ended: VecDeque<(i64, i64)>,
     began: Option<i64>,
-    /// Time of the last sample in which it did not hold.
-    last_not: Option<i64>,
+    /// Time of the last sample in which the condition did not hold.
+    last_false: Option<i64>,
 }
 
 impl Spans {
-    /// Adds a sample. If the condition holds in the first one, it also held during the election; earlier times are
-    /// unknown.
-    pub fn look(&mut self, now: i64, is_so: bool) {
-        if is_so {
-            let began = self.last_not.unwrap_or_else(|| now.saturating_sub(BEFORE_FIRST));
+    /// Adds a sample. If the condition holds in the first sample, the span also covers the election before it.
+    pub fn add_sample(&mut self, now: i64, holds: bool) {
+        if holds {
+            let began = self.last_false.unwrap_or_else(|| now.saturating_sub(BEFORE_FIRST));
             self.began.get_or_insert(began);
             return;
         }
@@ -161,12 +166,12 @@ impl Spans {
             }
             self.ended.push_back((began, now));
         }
-        self.last_not = Some(now);
+        self.last_false = Some(now);
     }
 
     /// Whether the condition may have held at this time.
     #[must_use]
-    pub fn cover(&self, time: i64) -> bool {
+    pub fn contains(&self, time: i64) -> bool {
         self.began.is_some_and(|began| began <= time)
             || self.ended.iter().any(|(began, ended)| (*began..=*ended).contains(&time))
     }
@@ -213,20 +218,20 @@ mod tests {
     }
 
     #[test]
-    fn a_span_reaches_from_look_to_look() {
+    fn span_reaches_from_sample_to_sample() {
         let mut spans = Spans::default();
-        spans.look(10, false);
-        assert!(!spans.cover(10));
-        spans.look(20, true);
-        spans.look(30, true);
-        assert!(!spans.cover(9) && spans.cover(10) && spans.cover(25) && spans.cover(1_000));
-        spans.look(40, false);
-        assert!(spans.cover(40) && !spans.cover(41));
+        spans.add_sample(10, false);
+        assert!(!spans.contains(10));
+        spans.add_sample(20, true);
+        spans.add_sample(30, true);
+        assert!(!spans.contains(9) && spans.contains(10) && spans.contains(25) && spans.contains(1_000));
+        spans.add_sample(40, false);
+        assert!(spans.contains(40) && !spans.contains(41));
         let mut from_the_first = Spans::default();
-        from_the_first.look(1_000, true);
-        assert!(from_the_first.cover(1_000 - BEFORE_FIRST) && !from_the_first.cover(999 - BEFORE_FIRST));
+        from_the_first.add_sample(1_000, true);
+        assert!(from_the_first.contains(1_000 - BEFORE_FIRST) && !from_the_first.contains(999 - BEFORE_FIRST));
         for time in 0..1_000 {
-            spans.look(100 + time, time % 2 == 0);
+            spans.add_sample(100 + time, time % 2 == 0);
         }
         assert_eq!(spans.ended.len(), MAX_SPANS);
     }

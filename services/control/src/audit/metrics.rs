@@ -1,5 +1,5 @@
-//! The last report as metrics. All labels have closed sets of values, except namespaces, which are bounded and off by
-//! default.
+//! The last report as metrics. All labels have closed sets of values, except namespaces. Their number is bounded, and
+//! zero by default.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,29 +17,29 @@ use super::report::{Report, Standings};
 
 /// Counts what the audit finds.
 #[derive(Clone, Debug, Default)]
-pub struct AuditMetrics(Arc<Shared>);
+pub struct AuditMetrics(Arc<MetricsState>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct MetricsState {
     report: ArcSwap<Report>,
     max_namespaces: usize,
-    /// Requests for pods, by success.
+    /// Number of requests for pods that succeeded, and that failed.
     requests: [AtomicU64; 2],
 }
 
 /// The collector of a registry.
 #[derive(Debug)]
-struct Collected(AuditMetrics);
+struct AuditCollector(AuditMetrics);
 
 impl AuditMetrics {
     /// Registers the metrics. At most `max_namespaces` namespaces have series of their own: those with the most
-    /// findings. All others count together as `_other`.
+    /// findings. All others are counted together as `_other`.
     #[must_use]
     pub fn register(registry: &mut Registry, max_namespaces: usize) -> Self {
-        let metrics = Self(Arc::new(Shared { max_namespaces, ..Shared::default() }));
+        let metrics = Self(Arc::new(MetricsState { max_namespaces, ..MetricsState::default() }));
         registry
             .sub_registry_with_prefix("pillion_controller")
-            .register_collector(Box::new(Collected(metrics.clone())));
+            .register_collector(Box::new(AuditCollector(metrics.clone())));
         metrics
     }
 
@@ -72,9 +72,9 @@ fn gauge(count: u64) -> ConstGauge<i64> {
     ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX))
 }
 
-impl Collector for Collected {
+impl Collector for AuditCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Shared { report, max_namespaces, requests } = &*self.0.0;
+        let MetricsState { report, max_namespaces, requests } = &*self.0.0;
         let report = report.load();
         let help = "Whether the audit has seen all pods of opted-in namespaces, and none waits to be looked at";
         let metric = encoder.encode_descriptor("audit_complete", help, None, MetricType::Gauge)?;
@@ -114,10 +114,10 @@ impl Collector for Collected {
 }
 
 /// The namespaces with the most findings, and the sum of all others.
-fn largest(report: &Report, most: usize) -> Vec<(&str, u64)> {
+fn largest(report: &Report, max: usize) -> Vec<(&str, u64)> {
     let mut all: Vec<_> = report.namespaces.iter().map(|(name, count)| (&**name, *count)).collect();
     all.sort_by(|(one, first), (other, second)| second.cmp(first).then(one.cmp(other)));
-    let others = all.split_off(all.len().min(most));
+    let others = all.split_off(all.len().min(max));
     if !others.is_empty() {
         all.push(("_other", others.iter().map(|(_, count)| count).sum()));
     }
@@ -127,17 +127,13 @@ fn largest(report: &Report, most: usize) -> Vec<(&str, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::labels::exposition;
 
     #[test]
     fn series_exist_from_start_with_bounded_namespaces() {
         let mut registry = Registry::default();
         let metrics = AuditMetrics::register(&mut registry, 2);
-        let text = |registry: &Registry| {
-            let mut text = String::new();
-            prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-            text
-        };
-        let empty = text(&registry);
+        let empty = exposition(&registry);
         assert_eq!(empty.matches("pillion_controller_audit_findings{").count(), 27, "{empty}");
         assert!(empty.contains("pillion_controller_audit_complete 0"), "{empty}");
 
@@ -146,7 +142,7 @@ mod tests {
         report.namespaces = [("a", 1), ("b", 3), ("c", 2), ("d", 1)].map(|(name, count)| (name.into(), count)).into();
         metrics.publish(Arc::new(report));
         metrics.requested(true);
-        let text = text(&registry);
+        let text = exposition(&registry);
         for line in [
             "pillion_controller_audit_complete 1",
             "pillion_controller_audit_findings{state=\"missing\",cause=\"webhook_away\"} 7",

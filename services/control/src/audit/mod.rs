@@ -1,28 +1,28 @@
 //! Finds pods of opted-in namespaces that lack a matching profile or have an older revision, and explains why.
 //!
-//! The audit compares the injection record of a pod with *selection*, and renders nothing:
+//! The audit compares the injection record of a pod with the profiles that *select* it, and renders nothing:
 //!
-//! * **Pods are watched as metadata.** The audit keeps each pod's original labels and annotations, once for all pods
-//!   with equal ones, and the profiles in its record (`kept`). It ignores ended pods and pods of other namespaces.
-//! * **Metadata decides at once** which profiles are requested, dropped, and select the pod
+//! - **Pods are watched as metadata.** The audit keeps each pod's original labels and annotations, once for all pods
+//!   with equal ones, and the profiles in its record (`pod`). It ignores ended pods, and pods of other namespaces.
+//! - **Metadata is sufficient** to decide which profiles are requested, dropped, and select the pod
 //!   ([`pillion_engine::audit`]).
-//! * **A profile with conditions**, or with parameters that can reject, needs the whole pod; only the verdict is kept.
-//!   A pod with the profile in its record needs no such read, because the webhook decided when it was created. So the
-//!   audit reads few whole pods: once for each revision of the profile and each change of the namespace, one request at
-//!   a time with a pause in between ([`PodFetch`]).
-//! * **When profiles or namespaces change**, the audit judges the kept data again in memory, once for all equal pods.
+//! - **A profile with conditions**, or with parameters that can reject, needs the whole pod. Only the verdict is kept.
+//!   If the profile is in the pod's record, the whole pod is not read, because the webhook decided when the pod was
+//!   created. So the audit reads few whole pods: once for each revision of the profile and for each change of the
+//!   namespace. The requests have pauses between them ([`PodFetch`]).
+//! - **When profiles or namespaces change**, the audit judges the kept data again in memory, once for all equal pods.
 //!   If only a profile's template has changed, nothing is read again, because the records name the older revision.
 //!
-//! [`Auditor`] is pure: it takes changes and returns reads to do and a [`Report`]. [`run`] is the leader's task.
-//! [`once`] does the same from lists for `pillion status`, without the controller.
+//! [`Auditor`] does no I/O: it takes changes, and returns fetches and a [`Report`]. [`run`] is the leader's task.
+//! [`once`] does the same from lists, for `pillion status`, which works without the controller.
 
 mod auditor;
 mod cause;
 pub mod condition;
-mod kept;
+mod pod;
 mod metrics;
 mod once;
-mod questions;
+mod requests;
 mod report;
 mod facts;
 mod task;
@@ -30,11 +30,11 @@ mod task;
 pub use auditor::{Auditor, PodFetch};
 pub use cause::{Cause, Circumstances, Silence, State, cause};
 pub use facts::{ClusterFacts, NamespaceAge, ProfileAge, Spans};
-pub use kept::{PodChange, PodKey, Seen, kind_with_group, read};
 pub use metrics::AuditMetrics;
 pub use once::{OnceError, Served, once, served};
-pub use questions::NOT_ENDED;
+pub use pod::{AuditedPod, PodChange, PodKey, kind_with_group, read};
 pub use report::{Finding, ProfileAudit, Report, Standings};
+pub use requests::NOT_ENDED;
 pub use task::{AuditSettings, Audited, Parts, Reads, run};
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Runs the audit once, from lists: for `pillion status`, which works without a controller.
+//! Runs the audit once, from lists, for `pillion status`, which works without a controller.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::auditor::{Auditor, PodFetch};
 use super::facts::ClusterFacts;
-use super::questions::{Asking, Look, ask_ages, fetch, look};
 use super::report::Report;
-use super::task::{AuditSettings, JUDGED_AT_ONCE, Reads, now, take_whole};
+use super::requests::{AgeRequests, WebhookState, fetch, read_webhook_state, request_ages};
+use super::task::{AuditSettings, JUDGE_BATCH, Reads, judge_whole, now};
 use crate::informer::watch::Publisher;
 use crate::release::Release;
 
 /// Timeout for listing profiles and namespaces.
-const LISTED_WITHIN: Duration = Duration::from_secs(30);
+const LIST_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why the audit failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OnceError {
-    /// Profiles or namespaces could not be listed; the log has the cause.
-    #[error("profiles and namespaces could not be listed within {} seconds", LISTED_WITHIN.as_secs())]
+    /// Profiles or namespaces could not be listed. The log has the cause.
+    #[error("profiles and namespaces could not be listed within {} seconds", LIST_LIMIT.as_secs())]
     Cluster,
     /// Pods could not be listed.
     #[error("the pods of namespace {namespace} could not be listed")]
@@ -55,7 +55,7 @@ pub async fn once(
     reads: &Reads,
     settings: &AuditSettings,
 ) -> Result<Report, OnceError> {
-    let Served { snapshot, excluded, opt_in, looked } = serving(client, release, &settings.opt_in).await?;
+    let Served { snapshot, excluded, opt_in, webhook_state } = serving(client, release, &settings.opt_in).await?;
     let opted_in: Vec<Box<str>> = snapshot
         .namespaces()
         .filter(|(name, found)| found.level().is_some() && namespace.is_none_or(|only| only == *name))
@@ -78,7 +78,7 @@ pub async fn once(
             let pods = |source| OnceError::Pods { namespace: namespace.clone(), source: Box::new(source) };
             let (pods, next) = fetched.map_err(pods)?;
             for pod in &pods {
-                take_whole(&mut auditor, reads, pod).await;
+                judge_whole(&mut auditor, reads, pod).await;
             }
             from = next;
             if from.is_none() {
@@ -87,24 +87,24 @@ pub async fn once(
         }
     }
     auditor.set_listed();
-    while auditor.judge(JUDGED_AT_ONCE) {}
+    while auditor.judge(JUDGE_BATCH) {}
     let mut facts = ClusterFacts::default();
-    if let Some(Look { registered, has_endpoint, is_off, .. }) = looked {
+    if let Some(WebhookState { registered, has_endpoint, is_off, .. }) = webhook_state {
         let now = now();
-        facts.away.look(now, registered.is_none() || !has_endpoint);
-        facts.off.look(now, is_off);
+        facts.unavailable.add_sample(now, registered.is_none() || !has_endpoint);
+        facts.disabled.add_sample(now, is_off);
         facts.registered = Some(registered.unwrap_or(i64::MAX));
     }
     let mut report = auditor.report(&facts, settings.most_findings);
-    // Each round adds ages.
-    let asking = Asking { client, opt_in: &opt_in, most: usize::MAX };
-    while ask_ages(asking, &auditor, &mut facts, &report).await {
+    // Each round may request more ages, which may explain more findings.
+    let requests = AgeRequests { client, opt_in: &opt_in, most: usize::MAX };
+    while request_ages(requests, &auditor, &mut facts, &report).await {
         report = auditor.report(&facts, settings.most_findings);
     }
     Ok(report)
 }
 
-/// The profiles that replicas serve now, and the namespaces that they serve.
+/// The profiles and namespaces that replicas serve now.
 #[derive(Debug)]
 pub struct Served {
     /// Profiles and namespaces, with this release's opt-in labels.
@@ -113,28 +113,28 @@ pub struct Served {
     pub excluded: BTreeSet<Box<str>>,
     /// The labels by which namespaces opt in.
     opt_in: OptIn,
-    looked: Option<Look>,
+    webhook_state: Option<WebhookState>,
 }
 
-/// Lists what replicas serve now: published revisions, or the stored profiles if no controller has published any.
+/// Lists what replicas serve now: the published revisions. If no controller has published any, the stored profiles.
 pub async fn served(client: &Client, release: &Release) -> Result<Served, OnceError> {
     serving(client, release, &OptIn::default()).await
 }
 
 async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<Served, OnceError> {
-    // Without permission to read it, the result has fewer causes and assumes no excluded namespaces and default labels.
-    let looked = look(client, release).await.ok();
-    let opt_in = looked.as_ref().and_then(|look| look.opt_in.as_ref()).unwrap_or(opt_in).clone();
+    // If it may not be read, the report has fewer causes, and assumes default labels and no excluded namespaces.
+    let webhook_state = read_webhook_state(client, release).await.ok();
+    let opt_in = webhook_state.as_ref().and_then(|state| state.opt_in.as_ref()).unwrap_or(opt_in).clone();
     let mut snapshot = listed(client, true, &opt_in).await?;
     if snapshot.profiles().iter().next().is_none() {
         snapshot = listed(client, false, &opt_in).await?;
     }
-    let excluded = looked.as_ref().and_then(|look| look.excluded.clone());
+    let excluded = webhook_state.as_ref().and_then(|state| state.excluded.clone());
     let excluded = excluded.unwrap_or_else(|| BTreeSet::from([release.namespace().into()]));
-    Ok(Served { snapshot, excluded, opt_in, looked })
+    Ok(Served { snapshot, excluded, opt_in, webhook_state })
 }
 
-/// The profiles and namespaces of a replica, now.
+/// Returns the profiles and namespaces that a replica would serve now.
 async fn listed(client: &Client, of_revisions: bool, opt_in: &OptIn) -> Result<Arc<Snapshot>, OnceError> {
     let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let (watches, mut status) = Publisher::new(Arc::clone(&published));
@@ -143,7 +143,7 @@ async fn listed(client: &Client, of_revisions: bool, opt_in: &OptIn) -> Result<A
     let stop = CancellationToken::new();
     let guard = stop.clone().drop_guard();
     let publishing = tokio::spawn(watches.run(client.clone(), stop));
-    let synced = timeout(LISTED_WITHIN, status.wait_for(|status| status.synced)).await;
+    let synced = timeout(LIST_LIMIT, status.wait_for(|status| status.synced)).await;
     let is_synced = matches!(synced, Ok(Ok(_)));
     drop(guard);
     let ended = publishing.await;

@@ -1,4 +1,4 @@
-//! Tests that a panic over one pod affects that pod alone, and the audit continues.
+//! Tests that a panic over one pod affects only this pod, and that the audit continues.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 
-use super::kept::Has;
+use super::pod::RecordedProfiles;
 use super::*;
 use crate::guard::faults;
 use crate::informer::objects::Change;
 
-/// Start of the audit.
+/// The start of the audit.
 const START: i64 = 1_000;
 
-/// An audit of pods with these names, each in its own namespace, with one matching profile.
+/// An audit of pods with these names, each in a separate namespace, with one matching profile.
 fn listed(profile: &Value, pods: &[&str]) -> Auditor {
     let name = ProfileName::cluster("proxy");
     let compiled = compile(&name, &serde_json::from_value(profile.clone()).unwrap()).unwrap();
@@ -28,7 +28,7 @@ fn listed(profile: &Value, pods: &[&str]) -> Auditor {
     let mut auditor = Auditor::new(Arc::new(snapshot), START);
     auditor.update(Change::Restarted);
     for pod in pods {
-        auditor.update(Change::Listed(seen(pod)));
+        auditor.update(Change::Listed(audited(pod)));
     }
     auditor.update(Change::ListComplete);
     auditor
@@ -43,7 +43,7 @@ fn whole(name: &str) -> OwnedTape {
     OwnedTape::parse(pod.to_string()).unwrap()
 }
 
-fn seen(name: &str) -> Seen {
+fn audited(name: &str) -> AuditedPod {
     read(whole(name).root()).unwrap()
 }
 
@@ -59,7 +59,7 @@ fn pod_whose_evaluation_panics_is_undecided() {
         listed(&json!({"activation": "Always", "matchConditions": conditions, "template": template}), &["bad", "good"]);
     assert_eq!(standings(&auditor).pending, 2);
     let fault = faults::at("pod of-bad/bad");
-    for pod_fetch in std::iter::from_fn(|| auditor.next_errand()).collect::<Vec<_>>() {
+    for pod_fetch in std::iter::from_fn(|| auditor.next_fetch()).collect::<Vec<_>>() {
         let PodFetch::Get { name, .. } = &pod_fetch else { panic!("{pod_fetch:?}") };
         auditor.whole(whole(name).root(), &LookedUp::default());
         auditor.done(&pod_fetch, None, true);
@@ -67,7 +67,7 @@ fn pod_whose_evaluation_panics_is_undecided() {
     drop(fault);
     let found = standings(&auditor);
     assert_eq!((found.undecided, found.missing, found.pending), (1, 1, 0), "{found:?}");
-    assert_eq!(auditor.next_errand(), None);
+    assert_eq!(auditor.next_fetch(), None);
 }
 
 #[test]
@@ -77,9 +77,9 @@ fn panic_over_metadata_affects_one_pod() {
         listed(&json!({"activation": "Always", "template": {"metadata": {"labels": {"a": "b"}}}}), &["bad", "good"]);
     assert_eq!((auditor.pods(), standings(&auditor).missing), (2, 1));
 
-    // Its older revision is not reported as orphaned.
-    let has = Has { is_recorded: true, profiles: vec![("proxy".into(), "old".into())] };
-    auditor.update(Change::Applied(Seen { has, ..seen("bad") }));
+    // The older revision in the pod's record is not reported as orphaned.
+    let has = RecordedProfiles { is_recorded: true, profiles: vec![("proxy".into(), "old".into())] };
+    auditor.update(Change::Applied(AuditedPod { has, ..audited("bad") }));
     drop(fault);
     let found = standings(&auditor);
     assert_eq!((found.undecided, found.surplus), (1, 0), "{found:?}");

@@ -1,4 +1,4 @@
-//! The findings of the audit as data, for the metrics, the table of `pillion status` and the condition of each profile.
+//! The findings of the audit, for the metrics, the table of `pillion status` and the condition of each profile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use pillion_engine::snapshot::{Namespace, Snapshot};
 
 use super::cause::{Cause, Circumstances, State, cause};
 use super::facts::ClusterFacts;
-use super::kept::{Has, Judged, Kept};
+use super::pod::{PodEntry, ProfileVerdict, RecordedProfiles};
 
-/// Maximum number of namespaces, and of profiles, whose age one report requests.
-const ASKED: usize = 64;
+/// Maximum number of namespaces, and of profiles, whose ages a report requests.
+const MAX_AGES: usize = 64;
 
-/// Number of pods by result. Each pod counts once: in the first field that fits.
+/// Number of pods by result. Each pod is counted once, in the first field that fits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standings {
     /// A profile is missing.
@@ -23,9 +23,9 @@ pub struct Standings {
     pub outdated: u64,
     /// A profile is orphaned.
     pub surplus: u64,
-    /// The whole pod is not read yet.
+    /// The whole pod was not read yet.
     pub pending: u64,
-    /// The stored pod lacks data that a profile reads.
+    /// The stored pod does not have the data that a profile reads.
     pub undecided: u64,
     /// All matching profiles are injected.
     pub injected: u64,
@@ -46,7 +46,7 @@ pub struct ProfileAudit {
     pub outdated: u64,
     /// The profile is injected but does not match.
     pub surplus: u64,
-    /// The whole pod is not read yet, or does not decide it.
+    /// The whole pod was not read yet, or is not sufficient to decide.
     pub undecided: u64,
 }
 
@@ -57,7 +57,7 @@ pub struct Finding {
     pub namespace: Box<str>,
     /// Name of the pod.
     pub pod: Box<str>,
-    /// Its controller: `ReplicaSet/web-7c9d6f5b8`.
+    /// The pod's controller, such as `ReplicaSet/web-7c9d6f5b8`.
     pub owner: Option<Box<str>>,
     /// The profile's display name.
     pub profile: Box<str>,
@@ -74,9 +74,9 @@ pub struct Finding {
 /// The result of an audit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// All pods were listed; some may not be judged yet.
+    /// Whether all pods were listed. Some may not be judged yet.
     pub is_listed: bool,
-    /// All pods were listed and judged.
+    /// Whether all pods were listed and judged.
     pub is_complete: bool,
     /// Pods of opted-in namespaces.
     pub pods: Standings,
@@ -124,27 +124,27 @@ struct Comparison {
 /// Builds a report, pod by pod.
 pub(super) struct Reporter<'a> {
     facts: &'a ClusterFacts,
-    at_work: HashMap<&'a str, &'a Arc<CompiledProfile>>,
-    /// Comparisons by verdict and record, which many pods share.
-    compared: HashMap<(*const Vec<Judged>, *const Has), (Comparison, u64)>,
+    active: HashMap<&'a str, &'a Arc<CompiledProfile>>,
+    /// Comparisons by verdict and record, which many pods share, with the number of pods.
+    compared: HashMap<(*const Vec<ProfileVerdict>, *const RecordedProfiles), (Comparison, u64)>,
     most: usize,
     report: Report,
 }
 
 impl<'a> Reporter<'a> {
     pub(super) fn new(snapshot: &'a Snapshot, facts: &'a ClusterFacts, most: usize) -> Self {
-        let at_work: HashMap<_, _> =
+        let active: HashMap<_, _> =
             snapshot.profiles().iter().map(|profile| (profile.display_name(), profile)).collect();
-        let profiles = at_work.keys().map(|name| ((*name).into(), ProfileAudit::default())).collect();
+        let profiles = active.keys().map(|name| ((*name).into(), ProfileAudit::default())).collect();
         let report = Report { profiles, ..Report::default() };
-        Self { facts, at_work, compared: HashMap::new(), most, report }
+        Self { facts, active, compared: HashMap::new(), most, report }
     }
 
     /// Adds a pod of a namespace that was opted in at `since` or earlier.
-    pub(super) fn add(&mut self, namespace: (&str, &Arc<Namespace>), since: i64, name: &str, pod: &Kept) {
+    pub(super) fn add(&mut self, namespace: (&str, &Arc<Namespace>), since: i64, name: &str, pod: &PodEntry) {
         let key = (Arc::as_ptr(&pod.verdict), Arc::as_ptr(&pod.has));
         let (comparison, count) =
-            self.compared.entry(key).or_insert_with(|| (compare(&pod.verdict, &pod.has, &self.at_work), 0));
+            self.compared.entry(key).or_insert_with(|| (compare(&pod.verdict, &pod.has, &self.active), 0));
         *count += 1;
         let pods = &mut self.report.pods;
         let has = |state| comparison.wrong.iter().any(|(_, found, ..)| *found == state);
@@ -184,15 +184,15 @@ impl<'a> Reporter<'a> {
         &mut self,
         (name, namespace): (&str, &Arc<Namespace>),
         since: i64,
-        pod: &Kept,
+        pod: &PodEntry,
         profile: &str,
         state: State,
     ) -> Circumstances {
-        let at_work = self.at_work.get(profile);
+        let active = self.active.get(profile);
         let mut circumstances = Circumstances {
             created: pod.created,
             is_recorded: pod.has.is_recorded,
-            profile_gone: at_work.is_none(),
+            profile_gone: active.is_none(),
             silence: self.facts.silence(pod.created),
             ..Circumstances::default()
         };
@@ -204,17 +204,17 @@ impl<'a> Reporter<'a> {
                 circumstances.opted_in = age.opted_in.map(|opted_in| opted_in.min(since));
                 circumstances.namespace_changed = age.changed;
             }
-            None if self.report.asked_namespaces.len() < ASKED => {
+            None if self.report.asked_namespaces.len() < MAX_AGES => {
                 self.report.asked_namespaces.insert(name.into());
             }
             None => {}
         }
-        match at_work.and_then(|at_work| self.facts.profile(profile, at_work.revision())) {
+        match active.and_then(|active| self.facts.profile(profile, active.revision())) {
             Some(age) => {
                 circumstances.profile_created = age.created;
                 circumstances.profile_changed = age.changed;
             }
-            None if self.report.asked_profiles.len() < ASKED => {
+            None if self.report.asked_profiles.len() < MAX_AGES => {
                 self.report.asked_profiles.insert(profile.into());
             }
             None => {}
@@ -244,9 +244,13 @@ impl<'a> Reporter<'a> {
     }
 }
 
-fn compare(verdict: &[Judged], has: &Has, at_work: &HashMap<&str, &Arc<CompiledProfile>>) -> Comparison {
+fn compare(
+    verdict: &[ProfileVerdict],
+    has: &RecordedProfiles,
+    active: &HashMap<&str, &Arc<CompiledProfile>>,
+) -> Comparison {
     let mut comparison = Comparison::default();
-    for Judged { profile, revision, standing, .. } in verdict {
+    for ProfileVerdict { profile, revision, standing, .. } in verdict {
         let profile = || profile.as_ref().clone();
         let revision: &str = revision;
         match (standing, has.revision(&profile())) {
@@ -266,14 +270,15 @@ fn compare(verdict: &[Judged], has: &Has, at_work: &HashMap<&str, &Arc<CompiledP
         }
     }
     for (profile, there) in &has.profiles {
-        let is_for = |judged: &&Judged| {
+        let is_for = |judged: &&ProfileVerdict| {
             *judged.profile == *profile && !matches!(judged.standing, Standing::NotWanted | Standing::OptedOut)
         };
         if verdict.iter().any(|judged| is_for(&judged)) {
             continue;
         }
-        // For the active revision, the webhook's decision counts: later changes of the stored pod do not revoke it.
-        if at_work.get(&**profile).is_none_or(|at_work| at_work.revision() != &**there) {
+        // If the record has the active revision, the webhook's decision counts, even if the stored pod has changed
+        // since.
+        if active.get(&**profile).is_none_or(|active| active.revision() != &**there) {
             comparison.wrong.push((profile.clone(), State::Surplus, None, Some(there.clone())));
         }
     }

@@ -1,4 +1,4 @@
-//! Runs the audit as a task: one watch, a few requests at a time, and at most one report a second.
+//! Runs the audit as a task. It has one watch, sends few requests at a time, and makes at most one report per second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use tracing::{debug, info, warn};
 use super::auditor::{Auditor, PodFetch};
 use super::facts::ClusterFacts;
 use super::metrics::AuditMetrics;
-use super::questions::{Asking, Look, Page, ask_ages, fetch, look, watch_pods};
 use super::report::{ProfileAudit, Report};
+use super::requests::{AgeRequests, Page, WebhookState, fetch, read_webhook_state, request_ages, watch_pods};
 use crate::client::chain;
 use crate::informer::index::Status;
 use crate::informer::lookups::Lookups;
@@ -30,14 +30,14 @@ use crate::leader::LeaderContext;
 use crate::release::Release;
 
 /// Maximum number of pod changes handled at once.
-const BATCH: usize = 256;
-/// Number of pods judged without interruption; watching and serving continue in between.
-pub(super) const JUDGED_AT_ONCE: usize = 2_000;
-/// Number of ages requested at once.
-const AGES_AT_ONCE: usize = 16;
+const CHANGE_BATCH: usize = 256;
+/// Number of pods that are judged without interruption. Other work of the task continues in between.
+pub(super) const JUDGE_BATCH: usize = 2_000;
+/// Maximum number of ages of each kind that are requested for one report.
+const MAX_AGE_REQUESTS: usize = 16;
 
 /// Maximum pause between two retries of failed lookups.
-const ASK_AT_LEAST_EVERY: Duration = Duration::from_mins(1);
+const MAX_RETRY_PAUSE: Duration = Duration::from_mins(1);
 
 /// Settings of the audit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,25 +46,27 @@ pub struct AuditSettings {
     pub report_every: Duration,
     /// Time between two checks whether the webhook is unavailable or switched off.
     pub look_every: Duration,
-    /// Concurrent requests for whole pods, each for at most twenty. A page may take sixty million bytes while it is
-    /// read.
+    /// Maximum number of concurrent requests for whole pods. Each reads at most twenty pods, and a page may take sixty
+    /// million bytes of memory.
     pub requests: usize,
     /// Minimum time between the starts of two requests.
     pub pause: Duration,
-    /// That time after a failed request.
+    /// Minimum time before the next request after a failed one.
     pub pause_after_failure: Duration,
-    /// Pause before failed lookups for a pod are retried. It doubles, up to a minute, while there are any.
+    /// Pause before failed lookups of a pod are retried. It doubles, up to a minute, as long as lookups fail.
     pub ask_again: Duration,
     /// Timeout of a request.
     pub request_limit: Duration,
-    /// Maximum number of findings with details; all are counted.
+    /// Maximum number of findings with details. All findings are counted.
     pub most_findings: usize,
     /// The labels by which namespaces opt in.
     pub opt_in: OptIn,
 }
 
 impl Default for AuditSettings {
-    /// 1 s, 5 s, 2 requests, 5 ms, 3 s, 10 s, 10 s, 1000 findings, and Pillion's own labels.
+    /// Reports every second, reads the webhook's state every 5 s, and retries failed lookups after 10 s. Sends at most
+    /// 2 requests at once, with pauses of 5 ms, or of 3 s after a failure, and with a timeout of 10 s. Reports details
+    /// of 1000 findings.
     fn default() -> Self {
         Self {
             report_every: Duration::from_secs(1),
@@ -80,7 +82,7 @@ impl Default for AuditSettings {
     }
 }
 
-/// The audit's results of each profile, for its condition, and all findings.
+/// The results of the audit, for the task that writes conditions.
 #[derive(Clone, Debug, Default)]
 pub struct Audited {
     /// The last report. Its `profiles` have display names: `nginx`, `team-a/logger`.
@@ -110,17 +112,18 @@ struct Task {
     reads: Reads,
     facts: ClusterFacts,
     auditor: Auditor,
-    /// The pause before failed lookups are retried, and its end.
-    ask_pause: Duration,
-    ask_again: Instant,
+    /// The pause before failed lookups are retried, and the time when it ends.
+    retry_pause: Duration,
+    retry_at: Instant,
     /// Whether anything has changed since the last report.
     is_stale: bool,
 }
 
-/// Sources that profiles may read besides the pod and its namespace. A missing one leaves them undecided.
+/// Sources that profiles may read besides the pod and its namespace. If a source is missing, profiles that read it are
+/// undecided.
 #[derive(Clone, Debug, Default)]
 pub struct Reads {
-    /// For service accounts, owners and declared objects.
+    /// Looks up service accounts, owners and declared objects.
     pub lookups: Option<Lookups>,
     /// The platform's facts about the cluster; `None` leaves profiles that read them undecided.
     pub cluster: Option<Arc<OwnedTape>>,
@@ -131,13 +134,13 @@ pub struct Reads {
 pub struct Parts {
     /// Profiles and namespaces, as a [`crate::Publisher`] publishes them.
     pub published: Arc<ArcSwap<Snapshot>>,
-    /// The publisher's status: nothing is audited before its first snapshot.
+    /// The publisher's status. Nothing is audited before its first snapshot.
     pub status: watch::Receiver<Status>,
     /// Further sources that profiles may read.
     pub reads: Reads,
     /// The metrics of the last report.
     pub metrics: AuditMetrics,
-    /// The channel to the writer of conditions. Only changed results are sent.
+    /// The channel to the task that writes conditions. Only changed results are sent.
     pub audited: watch::Sender<Audited>,
 }
 
@@ -152,34 +155,34 @@ pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) 
         auditor.set_excluded(BTreeSet::from([release.namespace().into()]), now());
         let facts = ClusterFacts::default();
         let shown = metrics.clone();
-        let (ask_pause, ask_again) = (settings.ask_again, Instant::now() + settings.ask_again);
+        let (retry_pause, retry_at) = (settings.ask_again, Instant::now() + settings.ask_again);
         let task =
-            Task { client, release, settings, metrics, reads, facts, auditor, ask_pause, ask_again, is_stale: true };
+            Task { client, release, settings, metrics, reads, facts, auditor, retry_pause, retry_at, is_stale: true };
         Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
-        // Metrics are those of the next leader from now on.
+        // From now on, the next leader reports the metrics.
         shown.publish(Arc::default());
     }
 }
 
 impl Task {
     async fn follow(mut self, published: &ArcSwap<Snapshot>, audited: &watch::Sender<Audited>) {
-        let mut pods = watch_pods(&self.client).boxed().ready_chunks(BATCH);
+        let mut pods = watch_pods(&self.client).boxed().ready_chunks(CHANGE_BATCH);
         let mut reports = tokio::time::interval(self.settings.report_every);
-        let mut looks = tokio::time::interval(self.settings.look_every);
-        for ticks in [&mut reports, &mut looks] {
+        let mut state_reads = tokio::time::interval(self.settings.look_every);
+        for ticks in [&mut reports, &mut state_reads] {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
-        let mut next_errand = Instant::now();
+        let mut next_fetch = Instant::now();
         let mut pod_fetch = None;
         let mut in_flight = FuturesUnordered::new();
-        // Excluded namespaces must be known before the first pod.
-        let mut more_to_judge = self.look().await;
+        // The excluded namespaces must be known before the first pod.
+        let mut more_to_judge = self.read_webhook_state().await;
         loop {
             if pod_fetch.is_none() && in_flight.len() < self.settings.requests {
-                pod_fetch = self.auditor.next_errand();
+                pod_fetch = self.auditor.next_fetch();
             }
             tokio::select! {
-                // Cancel-safe: changes outside a batch stay in their stream, and no fetch is started.
+                // Cancel-safe: changes outside of a batch stay in their stream, and no fetch has been started.
                 batch = pods.next() => {
                     let Some(batch) = batch else { return };
                     for change in batch {
@@ -198,36 +201,36 @@ impl Task {
                         self.report(audited).await;
                     }
                 }
-                _ = looks.tick() => {
-                    more_to_judge |= self.look().await;
-                    self.ask_again();
+                _ = state_reads.tick() => {
+                    more_to_judge |= self.read_webhook_state().await;
+                    self.retry_failed_lookups();
                 }
-                () = tokio::time::sleep_until(next_errand), if pod_fetch.is_some() => {
-                    next_errand = Instant::now() + self.settings.pause;
+                () = tokio::time::sleep_until(next_fetch), if pod_fetch.is_some() => {
+                    next_fetch = Instant::now() + self.settings.pause;
                     if let Some(pod_fetch) = pod_fetch.take() {
-                        in_flight.push(go(self.client.clone(), pod_fetch, self.settings.request_limit));
+                        in_flight.push(execute(self.client.clone(), pod_fetch, self.settings.request_limit));
                     }
                 }
                 Some((pod_fetch, fetched)) = in_flight.next() => {
-                    if !self.take_fetched(pod_fetch, fetched).await {
-                        next_errand = Instant::now() + self.settings.pause_after_failure;
+                    if !self.apply_fetched(pod_fetch, fetched).await {
+                        next_fetch = Instant::now() + self.settings.pause_after_failure;
                     }
                 }
                 () = tokio::task::yield_now(), if more_to_judge => {
-                    more_to_judge = self.auditor.judge(JUDGED_AT_ONCE);
+                    more_to_judge = self.auditor.judge(JUDGE_BATCH);
                 }
             }
         }
     }
 
-    /// Takes the result of a fetch. Returns whether it succeeded.
-    async fn take_fetched(&mut self, pod_fetch: PodFetch, fetched: kube::Result<Page>) -> bool {
+    /// Applies the result of a fetch. Returns whether it succeeded.
+    async fn apply_fetched(&mut self, pod_fetch: PodFetch, fetched: kube::Result<Page>) -> bool {
         self.is_stale = true;
         self.metrics.requested(fetched.is_ok());
         match fetched {
             Ok((pods, next)) => {
                 for pod in &pods {
-                    take_whole(&mut self.auditor, &self.reads, pod).await;
+                    judge_whole(&mut self.auditor, &self.reads, pod).await;
                     tokio::task::coop::consume_budget().await;
                 }
                 self.auditor.done(&pod_fetch, next, !pods.is_empty());
@@ -243,8 +246,8 @@ impl Task {
 
     async fn report(&mut self, audited: &watch::Sender<Audited>) {
         let mut report = self.auditor.report(&self.facts, self.settings.most_findings);
-        let asking = Asking { client: &self.client, opt_in: &self.settings.opt_in, most: AGES_AT_ONCE };
-        if ask_ages(asking, &self.auditor, &mut self.facts, &report).await {
+        let requests = AgeRequests { client: &self.client, opt_in: &self.settings.opt_in, most: MAX_AGE_REQUESTS };
+        if request_ages(requests, &self.auditor, &mut self.facts, &report).await {
             report = self.auditor.report(&self.facts, self.settings.most_findings);
         }
         let asks = !report.asked_namespaces.is_empty() || !report.asked_profiles.is_empty();
@@ -270,30 +273,30 @@ impl Task {
     }
 
     /// Schedules another read of pods with failed lookups.
-    fn ask_again(&mut self) {
-        if Instant::now() < self.ask_again {
+    fn retry_failed_lookups(&mut self) {
+        if Instant::now() < self.retry_at {
             return;
         }
-        let any = self.auditor.ask_again() > 0;
-        let pause = if any { self.ask_pause } else { self.settings.ask_again };
-        self.ask_again = Instant::now() + pause;
-        self.ask_pause = (pause * if any { 2 } else { 1 }).min(ASK_AT_LEAST_EVERY);
+        let any = self.auditor.retry_failed_lookups() > 0;
+        let pause = if any { self.retry_pause } else { self.settings.ask_again };
+        self.retry_at = Instant::now() + pause;
+        self.retry_pause = (pause * if any { 2 } else { 1 }).min(MAX_RETRY_PAUSE);
     }
 
     /// Reads the webhook's availability and the excluded namespaces. A failed request changes nothing. Returns whether
     /// pods must be judged again.
-    async fn look(&mut self) -> bool {
-        let looked = timeout(self.settings.request_limit, look(&self.client, &self.release)).await;
+    async fn read_webhook_state(&mut self) -> bool {
+        let state = timeout(self.settings.request_limit, read_webhook_state(&self.client, &self.release)).await;
         let mut more_to_judge = false;
-        match looked {
-            Ok(Ok(Look { registered, has_endpoint, is_off, excluded, opt_in: _ })) => {
+        match state {
+            Ok(Ok(WebhookState { registered, has_endpoint, is_off, excluded, opt_in: _ })) => {
                 let now = now();
                 if let Some(excluded) = excluded {
                     self.is_stale |= self.auditor.excluded() != &excluded;
                     more_to_judge = self.auditor.set_excluded(excluded, now);
                 }
-                self.facts.away.look(now, registered.is_none() || !has_endpoint);
-                self.facts.off.look(now, is_off);
+                self.facts.unavailable.add_sample(now, registered.is_none() || !has_endpoint);
+                self.facts.disabled.add_sample(now, is_off);
                 if self.facts.registered != registered && registered.is_some() {
                     self.facts.registered = registered;
                     self.is_stale = true;
@@ -307,14 +310,14 @@ impl Task {
 }
 
 /// Executes a fetch.
-async fn go(client: Client, pod_fetch: PodFetch, limit: Duration) -> (PodFetch, kube::Result<Page>) {
+async fn execute(client: Client, pod_fetch: PodFetch, limit: Duration) -> (PodFetch, kube::Result<Page>) {
     let fetched = timeout(limit, fetch(&client, &pod_fetch)).await;
     let late = |_| Err(kube::Error::Service(format!("no answer within {limit:?}").into()));
     (pod_fetch, fetched.unwrap_or_else(late))
 }
 
 /// Judges a whole pod, with the lookups that it needs.
-pub(super) async fn take_whole(auditor: &mut Auditor, reads: &Reads, pod: &OwnedTape) {
+pub(super) async fn judge_whole(auditor: &mut Auditor, reads: &Reads, pod: &OwnedTape) {
     let pod = pod.root();
     let text = |key| pod.at(&["metadata", key]).and_then(pillion_json::Value::as_str).unwrap_or_default();
     let mut looked_up = LookedUp::default();
@@ -328,7 +331,7 @@ pub(super) async fn take_whole(auditor: &mut Auditor, reads: &Reads, pod: &Owned
     auditor.whole(pod, &looked_up);
 }
 
-/// Seconds since 1970 by the wall clock, comparable with the API server's times.
+/// Returns the seconds since 1970 by the local clock, for comparison with the API server's times.
 pub(super) fn now() -> i64 {
     Timestamp::now().as_second()
 }

@@ -1,4 +1,4 @@
-//! Tests the audit's state: pods, profiles and namespaces change, and each finding has its cause.
+//! Tests the state of the audit after changes of pods, profiles and namespaces. Tests that each finding has its cause.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::informer::objects::Change;
 
-/// Start of the audit.
+/// The start of the audit.
 const START: i64 = 1_000;
 
 fn profiles(profiles: &[(&str, Value)]) -> ProfileSet {
@@ -88,8 +88,8 @@ impl Pod {
         OwnedTape::parse(self.value.to_string()).unwrap()
     }
 
-    /// The pod as the watch delivers it: without its spec.
-    fn seen(&self) -> Seen {
+    /// The pod as the watch delivers it, without its spec.
+    fn audited(&self) -> AuditedPod {
         let mut value = self.value.clone();
         value.as_object_mut().unwrap().remove("spec");
         read(OwnedTape::parse(value.to_string()).unwrap().root()).unwrap()
@@ -100,17 +100,17 @@ fn listed(snapshot: Snapshot, pods: &[Pod]) -> Auditor {
     let mut auditor = Auditor::new(Arc::new(snapshot), START);
     auditor.update(Change::Restarted);
     for pod in pods {
-        auditor.update(Change::Listed(pod.seen()));
+        auditor.update(Change::Listed(pod.audited()));
     }
     auditor.update(Change::ListComplete);
     auditor
 }
 
-/// The facts of a cluster that was set up long before the pods.
+/// Facts of a cluster that was set up long before the pods.
 fn known(auditor: &Auditor) -> ClusterFacts {
     let mut facts = ClusterFacts::default();
-    facts.away.look(START, false);
-    facts.off.look(START, false);
+    facts.unavailable.add_sample(START, false);
+    facts.disabled.add_sample(START, false);
     facts.registered = Some(1);
     for (name, namespace) in auditor.snapshot().namespaces() {
         facts.set_namespace(name, namespace, NamespaceAge { opted_in: Some(10), changed: Some(10) });
@@ -125,20 +125,20 @@ fn known(auditor: &Auditor) -> ClusterFacts {
 fn findings(auditor: &Auditor, facts: &ClusterFacts) -> Vec<(String, String, State, Cause)> {
     let report = auditor.report(facts, 100);
     assert_eq!(report.total(), report.findings.len() as u64);
-    let told = |finding: Finding| (finding.pod.into(), finding.profile.into(), finding.state, finding.cause);
-    report.findings.into_iter().map(told).collect()
+    let summary = |finding: Finding| (finding.pod.into(), finding.profile.into(), finding.state, finding.cause);
+    report.findings.into_iter().map(summary).collect()
 }
 
-fn one(pod: &str, profile: &str, state: State, cause: Cause) -> Vec<(String, String, State, Cause)> {
+fn finding(pod: &str, profile: &str, state: State, cause: Cause) -> Vec<(String, String, State, Cause)> {
     vec![(pod.to_owned(), profile.to_owned(), state, cause)]
 }
 
-/// Executes the fetches that are due with these pods, and returns their number.
-fn run_errands(auditor: &mut Auditor, pods: &[Pod]) -> usize {
+/// Executes all due fetches with these pods, and returns the number of fetches.
+fn run_fetches(auditor: &mut Auditor, pods: &[Pod]) -> usize {
     let mut count = 0;
-    while let Some(pod_fetch) = auditor.next_errand() {
+    while let Some(pod_fetch) = auditor.next_fetch() {
         count += 1;
-        assert!(count < 1_000, "no end: {pod_fetch:?}");
+        assert!(count < 1_000, "the fetches do not end: {pod_fetch:?}");
         let is_asked = |pod: &&Pod| {
             let text = |key: &str| pod.value["metadata"][key].as_str().unwrap().to_owned();
             match &pod_fetch {
@@ -156,7 +156,7 @@ fn run_errands(auditor: &mut Auditor, pods: &[Pod]) -> usize {
 }
 
 #[test]
-fn pod_as_its_profile_says_is_no_finding() {
+fn matching_pod_is_no_finding() {
     let snapshot = shop(profiles(&[("a", always())]));
     let right = pod("right").with("a", &revision(&snapshot, "a"));
     let out = pod("out").label("pillion.dev/inject", "false");
@@ -173,17 +173,17 @@ fn each_finding_has_its_cause() {
     let snapshot = shop(profiles(&[("a", always())]));
     let auditor = listed(snapshot.clone(), &[pod("p")]);
     let plain = known(&auditor);
-    let missing = |cause| one("p", "a", State::Missing, cause);
+    let missing = |cause| finding("p", "a", State::Missing, cause);
     assert_eq!(findings(&auditor, &plain), missing(Cause::Unknown));
 
     let mut away = plain.clone();
-    away.away.look(1_900, true);
+    away.unavailable.add_sample(1_900, true);
     assert_eq!(findings(&auditor, &away), missing(Cause::WebhookAway));
     let mut unregistered = plain.clone();
     unregistered.registered = Some(2_000);
     assert_eq!(findings(&auditor, &unregistered), missing(Cause::WebhookAway));
     let mut off = plain.clone();
-    off.off.look(1_900, true);
+    off.disabled.add_sample(1_900, true);
     assert_eq!(findings(&auditor, &off), missing(Cause::SwitchedOff));
 
     let mut young = plain.clone();
@@ -197,7 +197,7 @@ fn each_finding_has_its_cause() {
     let namespace = snapshot.namespace("shop").unwrap();
     let mut late = plain.clone();
     late.set_namespace("shop", &namespace, NamespaceAge { opted_in: Some(5_000), changed: None });
-    assert_eq!(findings(&auditor, &late), missing(Cause::Unknown), "it was seen to be opted in before");
+    assert_eq!(findings(&auditor, &late), missing(Cause::Unknown), "the audit saw the opt-in before");
     let mut asked = plain;
     asked.set_namespace("shop", &namespace, NamespaceAge { opted_in: Some(10), changed: Some(5_000) });
     assert_eq!(findings(&auditor, &asked), missing(Cause::NamespaceChanged));
@@ -223,18 +223,18 @@ fn pods_of_namespace_that_opts_in_are_listed() {
     let set = profiles(&[("a", always())]);
     let before = Snapshot::new(set).with_namespace("shop", Some(Namespace::default()));
     let mut auditor = listed(before.clone(), &[pod("p")]);
-    assert_eq!(auditor.pods(), 0, "nothing is kept of others");
+    assert_eq!(auditor.pods(), 0, "pods of other namespaces are not kept");
     let label = [(INJECTION_LABEL, "enabled")];
     auditor.set_snapshot(Arc::new(before.with_namespace("shop", Some(Namespace::new(label, [])))), 5_000);
-    let pod_fetch = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_fetch().unwrap();
     assert_eq!(pod_fetch, PodFetch::List { namespace: "shop".into(), from: None });
     auditor.failed(pod_fetch);
     assert!(!auditor.report(&ClusterFacts::default(), 1).is_complete);
-    assert_eq!(run_errands(&mut auditor, &[pod("p")]), 1);
+    assert_eq!(run_fetches(&mut auditor, &[pod("p")]), 1);
     let mut facts = known(&auditor);
     let namespace = auditor.namespace("shop").unwrap();
     facts.set_namespace("shop", namespace, NamespaceAge { opted_in: Some(4_990), changed: None });
-    assert_eq!(findings(&auditor, &facts), one("p", "a", State::Missing, Cause::BeforeOptIn));
+    assert_eq!(findings(&auditor, &facts), finding("p", "a", State::Missing, Cause::BeforeOptIn));
 
     auditor.set_snapshot(Arc::new(before), 6_000);
     assert_eq!(auditor.pods(), 0);
@@ -245,7 +245,7 @@ fn changed_profile_outdates_pods_without_reads() {
     let first = shop(profiles(&[("a", conditional())]));
     let old = revision(&first, "a");
     let mut auditor = listed(first.clone(), &[pod("p").with("a", &old)]);
-    assert_eq!(auditor.next_errand(), None, "who has it was decided about");
+    assert_eq!(auditor.next_fetch(), None, "the webhook decided about the recorded profile");
     assert!(findings(&auditor, &known(&auditor)).is_empty());
 
     let mut edited = conditional();
@@ -253,15 +253,15 @@ fn changed_profile_outdates_pods_without_reads() {
     let second = Arc::new(first.with_profiles(profiles(&[("a", edited)])));
     assert!(auditor.set_snapshot(Arc::clone(&second), 2_000));
     assert!(!auditor.judge(100));
-    assert_eq!(auditor.next_errand(), None);
-    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Outdated, Cause::ProfileChanged));
-    let finding = auditor.report(&known(&auditor), 1).findings.remove(0);
-    assert_eq!((finding.has.as_deref(), finding.want), (Some(&*old), Some(revision(&second, "a").into())));
-    assert_eq!(finding.owner.as_deref(), Some("ReplicaSet/web"));
+    assert_eq!(auditor.next_fetch(), None);
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Outdated, Cause::ProfileChanged));
+    let reported = auditor.report(&known(&auditor), 1).findings.remove(0);
+    assert_eq!((reported.has.as_deref(), reported.want), (Some(&*old), Some(revision(&second, "a").into())));
+    assert_eq!(reported.owner.as_deref(), Some("ReplicaSet/web"));
 
     auditor.set_snapshot(Arc::new(second.with_profiles(profiles(&[]))), 3_000);
     auditor.judge(100);
-    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Surplus, Cause::ProfileDeleted));
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Surplus, Cause::ProfileDeleted));
 }
 
 #[test]
@@ -270,57 +270,57 @@ fn pods_lacking_conditional_profile_are_read_once() {
     let pods = [pod("1").containers(1), pod("22").containers(2)];
     let mut auditor = listed(first.clone(), &pods);
     assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 2);
-    assert_eq!(run_errands(&mut auditor, &pods), 2);
-    let missing = one("1", "a", State::Missing, Cause::Unknown);
+    assert_eq!(run_fetches(&mut auditor, &pods), 2);
+    let missing = finding("1", "a", State::Missing, Cause::Unknown);
     assert_eq!(findings(&auditor, &known(&auditor)), missing);
     assert_eq!(auditor.report(&known(&auditor), 1).pods.not_asked, 1);
 
-    // Its status changes: the result stays valid.
-    auditor.update(Change::Applied(pods[1].seen()));
-    assert_eq!(run_errands(&mut auditor, &pods), 0);
-    // It also stays valid when another profile changes.
+    // The status of the pod changes, so the result stays valid.
+    auditor.update(Change::Applied(pods[1].audited()));
+    assert_eq!(run_fetches(&mut auditor, &pods), 0);
+    // The result also stays valid when another profile changes.
     let other = Arc::new(first.with_profiles(profiles(&[("a", conditional()), ("b", json!({}))])));
     auditor.set_snapshot(other, 2_000);
     auditor.judge(100);
-    assert_eq!(run_errands(&mut auditor, &pods), 0);
-    // A changed namespace or revision needs another read.
+    assert_eq!(run_fetches(&mut auditor, &pods), 0);
+    // After a change of the namespace or of the revision, the pods are read again.
     let annotated = Namespace::new([(INJECTION_LABEL, "enabled"), ("team", "red")], []);
     let renamed = Arc::new(first.with_namespace("shop", Some(annotated)));
     auditor.set_snapshot(Arc::clone(&renamed), 2_000);
     auditor.judge(100);
-    assert_eq!(run_errands(&mut auditor, &pods), 2);
+    assert_eq!(run_fetches(&mut auditor, &pods), 2);
     assert_eq!(findings(&auditor, &known(&auditor)), missing);
     let mut edited = conditional();
     edited["order"] = 7.into();
     auditor.set_snapshot(Arc::new(renamed.with_profiles(profiles(&[("a", edited)]))), 2_000);
     auditor.judge(100);
-    assert_eq!(run_errands(&mut auditor, &pods), 2);
+    assert_eq!(run_fetches(&mut auditor, &pods), 2);
 }
 
 #[test]
 fn many_pods_are_listed_and_failures_retried() {
     let pods: Vec<_> = (0..100).map(|number| pod(&format!("p{number:03}"))).collect();
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &pods);
-    let pod_fetch = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_fetch().unwrap();
     assert_eq!(pod_fetch, PodFetch::List { namespace: "shop".into(), from: None });
     auditor.failed(pod_fetch);
-    let pod_fetch = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_fetch().unwrap();
     for pod in &pods[..50] {
         auditor.whole(pod.whole().root(), &LookedUp::default());
     }
     auditor.done(&pod_fetch, Some("more".to_owned()), true);
-    let pod_fetch = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_fetch().unwrap();
     assert_eq!(pod_fetch, PodFetch::List { namespace: "shop".into(), from: Some("more".to_owned()) });
-    // A pod is deleted while the next page, which still contains it, is on its way.
+    // A pod is deleted during the request for the next page, which still contains it.
     auditor.update(Change::Deleted(("shop".into(), "p099".into())));
     for pod in &pods[50..] {
         auditor.whole(pod.whole().root(), &LookedUp::default());
     }
     auditor.done(&pod_fetch, None, true);
-    assert_eq!(auditor.next_errand(), None);
+    assert_eq!(auditor.next_fetch(), None);
     let report = auditor.report(&known(&auditor), 10);
     assert_eq!((report.pods.missing, auditor.pods()), (99, 99));
-    assert_eq!(report.findings.len(), 10, "all are counted, some are told");
+    assert_eq!(report.findings.len(), 10, "all findings are counted, and some have details");
     assert_eq!(report.namespaces["shop"], 99);
 }
 
@@ -338,29 +338,29 @@ fn namespaces_take_turns_at_reads() {
     let busy: Vec<_> = (0..100).map(|number| of("a-busy", &format!("p{number:03}"))).collect();
     let others = [of("b-broken", "p"), of("quiet", "p")];
     let mut auditor = listed(snapshot, &[&busy[..], &others[..]].concat());
-    let mut told = Vec::new();
+    let mut order = Vec::new();
     for _ in 0..9 {
-        // One namespace's list never ends, and another's page always fails.
-        let pod_fetch = auditor.next_errand().unwrap();
+        // One namespace's list never ends, and the fetch of another namespace always fails.
+        let pod_fetch = auditor.next_fetch().unwrap();
         match &pod_fetch {
             PodFetch::List { namespace, .. } => {
                 assert_eq!(&**namespace, "a-busy");
-                told.push("a-busy");
+                order.push("a-busy");
                 auditor.done(&pod_fetch, Some("more".to_owned()), true);
             }
             PodFetch::Get { namespace, .. } if &**namespace == "b-broken" => {
-                told.push("b-broken");
+                order.push("b-broken");
                 auditor.failed(pod_fetch);
             }
             PodFetch::Get { .. } => {
-                told.push("quiet");
+                order.push("quiet");
                 auditor.whole(others[1].whole().root(), &LookedUp::default());
                 auditor.done(&pod_fetch, None, true);
             }
         }
     }
     let turn = ["a-busy", "b-broken"];
-    assert_eq!(told, [&["a-busy", "b-broken", "quiet"], &turn[..], &turn, &turn].concat());
+    assert_eq!(order, [&["a-busy", "b-broken", "quiet"], &turn[..], &turn, &turn].concat());
 }
 
 #[test]
@@ -376,31 +376,31 @@ fn each_namespace_is_read_by_one_request() {
         }
     }
     let mut auditor = listed(snapshot, &pods);
-    let pod_fetches: Vec<_> = std::iter::from_fn(|| auditor.next_errand()).collect();
+    let pod_fetches: Vec<_> = std::iter::from_fn(|| auditor.next_fetch()).collect();
     let namespaces: Vec<_> = pod_fetches.iter().map(PodFetch::namespace).collect();
     assert_eq!(namespaces, ["one", "three", "two"]);
     let complete = |auditor: &Auditor| auditor.report(&ClusterFacts::default(), 10).is_complete;
     auditor.failed(pod_fetches[0].clone());
-    assert_eq!(auditor.next_errand().unwrap().namespace(), "one");
-    // No fetch is left to start, and some are still running.
-    assert_eq!((auditor.next_errand(), complete(&auditor)), (None, false));
+    assert_eq!(auditor.next_fetch().unwrap().namespace(), "one");
+    // No fetch is left to start, but some are still running.
+    assert_eq!((auditor.next_fetch(), complete(&auditor)), (None, false));
 }
 
 #[test]
 fn late_response_does_not_restore_deleted_pod() {
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &[pod("p")]);
-    let pod_fetch = auditor.next_errand().unwrap();
+    let pod_fetch = auditor.next_fetch().unwrap();
     auditor.update(Change::Deleted(("shop".into(), "p".into())));
     auditor.whole(pod("p").whole().root(), &LookedUp::default());
     auditor.done(&pod_fetch, None, true);
-    assert_eq!((auditor.pods(), auditor.next_errand()), (0, None));
+    assert_eq!((auditor.pods(), auditor.next_fetch()), (0, None));
 }
 
 #[test]
 fn namespace_without_due_pods_is_not_read() {
     let mut auditor = listed(shop(profiles(&[("a", conditional())])), &[pod("p")]);
     auditor.update(Change::Deleted(("shop".into(), "p".into())));
-    assert_eq!(auditor.next_errand(), None);
+    assert_eq!(auditor.next_fetch(), None);
     assert!(auditor.report(&ClusterFacts::default(), 1).is_complete);
 }
 
@@ -411,11 +411,11 @@ fn deleted_and_unlisted_pods_are_removed() {
     auditor.update(Change::Deleted(("shop".into(), "a".into())));
     assert_eq!(auditor.pods(), 2);
     auditor.update(Change::Restarted);
-    auditor.update(Change::Listed(pod("bb").seen()));
-    assert_eq!(auditor.pods(), 2, "what was known stays until the list is complete");
+    auditor.update(Change::Listed(pod("bb").audited()));
+    assert_eq!(auditor.pods(), 2, "known pods stay until the list is complete");
     auditor.update(Change::ListComplete);
     assert_eq!(auditor.pods(), 1);
-    let mut ending = pod("bb").seen();
+    let mut ending = pod("bb").audited();
     ending.is_exempt = true;
     auditor.update(Change::Applied(ending));
     assert_eq!(auditor.pods(), 0);
@@ -426,15 +426,15 @@ fn unknowable_condition_leaves_pod_undecided() {
     let spec = json!({"activation": "Always",
         "matchConditions": [{"name": "me", "expression": "request.userInfo.username == 'me'"}]});
     let mut auditor = listed(shop(profiles(&[("a", spec)])), &[pod("p")]);
-    run_errands(&mut auditor, &[pod("p")]);
+    run_fetches(&mut auditor, &[pod("p")]);
     let report = auditor.report(&known(&auditor), 10);
     assert_eq!((report.total(), report.pods.undecided, report.profiles["a"].undecided), (0, 1, 1));
-    auditor.update(Change::Applied(pod("p").label("x", "y").seen()));
-    assert!(auditor.next_errand().is_some(), "it has become another");
+    auditor.update(Change::Applied(pod("p").label("x", "y").audited()));
+    assert!(auditor.next_fetch().is_some(), "a changed pod is read again");
 }
 
-/// One profile whose text `old` is kept besides the active one.
-fn kept() -> (Snapshot, [String; 2]) {
+/// A profile whose text `old` is kept besides the active one.
+fn with_older_revision() -> (Snapshot, [String; 2]) {
     let text = |text: &str| {
         let spec =
             json!({"activation": "Always", "template": {"metadata": {"annotations": {"example.com/text": text}}}});
@@ -449,7 +449,7 @@ fn kept() -> (Snapshot, [String; 2]) {
 
 #[test]
 fn pinned_pod_needs_the_pinned_revision() {
-    let (snapshot, [new, old]) = kept();
+    let (snapshot, [new, old]) = with_older_revision();
     let pinning = |name: &str| {
         let mut pod = pod(name);
         pod.value["metadata"]["annotations"]["pillion.dev/profiles"] = format!("a@{old}").into();
@@ -457,13 +457,13 @@ fn pinned_pod_needs_the_pinned_revision() {
     };
     let pods = [pinning("r").with("a", &old), pinning("ww").with("a", &new), pinning("lll")];
     let mut auditor = listed(snapshot, &pods);
-    assert_eq!(findings(&auditor, &known(&auditor)), one("ww", "a", State::Outdated, Cause::ProfileChanged));
-    assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 1, "what the old one says is not known yet");
-    assert_eq!(run_errands(&mut auditor, &pods), 1);
-    // No lookup succeeded, so the pinned revision is unknown too.
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("ww", "a", State::Outdated, Cause::ProfileChanged));
+    assert_eq!(auditor.report(&known(&auditor), 1).pods.pending, 1, "the pinned revision was not read yet");
+    assert_eq!(run_fetches(&mut auditor, &pods), 1);
+    // No lookup succeeded, so the pinned revision is still unknown.
     assert_eq!(auditor.report(&known(&auditor), 1).pods.undecided, 1);
-    assert_eq!(auditor.ask_again(), 1);
-    let pod_fetch = auditor.next_errand().unwrap();
+    assert_eq!(auditor.retry_failed_lookups(), 1);
+    let pod_fetch = auditor.next_fetch().unwrap();
     let wanted = auditor.needs(pods[2].whole().root());
     assert_eq!(wanted.objects.len(), 1);
     let spec = json!({"activation": "Always", "template": {"metadata": {"annotations": {"example.com/text": "old"}}}});
@@ -484,7 +484,7 @@ fn failed_lookup_of_pod_is_retried() {
         "matchConditions": [{"name": "it", "expression": "!serviceAccount.hasValue()"}]});
     let mut auditor = listed(shop(profiles(&[("a", spec)])), &[pod("p")]);
     let answer = |auditor: &mut Auditor, answer: Answer<Arc<OwnedTape>>| {
-        let pod_fetch = auditor.next_errand().unwrap();
+        let pod_fetch = auditor.next_fetch().unwrap();
         let looked_up = LookedUp { service_account: answer, ..LookedUp::default() };
         auditor.whole(pod("p").whole().root(), &looked_up);
         auditor.done(&pod_fetch, None, true);
@@ -492,10 +492,10 @@ fn failed_lookup_of_pod_is_retried() {
     answer(&mut auditor, Answer::Failed("no answer in time".into()));
     let report = auditor.report(&known(&auditor), 10);
     assert!(report.is_complete && report.total() == 0 && report.pods.undecided == 1, "{report:?}");
-    assert_eq!((auditor.next_errand(), auditor.ask_again()), (None, 1));
+    assert_eq!((auditor.next_fetch(), auditor.retry_failed_lookups()), (None, 1));
     answer(&mut auditor, Answer::Missing);
-    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Missing, Cause::Unknown));
-    assert_eq!(auditor.ask_again(), 0);
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Missing, Cause::Unknown));
+    assert_eq!(auditor.retry_failed_lookups(), 0);
 }
 
 #[test]
@@ -504,10 +504,10 @@ fn namespaces_excluded_from_webhook_are_ignored() {
     assert_eq!(findings(&auditor, &known(&auditor)).len(), 1);
     auditor.set_excluded(["shop".into()].into(), START);
     assert_eq!((auditor.pods(), findings(&auditor, &known(&auditor)).len()), (0, 0));
-    auditor.update(Change::Applied(pod("other").seen()));
-    assert_eq!((auditor.pods(), auditor.next_errand()), (0, None));
+    auditor.update(Change::Applied(pod("other").audited()));
+    assert_eq!((auditor.pods(), auditor.next_fetch()), (0, None));
     auditor.set_excluded([].into(), START);
-    assert_eq!(run_errands(&mut auditor, &[pod("p")]), 1, "they are listed when it is not excluded any more");
+    assert_eq!(run_fetches(&mut auditor, &[pod("p")]), 1, "pods are listed when their namespace is no longer excluded");
     assert_eq!(findings(&auditor, &known(&auditor)).len(), 1);
 }
 
@@ -521,9 +521,10 @@ fn whole_pods_decide_between_profiles_of_a_group() {
     let set = profiles(&[("a", group(conditional(), 1)), ("b", group(always(), 2))]);
     let pods = [pod("1").containers(1), pod("22").containers(2)];
     let mut auditor = listed(shop(set), &pods);
-    run_errands(&mut auditor, &pods);
+    run_fetches(&mut auditor, &pods);
     let found = findings(&auditor, &known(&auditor));
-    let expected = [one("1", "a", State::Missing, Cause::Unknown), one("22", "b", State::Missing, Cause::Unknown)];
+    let expected =
+        [finding("1", "a", State::Missing, Cause::Unknown), finding("22", "b", State::Missing, Cause::Unknown)];
     assert_eq!(found, expected.concat());
 }
 
@@ -531,7 +532,7 @@ fn whole_pods_decide_between_profiles_of_a_group() {
 fn only_new_profile_text_overrides_injection_record() {
     let first = shop(profiles(&[("a", always())]));
     let old = revision(&first, "a");
-    // It got its label after its creation.
+    // The pod got its label after its creation.
     let out = pod("p").with("a", &old).label("pillion.dev/inject", "false");
     let mut auditor = listed(first.clone(), &[out]);
     assert!(findings(&auditor, &known(&auditor)).is_empty());
@@ -539,5 +540,5 @@ fn only_new_profile_text_overrides_injection_record() {
     let asked = profiles(&[("a", json!({"request": {"annotation": "example.com/ask"}}))]);
     auditor.set_snapshot(Arc::new(first.with_profiles(asked)), 2_000);
     auditor.judge(100);
-    assert_eq!(findings(&auditor, &known(&auditor)), one("p", "a", State::Surplus, Cause::ProfileChanged));
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Surplus, Cause::ProfileChanged));
 }

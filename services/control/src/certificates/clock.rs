@@ -1,9 +1,9 @@
 //! Checks whether the local clock and the API server's clock agree.
 //!
 //! Certificates are created and checked by the clock, so a clock that is wrong by years must do neither. The API server
-//! sends its time with every response (`Date`). A response is kept with the *monotonic* time of its arrival, so a step
-//! of the local clock is noticed at once. The median of several responses counts, so one API server of three with a
-//! wrong clock does not stop the others.
+//! sends its time with every response (`Date` header). The time is kept with the *monotonic* time of its arrival, so a
+//! step of the local clock is noticed at once. The median of several responses counts: if one of three API servers has
+//! a wrong clock, the result is still right.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
@@ -24,7 +24,7 @@ use tracing::{info, warn};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Clocks agree if they differ by less.
+    /// Clocks agree if their difference is below this.
     pub tolerance: Duration,
     /// Number of recent responses that count.
     pub answers: usize,
@@ -59,7 +59,7 @@ struct Answer {
     at: Instant,
 }
 
-/// Compares the two clocks. Clones share the state.
+/// Compares the local clock with the API server's. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct Clock {
     settings: Arc<Settings>,
@@ -67,12 +67,12 @@ pub struct Clock {
     metrics: ClockMetrics,
 }
 
-/// The time and its check, read together.
+/// The time, and whether it can be trusted, read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
     /// The local time.
     pub now: Timestamp,
-    /// The latest time on any clock that agrees with this one.
+    /// The latest time on any clock that agrees with the local one.
     pub latest: Timestamp,
     /// Whether the API server's clock agrees with `now`.
     pub agrees: bool,
@@ -108,7 +108,7 @@ impl Answers {
         }
     }
 
-    /// How far `wall` is ahead of the API server; `None` without recent responses.
+    /// How far `wall` is ahead of the API server's clock; `None` without recent responses.
     fn difference(&self, wall: Timestamp, now: Instant, settings: &Settings) -> Option<SignedDuration> {
         let ages = self.0.iter().map(|answer| (answer.date, now.saturating_duration_since(answer.at)));
         let mut all: Vec<_> = ages
@@ -116,14 +116,14 @@ impl Answers {
             .filter_map(|(date, age)| Some(wall.duration_since(date.checked_add(age).ok()?)))
             .collect();
         all.sort_unstable();
-        // For an even number of responses, the worse of the two in the middle counts.
+        // For an even number of responses, the larger of the two middle differences counts.
         let (low, high) = (all.get(all.len().saturating_sub(1) / 2)?, all.get(all.len() / 2)?);
         Some(if low.abs() > high.abs() { *low } else { *high })
     }
 }
 
 impl Clock {
-    /// Without any response yet, the clocks do not agree.
+    /// Creates a clock without any response. Until the first one, the clocks do not agree.
     #[must_use]
     pub fn new(settings: Settings, metrics: ClockMetrics) -> Self {
         Self { settings: Arc::new(settings), answers: Arc::default(), metrics }
@@ -135,8 +135,8 @@ impl Clock {
         self.read().agrees
     }
 
-    /// Reads the time together with the check. With two calls, the clock could be corrected in between: the caller
-    /// would use the wrong time although the clocks agree.
+    /// Reads the time and the check together. With two calls, the clock could be corrected in between. Then the caller
+    /// would use a wrong time although the check succeeds.
     #[must_use]
     pub fn read(&self) -> Reading {
         let (now, at) = (Timestamp::now(), Instant::now());
@@ -144,13 +144,14 @@ impl Clock {
         Reading { now, latest, agrees: self.at(now, at) }
     }
 
-    /// How far this clock is ahead of the API server's, if known.
+    /// How far the local clock is ahead of the API server's, if known.
     #[must_use]
     pub fn difference(&self) -> Option<SignedDuration> {
         self.lock().difference(Timestamp::now(), Instant::now(), &self.settings)
     }
 
-    /// The API server's time, if known: it decides whether a certificate is valid. Otherwise the local time.
+    /// Returns the API server's time, which decides whether a certificate is valid. Returns the local time if it is
+    /// unknown.
     #[must_use]
     pub fn api_servers(&self) -> Timestamp {
         let (now, at) = (Timestamp::now(), Instant::now());
@@ -168,23 +169,23 @@ impl Clock {
         agrees
     }
 
-    /// Records a response of the API server, which was sent and received at these times.
-    pub fn heard(&self, headers: &HeaderMap, sent: Instant, received: Instant) {
+    /// Records a response of the API server that was sent and received at these times.
+    pub(crate) fn record_response(&self, headers: &HeaderMap, sent: Instant, received: Instant) {
         let Some(date) = headers.get(header::DATE).and_then(|date| date.to_str().ok()).and_then(date) else { return };
         let at = sent + received.saturating_duration_since(sent) / 2;
         self.lock().add(Answer { date, at }, &self.settings);
     }
 
-    /// Sends one request to the API server.
+    /// Sends one request to the API server, and records the time in the response.
     ///
     /// # Errors
     /// The request failed or timed out. Any HTTP response counts, even an error.
-    pub async fn ask(&self, client: &Client) -> kube::Result<()> {
+    pub(crate) async fn request_time(&self, client: &Client) -> kube::Result<()> {
         let request = Request::get("/version").body(Body::empty()).map_err(kube::Error::HttpError)?;
         let sent = Instant::now();
         let answer = timeout(self.settings.timeout, client.send(request)).await;
         let response = answer.map_err(|_| kube::Error::Service("no answer in time".into()))??;
-        self.heard(response.headers(), sent, Instant::now());
+        self.record_response(response.headers(), sent, Instant::now());
         Ok(())
     }
 
@@ -193,7 +194,7 @@ impl Clock {
         let asking = async {
             let mut reported = None;
             loop {
-                if let Err(error) = self.ask(&client).await {
+                if let Err(error) = self.request_time(&client).await {
                     warn!(%error, "the API server's time cannot be read");
                 }
                 let agrees = self.agrees();
@@ -206,9 +207,9 @@ impl Clock {
                     }
                     reported = Some(agrees);
                 }
-                // Steps that need the time wait for the first response.
+                // Ask soon until the first response, since some steps wait for the time.
                 let known = self.difference().is_some();
-                sleep(if known { self.settings.interval } else { self.settings.interval.min(FIRST) }).await;
+                sleep(if known { self.settings.interval } else { self.settings.interval.min(FIRST_INTERVAL) }).await;
             }
         };
         tokio::select! {
@@ -223,7 +224,7 @@ impl Clock {
 }
 
 /// Time between two requests until the first response.
-const FIRST: Duration = Duration::from_secs(1);
+const FIRST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Parses a header such as `Sat, 21 Nov 2026 12:00:00 GMT`.
 fn date(text: &str) -> Option<Timestamp> {
@@ -260,13 +261,13 @@ mod tests {
         assert!(!agrees(&[]), "without a response");
         assert!(agrees(&[(0, 0)]) && agrees(&[(3, 4)]) && agrees(&[(3, -4)]));
         assert!(!agrees(&[(3, 5)]) && !agrees(&[(3, -5)]) && !agrees(&[(0, 60 * 24 * 365)]));
-        assert!(agrees(&[(3, 0), (2, 100), (1, 0)]), "one of three is wrong");
+        assert!(agrees(&[(3, 0), (2, 100), (1, 0)]), "one of three clocks is wrong");
         assert!(!agrees(&[(3, 0), (2, 100), (1, 90)]));
-        assert!(!agrees(&[(2, 0), (1, 100)]), "one of two is wrong, and it is unknown which");
-        assert!(!agrees(&[(10, 0)]), "too long ago");
+        assert!(!agrees(&[(2, 0), (1, 100)]), "one of two clocks is wrong, and it is unknown which");
+        assert!(!agrees(&[(10, 0)]), "the response is too old");
         assert!(agrees(&[(10, 100), (9, 0)]));
         let latest = [(8, 100), (7, 100), (6, 100), (5, 0), (4, 0), (3, 0), (2, 0), (1, 0)];
-        assert!(agrees(&latest), "the last ones count");
+        assert!(agrees(&latest), "only the last responses count");
     }
 
     #[test]
@@ -275,8 +276,8 @@ mod tests {
         let (wall, now) = (time("2026-11-21T12:00:00Z"), Instant::now());
         clock.lock().add(Answer { date: wall, at: now }, &clock.settings);
         assert!(clock.at(wall, now));
-        assert!(clock.at(wall + 2 * MINUTE, now + 2 * MINUTE), "time goes on for both");
-        assert!(!clock.at(wall + 2 * MINUTE, now + 8 * MINUTE), "it was put back");
+        assert!(clock.at(wall + 2 * MINUTE, now + 2 * MINUTE), "both clocks advance");
+        assert!(!clock.at(wall + 2 * MINUTE, now + 8 * MINUTE), "the local clock was set back");
         assert!(!clock.at(wall + 10 * 365 * 24 * 60 * MINUTE, now + MINUTE));
         assert!((clock.metrics.difference.get() - (10.0 * 365.0 * 1440.0 - 1.0) * 60.0).abs() < 1.0);
         assert_eq!(clock.metrics.agrees.get(), 0);
@@ -288,8 +289,8 @@ mod tests {
         assert_eq!(date("2026-11-21"), None);
         let clock = Clock::new(Settings::default(), ClockMetrics::default());
         let now = Instant::now();
-        clock.heard(&HeaderMap::new(), now, now);
-        clock.heard(&HeaderMap::from_iter([(header::DATE, HeaderValue::from_static("junk"))]), now, now);
+        clock.record_response(&HeaderMap::new(), now, now);
+        clock.record_response(&HeaderMap::from_iter([(header::DATE, HeaderValue::from_static("junk"))]), now, now);
         assert_eq!(clock.difference(), None);
     }
 
@@ -300,7 +301,7 @@ mod tests {
             Ok::<_, kube::Error>(response.body(Body::empty()).unwrap())
         });
         let clock = Clock::new(Settings::default(), ClockMetrics::default());
-        clock.ask(&Client::new(answer, "default")).await.unwrap();
+        clock.request_time(&Client::new(answer, "default")).await.unwrap();
         assert!(clock.difference().unwrap() > SignedDuration::from_hours(24 * 365));
         assert!(!clock.agrees());
     }

@@ -1,9 +1,9 @@
-//! The CA of a release: its rotation as a state machine, its material, and the serving certificate.
+//! The CA of a release: its rotation as a state machine, its keys and certificates, and the serving certificate.
 //!
-//! * [`rotation`]: decides the next step of the rotation; a pure function.
-//! * [`authority`]: creates, stores, reads and checks the CA and the serving certificate.
-//! * [`serving_secret`]: the Secret with the serving certificate: written by the leader, followed by each replica.
-//! * [`clock`]: compares the local clock with the API server's, since certificates are checked by it.
+//! - [`rotation`]: decides the next step of the rotation; a pure function.
+//! - [`authority`]: creates, stores, reads and checks CAs and serving certificates.
+//! - [`serving_secret`]: the Secret with the serving certificate. The leader writes it, and each replica follows it.
+//! - [`clock`]: compares the local clock with the API server's. Certificates are created and checked by the clock.
 //!
 //! [`crate::rotator`] observes the cluster and executes the steps.
 

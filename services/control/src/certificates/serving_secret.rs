@@ -1,7 +1,7 @@
 //! The Secret with the serving certificate of the replicas: how the leader writes and reads it ([`ServingSecret`]), and
 //! how a replica follows it ([`WatchedSecret`]).
 //!
-//! Its type is `kubernetes.io/tls`, which every tool knows.
+//! The Secret's type is `kubernetes.io/tls`, which many tools support.
 //!
 //! | data key | content |
 //! |---|---|
@@ -10,20 +10,20 @@
 //! | `ca.crt` | the CA that signed it, PEM: a replica uses it to check that the pair is complete |
 //!
 //! The annotation `pillion.dev/epoch` has the epoch of the record for which it was written, and
-//! `pillion.dev/generation` the number of the CA. One write replaces all of it: no replica sees a key without its
+//! `pillion.dev/generation` the number of the CA. One write replaces all of it, so no replica sees a key without its
 //! certificate.
 //!
-//! # What a replica does
-//! It starts with the Secret as it is now: a list without a `resourceVersion`, which the API server answers from etcd's
-//! majority and not from a cache. Otherwise a replica could start with a certificate that is no longer trusted. Then it
-//! watches.
+//! # How a replica follows the Secret
+//! First it lists the Secret without a `resourceVersion`. The API server answers such a list from etcd and not from a
+//! cache. From a cache, a replica could start with a certificate that is no longer trusted. Then the replica watches
+//! the Secret.
 //!
-//! Each new pair is checked, and an invalid pair is not passed on: the last valid one stays. It also stays when the
+//! The replica checks each new pair, and ignores an invalid pair: the last valid one stays. It also stays when the
 //! Secret is deleted or the API server is unavailable.
 //!
-//! A pair of an older CA than that of the served certificate is rejected too. It comes from a restored backup, and API
-//! servers may no longer trust its CA. The controller replaces it within seconds. If the pair stays for ten minutes,
-//! the controller wants it: everything about newer CAs is lost.
+//! The replica also rejects a pair whose CA is older than that of the served certificate. Such a pair comes from a
+//! restored backup, and API servers may no longer trust its CA. The controller usually replaces it within seconds. If
+//! the pair stays for ten minutes, the controller has lost all data about newer CAs, and the replica accepts the pair.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -47,17 +47,17 @@ use crate::certificates::rotation::{Generation, Leaf, Serving, Stored};
 use crate::client::watch_object;
 use crate::release::Release;
 
-/// How often a pair that is not valid yet is checked again.
-const AGAIN: Duration = Duration::from_secs(10);
+/// Time between two checks of a pair that is not valid yet.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a pair of an older CA is rejected.
-const OLDER_FOR: Duration = Duration::from_mins(10);
+const MAX_OLDER_DURATION: Duration = Duration::from_mins(10);
 
 /// The name of the watched object in log lines.
-const WHAT: &str = "the Secret with the serving certificate";
+const OBJECT_NAME: &str = "the Secret with the serving certificate";
 
 /// The annotation with the number of the CA that signed the certificate.
-pub const GENERATION_ANNOTATION: &str = "pillion.dev/generation";
+pub(crate) const GENERATION_ANNOTATION: &str = "pillion.dev/generation";
 
 const TYPE: &str = "kubernetes.io/tls";
 const CERTIFICATE: &str = "tls.crt";
@@ -69,9 +69,9 @@ const AUTHORITY: &str = "ca.crt";
 pub struct ServingSecret {
     /// The observed state for the rotation.
     pub stored: Stored<Serving>,
-    /// The certificate, or why no replica would serve it. `None` if there is no Secret.
+    /// The certificate, or why no replica would serve it. `None` if the Secret does not exist.
     pub judged: Option<Result<ValidCertificate, InvalidPair>>,
-    /// The CA number that the certificate claims as its issuer.
+    /// The number of the CA that the certificate names as its issuer.
     pub highest: Option<Generation>,
 }
 
@@ -89,8 +89,8 @@ pub struct ServingInputs<'i> {
 }
 
 impl ServingSecret {
-    /// Reads the Secret; `None` if there is none. The certificate must have the release's own names; further names are
-    /// ignored.
+    /// Reads the Secret; `None` if it does not exist. The certificate must have the release's own names, and further
+    /// names are ignored.
     #[must_use]
     pub fn read(secret: Option<&Secret>, judging: ServingInputs<'_>) -> Self {
         let ServingInputs { release, known, lifetimes, now } = judging;
@@ -126,7 +126,7 @@ pub fn judge(secret: &Secret, names: &[String], now: Timestamp) -> Result<ValidC
 
 fn authorities(secret: &Secret) -> Result<Option<Vec<CertificateDer<'static>>>, InvalidPair> {
     let text = data(secret, AUTHORITY);
-    // A certificate issuer may leave it empty if it does not know the CA.
+    // An issuer such as cert-manager may leave it empty if it does not know the CA.
     if text.trim_ascii().is_empty() {
         return Ok(None);
     }
@@ -147,8 +147,8 @@ pub(crate) fn data<'s>(secret: &'s Secret, key: &str) -> &'s [u8] {
 }
 
 impl ServingMaterial {
-    /// Builds the Secret to write for this epoch: a new one, or the existing one with new data. The existing
-    /// `resourceVersion` guards the write.
+    /// Builds the Secret to write for this epoch: a new one, or the existing one with new data. The `resourceVersion`
+    /// of the existing one guards the write.
     #[must_use]
     pub fn secret(&self, release: &Release, epoch: u64, existing: Option<&Secret>) -> Secret {
         let fresh = || Secret {
@@ -171,25 +171,25 @@ impl ServingMaterial {
     }
 }
 
-/// The Secret with a replica's serving certificate.
+/// The Secret with a replica's serving certificate, and the names that the certificate must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchedSecret {
-    /// Its namespace.
+    /// The namespace of the Secret.
     pub namespace: String,
-    /// Its name.
+    /// The name of the Secret.
     pub name: String,
     /// The names that the certificate must have.
     pub names: Vec<String>,
 }
 
-/// A change of the Secret.
+/// A change of the Secret, for the replica.
 #[derive(Debug)]
 pub enum News {
     /// A pair that can be served.
     Valid(Box<ServingPair>),
-    /// An invalid pair; the last valid one stays. Reported once, until the Secret changes.
+    /// The pair is invalid, and the last valid one stays. Reported once, until the Secret changes.
     Invalid(InvalidPair),
-    /// A pair of an older CA than that of the served certificate. Reported once, until the Secret changes.
+    /// The CA of the pair is older than that of the served certificate. Reported once, until the Secret changes.
     Older {
         /// The number of the CA that signed the served certificate.
         served: Generation,
@@ -208,9 +208,9 @@ pub struct ServingPair {
     pub key: Vec<u8>,
     /// The checked serving certificate.
     pub fit: ValidCertificate,
-    /// The epoch of the record for which it was written, if annotated.
+    /// The epoch of the record for which it was written, if the annotation exists.
     pub epoch: Option<u64>,
-    /// The number of the CA that signed it, if annotated.
+    /// The number of the CA that signed it, if the annotation exists.
     pub generation: Option<String>,
 }
 
@@ -231,11 +231,11 @@ pub fn may_replace(served: Generation, offered: Generation) -> bool {
 
 /// The last reported state of the Secret.
 #[derive(Default)]
-struct Seen {
+struct ReportedState {
     /// The Secret, if its existence was reported.
     secret: Option<Secret>,
-    /// Why it was rejected.
-    refused: Option<Refused>,
+    /// Why the pair was rejected.
+    rejection: Option<Rejection>,
     gone_reported: bool,
     /// The last pair that could be served.
     served: Option<Served>,
@@ -248,9 +248,9 @@ struct Served {
 
 /// Why a pair was rejected.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Refused {
+enum Rejection {
     Invalid(Reason),
-    /// It is of an older CA; with the time when it was first seen.
+    /// The pair is of an older CA. Has the time when the pair was first seen.
     Older(Instant),
 }
 
@@ -258,36 +258,36 @@ impl WatchedSecret {
     /// Follows the Secret until `stop`, and reports its changes.
     pub async fn follow(self, client: Client, stop: CancellationToken, report: impl FnMut(News)) {
         let api = Api::<Secret>::namespaced(client, &self.namespace);
-        self.run(watch_object::watch(api, WHAT, &self.name), Timestamp::now, stop, report).await;
+        self.run(watch_object::watch(api, OBJECT_NAME, &self.name), Timestamp::now, stop, report).await;
     }
 
-    /// Runs [`WatchedSecret::follow`] with a given watch and clock.
+    /// Runs [`WatchedSecret::follow`] with the given watch and clock.
     async fn run(
         &self,
-        states: impl Stream<Item = watch_object::Seen<Secret>> + Send,
+        states: impl Stream<Item = watch_object::Observation<Secret>> + Send,
         now: impl Fn() -> Timestamp,
         stop: CancellationToken,
         mut report: impl FnMut(News),
     ) {
         let mut states = std::pin::pin!(states);
-        let mut again = tokio::time::interval(AGAIN);
-        let mut seen = Seen::default();
+        let mut recheck = tokio::time::interval(RECHECK_INTERVAL);
+        let mut seen = ReportedState::default();
         loop {
             let state = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 state = states.next() => state,
-                _ = again.tick(), if seen.may_pass() => {
-                    seen.again(self, now()).into_iter().for_each(&mut report);
+                _ = recheck.tick(), if seen.may_become_valid() => {
+                    seen.recheck(self, now()).into_iter().for_each(&mut report);
                     continue;
                 }
             };
             let news = match state {
-                Some(watch_object::Seen::Is(Some(secret))) => seen.change(*secret, self, now()),
-                Some(watch_object::Seen::Is(None)) => seen.gone(),
+                Some(watch_object::Observation::State(Some(secret))) => seen.change(*secret, self, now()),
+                Some(watch_object::Observation::State(None)) => seen.gone(),
                 // The last pair stays.
-                Some(watch_object::Seen::Forbidden) => continue,
-                // A watch does not end; if it did, the last pair would stay.
+                Some(watch_object::Observation::Forbidden) => continue,
+                // A watch never ends. If it did, the last pair would stay.
                 None => return stop.cancelled().await,
             };
             news.into_iter().for_each(&mut report);
@@ -295,61 +295,61 @@ impl WatchedSecret {
     }
 }
 
-impl Seen {
+impl ReportedState {
     fn change(&mut self, secret: Secret, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
         if self.secret.as_ref().is_some_and(|seen| seen.data == secret.data) {
             return None;
         }
         self.gone_reported = false;
-        self.refused = None;
-        let news = self.compared(judged(&secret, watched, now), now);
+        self.rejection = None;
+        let news = self.compare_with_served(judged(&secret, watched, now), now);
         self.secret = Some(secret);
         Some(news)
     }
 
-    /// Whether a rejected pair may become acceptable with time.
-    fn may_pass(&self) -> bool {
-        matches!(self.refused, Some(Refused::Invalid(Reason::NotYet) | Refused::Older(_)))
+    /// Whether a rejected pair may become acceptable later.
+    fn may_become_valid(&self) -> bool {
+        matches!(self.rejection, Some(Rejection::Invalid(Reason::NotYet) | Rejection::Older(_)))
     }
 
-    /// Checks a rejected pair again: it may have become valid, or the controller may want it. An unchanged rejection is
-    /// not reported again.
-    fn again(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
+    /// Checks a rejected pair again. It may have become valid, or may have stayed long enough. An unchanged rejection
+    /// is not reported again.
+    fn recheck(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
         let news = judged(self.secret.as_ref()?, watched, now);
-        let before = self.refused;
-        let news = self.compared(news, now);
-        (before != self.refused).then_some(news)
+        let before = self.rejection;
+        let news = self.compare_with_served(news, now);
+        (before != self.rejection).then_some(news)
     }
 
     fn gone(&mut self) -> Option<News> {
-        (self.secret, self.refused) = (None, None);
+        (self.secret, self.rejection) = (None, None);
         (!std::mem::replace(&mut self.gone_reported, true)).then_some(News::Gone)
     }
 
-    /// The same news, except that a pair of an older CA is rejected.
-    fn compared(&mut self, news: News, now: Timestamp) -> News {
+    /// Returns the same news, or [`News::Older`] instead of a valid pair of an older CA.
+    fn compare_with_served(&mut self, news: News, now: Timestamp) -> News {
         let pair = match news {
             News::Valid(pair) => pair,
-            News::Invalid(unfit) => {
-                self.refused = Some(Refused::Invalid(unfit.reason));
-                return News::Invalid(unfit);
+            News::Invalid(invalid) => {
+                self.rejection = Some(Rejection::Invalid(invalid.reason));
+                return News::Invalid(invalid);
             }
             news => return news,
         };
         let issuer = CaName::of_issuer(&pair.fit.leaf);
         if let (Some(Served { issuer: served, not_after }), Some(offered)) = (&self.served, &issuer) {
-            let since = match self.refused {
-                Some(Refused::Older(since)) => since,
+            let since = match self.rejection {
+                Some(Rejection::Older(since)) => since,
                 _ => Instant::now(),
             };
             let is_of_same_release = (&served.namespace, &served.release) == (&offered.namespace, &offered.release);
             let is_older = is_of_same_release && !may_replace(served.generation, offered.generation);
-            if is_older && *not_after > now && since.elapsed() < OLDER_FOR {
-                self.refused = Some(Refused::Older(since));
+            if is_older && *not_after > now && since.elapsed() < MAX_OLDER_DURATION {
+                self.rejection = Some(Rejection::Older(since));
                 return News::Older { served: served.generation, offered: offered.generation };
             }
         }
-        self.refused = None;
+        self.rejection = None;
         self.served = issuer.map(|issuer| Served { issuer, not_after: pair.fit.not_after });
         News::Valid(pair)
     }
@@ -358,7 +358,7 @@ impl Seen {
 fn judged(secret: &Secret, watched: &WatchedSecret, now: Timestamp) -> News {
     let fit = match judge(secret, &watched.names, now) {
         Ok(fit) => fit,
-        Err(unfit) => return News::Invalid(unfit),
+        Err(invalid) => return News::Invalid(invalid),
     };
     let (certificate, key) = pair(secret);
     let annotation = |key| secret.metadata.annotations.as_ref().and_then(|all| all.get(key));
@@ -392,7 +392,7 @@ mod tests {
         "2026-11-21T12:00:00Z".parse().unwrap()
     }
 
-    /// A Secret with a new serving certificate of this time.
+    /// A Secret with a serving certificate that was created at this time.
     fn secret(now: Timestamp, epoch: u64) -> Secret {
         signed(Generation(4), now, epoch)
     }
@@ -410,7 +410,7 @@ mod tests {
         secret
     }
 
-    /// One short string for each report.
+    /// One string for each report.
     async fn reports(events: Vec<watcher::Result<Event<Secret>>>, now: impl Fn() -> Timestamp) -> Vec<String> {
         let [name, _] = release().server_names();
         let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };
@@ -419,23 +419,23 @@ mod tests {
         let report = move |news| {
             lines.lock().unwrap().push(match news {
                 News::Valid(pair) => format!("fit {:?} {:?}", pair.epoch, pair.generation),
-                News::Invalid(unfit) => unfit.reason.as_str().to_owned(),
+                News::Invalid(invalid) => invalid.reason.as_str().to_owned(),
                 News::Older { served, offered } => format!("{} older than {}", offered.0, served.0),
                 News::Gone => "gone".to_owned(),
             });
         };
         let end = stop.clone();
-        // Time advances automatically, as the clock of the test stands still.
+        // The paused clock advances automatically while all tasks wait.
         let ending = async move {
             tokio::time::sleep(Duration::from_mins(1)).await;
             end.cancel();
         };
-        let states = watch_object::observations(stream::iter(events).chain(stream::pending()), WHAT, "s");
+        let states = watch_object::observations(stream::iter(events).chain(stream::pending()), OBJECT_NAME, "s");
         tokio::join!(watched.run(states, now, stop, report), ending);
         reported.lock().unwrap().clone()
     }
 
-    fn cut_off() -> watcher::Result<Event<Secret>> {
+    fn interruption() -> watcher::Result<Event<Secret>> {
         Err(watcher::Error::NoResourceVersion)
     }
 
@@ -449,7 +449,7 @@ mod tests {
             Ok(Event::InitApply(first.clone())),
             Ok(Event::InitDone),
             Ok(Event::Apply(touched)),
-            cut_off(),
+            interruption(),
             Ok(Event::Init),
             Ok(Event::InitApply(first.clone())),
             Ok(Event::InitDone),
@@ -472,7 +472,7 @@ mod tests {
         let events = vec![
             Ok(Event::Init),
             Ok(Event::InitApply(first.clone())),
-            cut_off(),
+            interruption(),
             Ok(Event::Init),
             Ok(Event::InitDone),
             Ok(Event::Apply(first)),
@@ -484,7 +484,7 @@ mod tests {
     async fn future_certificate_is_checked_again() {
         let began = Instant::now();
         let early = Duration::from_mins(125);
-        // After half a minute, the start of its validity is near enough.
+        // The certificate is still too far in the future, and is acceptable half a minute later.
         let now = move || noon() - early - Duration::from_secs(30) + began.elapsed();
         let events = vec![Ok(Event::Apply(secret(noon(), 1)))];
         assert_eq!(reports(events, now).await, ["not_yet", "fit Some(1) Some(\"4\")"]);
@@ -504,9 +504,9 @@ mod tests {
         let fit = |epoch, generation| format!("fit Some({epoch}) Some(\"{generation}\")");
         let older = || "4 older than 5".to_owned();
         assert_eq!(reports(restored, noon).await, [fit(9, 5), older(), "gone".to_owned(), older(), fit(12, 6)]);
-        // A replica without a certificate accepts it.
+        // A replica without a certificate accepts the old pair.
         assert_eq!(reports(vec![Ok(Event::Apply(old.clone()))], noon).await, [fit(3, 4)]);
-        // An expired certificate is no reason to reject an older one.
+        // Once the served certificate has expired, a pair of an older CA is accepted.
         let late = std::sync::atomic::AtomicBool::new(false);
         let events = vec![Ok(Event::Apply(new)), Ok(Event::Apply(signed(Generation(4), noon() + 20 * DAY, 3)))];
         let now = || if late.swap(true, std::sync::atomic::Ordering::Relaxed) { noon() + 20 * DAY } else { noon() };
@@ -517,15 +517,15 @@ mod tests {
     async fn serves_older_certificate_that_stays() {
         let [name, _] = release().server_names();
         let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };
-        let mut seen = Seen::default();
+        let mut seen = ReportedState::default();
         seen.change(signed(Generation(5), noon(), 9), &watched, noon());
         let news = seen.change(signed(Generation(4), noon(), 1), &watched, noon());
         assert!(matches!(news, Some(News::Older { .. })));
-        tokio::time::advance(OLDER_FOR.saturating_sub(AGAIN)).await;
-        assert!(seen.may_pass() && seen.again(&watched, noon()).is_none());
-        tokio::time::advance(AGAIN).await;
-        assert!(matches!(seen.again(&watched, noon()), Some(News::Valid(_))));
-        assert!(!seen.may_pass());
+        tokio::time::advance(MAX_OLDER_DURATION.saturating_sub(RECHECK_INTERVAL)).await;
+        assert!(seen.may_become_valid() && seen.recheck(&watched, noon()).is_none());
+        tokio::time::advance(RECHECK_INTERVAL).await;
+        assert!(matches!(seen.recheck(&watched, noon()), Some(News::Valid(_))));
+        assert!(!seen.may_become_valid());
     }
 
     #[tokio::test(start_paused = true)]
@@ -535,7 +535,7 @@ mod tests {
         let end = stop.clone();
         let answer = tower::service_fn(move |request: http::Request<kube::client::Body>| {
             seen.lock().unwrap().push(request.uri().to_string());
-            // The list; the watch never follows.
+            // Stop after the list and the first watch.
             if seen.lock().unwrap().len() > 1 {
                 end.cancel();
             }

@@ -1,4 +1,4 @@
-//! Reads lists page by page, for commands: a response is never larger than a page, however many objects there are.
+//! Reads lists page by page, for commands, so that no response is larger than a page.
 
 use std::fmt::Debug;
 
@@ -8,12 +8,12 @@ use kube::core::PartialObjectMeta;
 use serde::de::DeserializeOwned;
 
 /// Objects per page.
-const A_PAGE: u32 = 250;
+const PAGE_SIZE: u32 = 250;
 
-/// The status with which an API server reports that a continue token has expired.
+/// The status code for an expired continue token.
 const EXPIRED: u16 = 410;
 
-/// All objects of a list.
+/// Reads all objects of a list.
 ///
 /// # Errors
 /// The API server could not list them.
@@ -24,7 +24,7 @@ where
     pages(parameters, async |parameters| api.list(parameters).await).await
 }
 
-/// The metadata of all objects of a list.
+/// Reads the metadata of all objects of a list.
 ///
 /// # Errors
 /// The API server could not list them.
@@ -39,12 +39,13 @@ async fn pages<K: Clone>(
     parameters: &ListParams,
     list: impl AsyncFn(&ListParams) -> kube::Result<ObjectList<K>>,
 ) -> kube::Result<Vec<K>> {
-    let mut page = parameters.clone().limit(A_PAGE);
+    let mut page = parameters.clone().limit(PAGE_SIZE);
     let mut all = Vec::new();
     loop {
         let listed = match list(&page).await {
             Ok(listed) => listed,
-            // The token has expired, and later pages would reflect another moment: read the whole list at once.
+            // The token has expired. Later pages would show a later state than the first ones, so read the whole list
+            // at once.
             Err(kube::Error::Api(status)) if status.code == EXPIRED && page.continue_token.is_some() => {
                 return list(parameters).await.map(|listed| listed.items);
             }
@@ -66,37 +67,37 @@ mod tests {
 
     use super::*;
 
-    /// The result of a list with these pages, and the requests: the limit and the continue token.
+    /// Reads a list with these pages. Returns the result, and the limit and continue token of each request.
     async fn listed(pages: &[Result<&str, u16>]) -> (Result<Vec<Value>, String>, Vec<(Option<u32>, Option<String>)>) {
-        let (asked, parameters) = (RefCell::new(Vec::new()), ListParams::default());
+        let (requests, parameters) = (RefCell::new(Vec::new()), ListParams::default());
         let found = super::pages(&parameters, async |parameters| {
-            let mut asked = asked.borrow_mut();
-            asked.push((parameters.limit, parameters.continue_token.clone()));
-            let next = pages[asked.len() - 1].map_err(|code| {
+            let mut requests = requests.borrow_mut();
+            requests.push((parameters.limit, parameters.continue_token.clone()));
+            let next = pages[requests.len() - 1].map_err(|code| {
                 kube::Error::Api(Box::new(kube::core::Status { code, ..kube::core::Status::default() }))
             })?;
             let list =
-                json!({"apiVersion": "v1", "kind": "List", "metadata": {"continue": next}, "items": [asked.len()]});
+                json!({"apiVersion": "v1", "kind": "List", "metadata": {"continue": next}, "items": [requests.len()]});
             Ok(serde_json::from_value(list).unwrap())
         });
         let found = found.await.map_err(|error| error.to_string());
-        (found, asked.into_inner())
+        (found, requests.into_inner())
     }
 
     #[tokio::test]
-    async fn pages_are_asked_for_until_there_is_none() {
-        let (found, asked) = listed(&[Ok("a"), Ok("b"), Ok("")]).await;
+    async fn reads_all_pages_of_list() {
+        let (found, requests) = listed(&[Ok("a"), Ok("b"), Ok("")]).await;
         assert_eq!(found.unwrap(), [json!(1), json!(2), json!(3)]);
-        let page = |from: Option<&str>| (Some(A_PAGE), from.map(str::to_owned));
-        assert_eq!(asked, [page(None), page(Some("a")), page(Some("b"))]);
+        let page = |from: Option<&str>| (Some(PAGE_SIZE), from.map(str::to_owned));
+        assert_eq!(requests, [page(None), page(Some("a")), page(Some("b"))]);
     }
 
     #[tokio::test]
     async fn expired_list_is_read_again_as_a_whole() {
-        let (found, asked) = listed(&[Ok("a"), Err(EXPIRED), Ok("")]).await;
+        let (found, requests) = listed(&[Ok("a"), Err(EXPIRED), Ok("")]).await;
         assert_eq!(found.unwrap(), [json!(3)]);
-        assert_eq!(asked.last(), Some(&(None, None)));
+        assert_eq!(requests.last(), Some(&(None, None)));
         assert!(listed(&[Ok("a"), Err(403)]).await.0.is_err());
-        assert!(listed(&[Err(EXPIRED)]).await.0.is_err(), "nothing was begun");
+        assert!(listed(&[Err(EXPIRED)]).await.0.is_err(), "the first request has no continue token that can expire");
     }
 }

@@ -1,12 +1,10 @@
-//! Connects to the API server, and holds what every watch shares: its duration, pauses after failures, and errors as
+//! Connects to the API server. Defines what all watches share: their duration, the pauses after failures, and errors as
 //! text.
 //!
-//! * `bounded`: limits the bytes of a response.
-//! * [`lists`]: reads lists page by page, for commands.
-//! * `watch_object`: watches one object by name.
-//! * `owner_reference`: owner references for cluster-scoped objects.
+//! - [`lists`]: reads lists page by page, for commands.
+//! - `watch_object`: watches one object by name.
+//! - `owner_reference`: owner references for cluster-scoped objects.
 
-pub(crate) mod bounded;
 pub mod lists;
 pub(crate) mod owner_reference;
 pub(crate) mod watch_object;
@@ -15,28 +13,31 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use backon::ExponentialBuilder;
+use http_body_util::Limited;
+use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::watcher;
 use kube::{Client, Config};
+use tower::service_fn;
 
-/// Duration of a watch. The next one continues without a list. After five more seconds of silence, the connection
-/// counts as lost.
-pub(crate) const WATCH_FOR: Duration = Duration::from_secs(45);
+/// Duration of a watch. The next watch continues without a new list. If the API server does not end a watch within five
+/// more seconds, the connection counts as lost.
+pub(crate) const WATCH_DURATION: Duration = Duration::from_secs(45);
 
-/// The first pause after a watch was interrupted, and the longest one, which jitter may double: after an outage of half
-/// an hour, watches should resume soon.
+/// The shortest and the longest pause after a watch was interrupted. Jitter may double both. The longest pause is
+/// short, so that watches resume soon after a long outage.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 /// A watch that lasts this long resets the pause.
-const PAUSE_IS_OVER: Duration = Duration::from_mins(2);
+const PAUSE_RESET_AFTER: Duration = Duration::from_mins(2);
 
 /// Timeout for connecting.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// How long the API server may be silent. Longer than a watch, so that it only ends hanging requests: for example, a
-/// list whose connection was lost.
-const SILENCE_LIMIT: Duration = Duration::from_secs(WATCH_FOR.as_secs() + 10);
+/// How long the API server may be silent during a request. This is longer than a watch, so it only ends hanging
+/// requests: for example, a list whose connection was lost.
+const SILENCE_LIMIT: Duration = Duration::from_secs(WATCH_DURATION.as_secs() + 10);
 
 /// Why no client could be created.
 #[derive(Debug, thiserror::Error)]
@@ -77,10 +78,10 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
 /// The configuration is missing or invalid.
 pub async fn inferred() -> Result<Client, ClientError> {
     let config = Config::infer().await.map_err(|source| ClientError::Nowhere(Box::new(source)))?;
-    Client::try_from(bounded(config)).map_err(|source| ClientError::Client(Box::new(source)))
+    Client::try_from(with_timeouts(config)).map_err(|source| ClientError::Client(Box::new(source)))
 }
 
-/// The configuration of such a client, for callers that create several.
+/// Returns the configuration that [`connect`] uses, for callers that create several clients.
 ///
 /// # Errors
 /// See [`connect`].
@@ -91,16 +92,29 @@ pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ClientEr
             .map_err(|source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) })?,
         None => Config::incluster().map_err(|source| ClientError::NotInCluster(Box::new(source)))?,
     };
-    Ok(bounded(config))
+    Ok(with_timeouts(config))
 }
 
 /// Adds timeouts against hanging requests.
-fn bounded(mut config: Config) -> Config {
+fn with_timeouts(mut config: Config) -> Config {
     config.connect_timeout = Some(CONNECT_LIMIT);
     config.read_timeout = Some(SILENCE_LIMIT);
-    // Otherwise the idle time of a connection before a request would count.
+    // Without this, the connection's idle time before a request would count.
     config.reset_reader_on_write = true;
     config
+}
+
+/// Returns the client with a limit for responses. A larger response fails with [`http_body_util::LengthLimitError`].
+///
+/// kube's client reads a whole response into memory before its size is known, and users decide how large a list is. 200
+/// objects of 1 MiB each, read a few times in parallel, would exceed a replica's memory.
+pub(crate) fn bounded(client: Client, bytes: usize) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = service_fn(move |request: http::Request<Body>| {
+        let client = client.clone();
+        async move { Ok::<_, kube::Error>(client.send(request).await?.map(|body| Limited::new(body, bytes))) }
+    });
+    Client::new(service, namespace)
 }
 
 async fn from_file(path: &Path) -> Result<Config, kube::config::KubeconfigError> {
@@ -109,7 +123,7 @@ async fn from_file(path: &Path) -> Result<Config, kube::config::KubeconfigError>
 
 /// The configuration of a watch. Bookmarks are enabled by default.
 pub(crate) fn config(page_size: u32) -> watcher::Config {
-    let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
+    let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
     watcher::Config::default().timeout(seconds).page_size(page_size)
 }
 
@@ -120,11 +134,11 @@ pub(crate) fn pauses() -> impl Backoff + 'static {
         .with_factor(2.0)
         .with_jitter()
         .without_max_times();
-    ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), PAUSE_IS_OVER)
+    ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), PAUSE_RESET_AFTER)
 }
 
-/// An error as text: only the API server's own message, if there is one.
-pub(crate) fn described(error: &watcher::Error) -> String {
+/// Returns an error as text: only the API server's own message, if there is one.
+pub(crate) fn error_message(error: &watcher::Error) -> String {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
@@ -134,7 +148,7 @@ pub(crate) fn described(error: &watcher::Error) -> String {
     if status.message.is_empty() { format!("HTTP status {}", status.code) } else { status.message.clone() }
 }
 
-/// An error with its causes, unless its own text contains them.
+/// Returns an error with its causes, except those that the text already contains.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let causes = std::iter::successors(error.source(), |cause| cause.source());
@@ -147,7 +161,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Instructions for an error that a retry does not resolve.
+/// Returns instructions for an error that a retry does not resolve.
 pub(crate) fn help(error: &watcher::Error) -> Option<&'static str> {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error
@@ -164,10 +178,34 @@ pub(crate) fn help(error: &watcher::Error) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::Api;
+    use kube::api::ListParams;
+
     use super::*;
+    use crate::informer::lookup_cache::FetchError;
+
+    /// Lists from a fake API server whose response has this many bytes, with a limit of 1,000.
+    async fn list(bytes: usize) -> kube::Result<usize> {
+        let answer = service_fn(move |_: http::Request<Body>| async move {
+            let mut text = String::from(r#"{"apiVersion":"v1","kind":"ConfigMapList","metadata":{},"items":[]"#);
+            text.extend(std::iter::repeat_n(' ', bytes - text.len() - 1));
+            text.push('}');
+            Ok::<_, kube::Error>(http::Response::new(Body::from(text.into_bytes())))
+        });
+        let client = bounded(Client::new(answer, "default"), 1_000);
+        Api::<ConfigMap>::all(client).list(&ListParams::default()).await.map(|list| list.items.len())
+    }
 
     #[tokio::test]
-    async fn a_kubeconfig_that_is_not_there_is_named() {
+    async fn too_large_response_is_refused() {
+        assert_eq!(list(1_000).await.unwrap(), 0);
+        let error = FetchError::from(list(1_001).await.unwrap_err());
+        assert!(matches!(error, FetchError::Refused(_)), "{error:?}: a retry does not help");
+    }
+
+    #[tokio::test]
+    async fn error_names_missing_kubeconfig() {
         let error = connect(Some(Path::new("/nowhere/kubeconfig"))).await.err().unwrap();
         assert!(error.to_string().contains("/nowhere/kubeconfig"), "{error}");
     }

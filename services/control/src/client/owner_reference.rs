@@ -1,8 +1,8 @@
-//! Owner references for cluster-scoped objects: the release's namespace owns them. If the namespace is deleted,
-//! Kubernetes deletes them too, and no pod is rejected because of a webhook that no longer exists.
+//! Owner references for cluster-scoped objects: the release's namespace owns them. When the namespace is deleted,
+//! Kubernetes deletes these objects too. So no webhook configuration stays behind that would reject pods.
 //!
-//! The namespace's UID is read before each write: a namespace that was deleted and created again has another UID, and
-//! Kubernetes deletes objects that refer to the old one.
+//! The namespace's UID is read before each write. A recreated namespace has a new UID, and Kubernetes deletes objects
+//! that refer to the old UID.
 
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -15,8 +15,8 @@ use crate::release::Release;
 const VERSION: &str = "v1";
 const KIND: &str = "Namespace";
 
-/// Returns an owner reference to the release's namespace, or `None` if its UID cannot be read: that must not prevent
-/// the write.
+/// Returns an owner reference to the release's namespace. Returns `None` if its UID cannot be read, since the object
+/// must be written anyway.
 pub(crate) async fn for_namespace(client: &Client, release: &Release) -> Option<OwnerReference> {
     let namespaces = Api::<Namespace>::all(client.clone());
     match namespaces.get_metadata_opt(release.namespace()).await {
@@ -38,14 +38,14 @@ fn reference(release: &Release, uid: String) -> OwnerReference {
     }
 }
 
-/// Whether the object has this owner, and no earlier one of the same name.
-pub(crate) fn is_given(metadata: &ObjectMeta, owner: &OwnerReference) -> bool {
+/// Whether the object has this owner, and no reference to a deleted owner of the same name.
+pub(crate) fn has_owner(metadata: &ObjectMeta, owner: &OwnerReference) -> bool {
     let mut owners = metadata.owner_references.iter().flatten();
     owners.clone().any(|known| known.uid == owner.uid) && !owners.any(|known| is_namesake(known, owner))
 }
 
-/// Sets this owner, replacing an earlier one of the same name.
-pub(crate) fn give(metadata: &mut ObjectMeta, owner: OwnerReference) {
+/// Sets this owner and removes references to deleted owners of the same name.
+pub(crate) fn set_owner(metadata: &mut ObjectMeta, owner: OwnerReference) {
     let owners = metadata.owner_references.get_or_insert_default();
     owners.retain(|known| !is_namesake(known, &owner));
     if owners.iter().all(|known| known.uid != owner.uid) {
@@ -53,10 +53,10 @@ pub(crate) fn give(metadata: &mut ObjectMeta, owner: OwnerReference) {
     }
 }
 
-/// Whether the reference is to another object of the same name.
+/// Whether the reference is to another object of the same kind and name.
 fn is_namesake(known: &OwnerReference, owner: &OwnerReference) -> bool {
-    let what = |owner: &OwnerReference| (owner.api_version.clone(), owner.kind.clone(), owner.name.clone());
-    known.uid != owner.uid && what(known) == what(owner)
+    let key = |owner: &OwnerReference| (owner.api_version.clone(), owner.kind.clone(), owner.name.clone());
+    known.uid != owner.uid && key(known) == key(owner)
 }
 
 #[cfg(test)]
@@ -81,8 +81,8 @@ mod tests {
         ] {
             let mut metadata = ObjectMeta { owner_references: before, ..ObjectMeta::default() };
             let is_as_wanted = metadata.owner_references.as_ref() == Some(&after);
-            assert_eq!(is_given(&metadata, &ours("now")), is_as_wanted, "{metadata:?}");
-            give(&mut metadata, ours("now"));
+            assert_eq!(has_owner(&metadata, &ours("now")), is_as_wanted, "{metadata:?}");
+            set_owner(&mut metadata, ours("now"));
             assert_eq!(metadata.owner_references, Some(after));
         }
     }

@@ -9,37 +9,41 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use crate::client::{WATCH_FOR, described, pauses};
+use crate::client::{WATCH_DURATION, error_message, pauses};
 
-/// An observation of the object.
+/// An observation of the watched object.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Seen<K> {
-    /// Its state; `None` if it does not exist.
-    Is(Option<Box<K>>),
-    /// Reading it is forbidden. All other errors are temporary, and the last state stays.
+pub(crate) enum Observation<K> {
+    /// The object's state; `None` if it does not exist.
+    State(Option<Box<K>>),
+    /// Reading the object is forbidden. All other errors are temporary, and the last state stays valid.
     Forbidden,
 }
 
-/// Watches the object with this name: first its current state, then each change. After an error, the stream restarts by
-/// itself after a growing pause. A change that is reverted before it is seen is not reported.
-pub(crate) fn watch<K>(api: Api<K>, what: &'static str, name: &str) -> impl Stream<Item = Seen<K>> + Send + 'static
+/// Watches the object with this name. The stream has the current state first, then each change. After an error, it
+/// restarts by itself after a growing pause. A change that is reverted during a pause is not reported.
+pub(crate) fn watch<K>(
+    api: Api<K>,
+    what: &'static str,
+    name: &str,
+) -> impl Stream<Item = Observation<K>> + Send + 'static
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
-    // The default is to start with the current state.
+    let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
+    // By default, a watch starts with the current state.
     let config = watcher::Config::default().fields(&format!("metadata.name={name}")).timeout(seconds);
-    // The event that announces a list comes before each attempt, and any event would reset the pause.
+    // `Init` comes before each attempt to list, and any event would reset the pause.
     let events = watcher(api, config).filter(|event| std::future::ready(!matches!(event, Ok(Event::Init))));
     observations(events.backoff(pauses()), what, name)
 }
 
-/// Runs [`watch`] on given events of a watcher.
+/// Converts the events of a watcher to observations.
 pub(crate) fn observations<K, E>(
     events: E,
     what: &'static str,
     name: &str,
-) -> impl Stream<Item = Seen<K>> + Send + use<K, E>
+) -> impl Stream<Item = Observation<K>> + Send + use<K, E>
 where
     K: Send,
     E: Stream<Item = watcher::Result<Event<K>>> + Send,
@@ -53,13 +57,13 @@ where
                 listed = Some(Box::new(object));
                 None
             }
-            Ok(Event::InitDone) => Some(Seen::Is(listed.take())),
-            Ok(Event::Apply(object)) => Some(Seen::Is(Some(Box::new(object)))),
-            Ok(Event::Delete(_)) => Some(Seen::Is(None)),
+            Ok(Event::InitDone) => Some(Observation::State(listed.take())),
+            Ok(Event::Apply(object)) => Some(Observation::State(Some(Box::new(object)))),
+            Ok(Event::Delete(_)) => Some(Observation::State(None)),
             Err(error) => {
-                // An interrupted list starts again.
+                // After an error, the watcher starts the list again.
                 listed = None;
-                let (help, text) = (help(&error), described(&error));
+                let (help, text) = (help(&error), error_message(&error));
                 warn!(
                     what,
                     name,
@@ -67,13 +71,13 @@ where
                     help,
                     "not watched at present, what was last known stays; trying again"
                 );
-                is_forbidden(&error).then_some(Seen::Forbidden)
+                is_forbidden(&error).then_some(Observation::Forbidden)
             }
         })
     })
 }
 
-/// Instructions for an error that a retry does not resolve.
+/// Returns instructions for an error that a retry does not resolve.
 fn help(error: &watcher::Error) -> Option<&'static str> {
     match status(error)? {
         401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),

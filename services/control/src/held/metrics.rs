@@ -1,87 +1,44 @@
 //! Metrics of waiting pods, of actions on them, and of the policies.
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use crate::labels::{Label, labelled};
+
 use super::pod::OwnerKind;
 
-/// State of the policies of `held` namespaces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policies {
-    /// They are in their desired state.
-    InPlace,
-    /// They are switched off.
-    Off,
-    /// The API server does not support mutating policies.
-    Unsupported,
-    /// They could not be written.
-    Failing,
-}
-
-impl Policies {
-    /// All states.
-    pub const ALL: [Self; 4] = [Self::InPlace, Self::Off, Self::Unsupported, Self::Failing];
-
-    /// The state as a metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::InPlace => "in_place",
-            Self::Off => "off",
-            Self::Unsupported => "unsupported",
-            Self::Failing => "failing",
-        }
+labelled! {
+    /// The state of the policies of `held` namespaces.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Policies {
+        /// The policies are in their desired state.
+        InPlace => "in_place",
+        /// The policies are removed, since no pod should wait.
+        Off => "off",
+        /// The API server does not support mutating policies.
+        Unsupported => "unsupported",
+        /// The policies could not be written.
+        Failing => "failing",
     }
 }
 
-/// Result of a step for a waiting pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Released {
-    /// The pod was deleted, so that its owner creates a new one.
-    Recreated,
-    /// The scheduling gate was removed; the pod runs without injection.
-    LetGo,
-    /// An Event was recorded, since no owner would create a new pod.
-    Reported,
-    /// The pod had changed or was gone; nothing was done.
-    Changed,
-    /// The API server rejected the request or was unavailable.
-    Failed,
-}
-
-impl Released {
-    /// All results.
-    pub const ALL: [Self; 5] = [Self::Recreated, Self::LetGo, Self::Reported, Self::Changed, Self::Failed];
-
-    /// The result as a metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Recreated => "recreated",
-            Self::LetGo => "let_go",
-            Self::Reported => "reported",
-            Self::Changed => "changed",
-            Self::Failed => "failed",
-        }
+labelled! {
+    /// Result of a step for a waiting pod.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Released {
+        /// The pod was deleted, so that its owner creates a new one.
+        Recreated => "recreated",
+        /// The scheduling gate was removed, so the pod runs without injection.
+        GateRemoved => "let_go",
+        /// An Event was recorded, since no owner would create a new pod.
+        Reported => "reported",
+        /// The pod had changed or was deleted, so nothing was done.
+        Changed => "changed",
+        /// The API server rejected the request or was unavailable.
+        Failed => "failed",
     }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StateLabel {
-    state: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OwnerLabel {
-    owner: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
 }
 
 /// Gauges and counters of `held` namespaces. Clones share them.
@@ -96,9 +53,9 @@ pub struct HeldMetrics {
 impl HeldMetrics {
     /// Creates the metrics and registers them.
     pub fn register(registry: &mut Registry) -> Self {
-        let policies = Family::<StateLabel, Gauge>::default();
-        let waiting = Family::<OwnerLabel, Gauge>::default();
-        let released = Family::<ResultLabel, Counter>::default();
+        let policies = Family::<Label, Gauge>::default();
+        let waiting = Family::<Label, Gauge>::default();
+        let released = Family::<Label, Counter>::default();
         let repairs = Counter::default();
         registry.register(
             "pillion_controller_held_policies",
@@ -121,11 +78,10 @@ impl HeldMetrics {
             released.clone(),
         );
         Self {
-            policies: Policies::ALL.map(|state| policies.get_or_create_owned(&StateLabel { state: state.as_str() })),
+            policies: Policies::ALL.map(|state| policies.get_or_create_owned(&[("state", state.as_str())])),
             repairs,
-            waiting: OwnerKind::ALL.map(|owner| waiting.get_or_create_owned(&OwnerLabel { owner: owner.as_str() })),
-            released: Released::ALL
-                .map(|result| released.get_or_create_owned(&ResultLabel { result: result.as_str() })),
+            waiting: OwnerKind::ALL.map(|owner| waiting.get_or_create_owned(&[("owner", owner.as_str())])),
+            released: Released::ALL.map(|result| released.get_or_create_owned(&[("result", result.as_str())])),
         }
     }
 

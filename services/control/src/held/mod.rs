@@ -1,11 +1,11 @@
 //! The controller's part in `held` namespaces: installs the policies that make pods wait, and releases waiting pods.
 //!
-//! * [`policies`]: creates, updates and removes the API server's policies.
-//! * [`pod`]: the controller's data of a waiting pod.
-//! * [`plan`]: decides the steps for waiting pods; a pure function with state.
-//! * [`release`]: watches waiting pods and executes the plan.
-//! * [`wanted`]: whether pods should wait at all.
-//! * [`metrics`]: counts waiting pods and actions.
+//! - [`policies`]: creates, updates and removes the API server's policies.
+//! - [`pod`]: the controller's data of a waiting pod.
+//! - [`plan`]: plans the steps for waiting pods. It does no I/O.
+//! - [`release`]: watches waiting pods and executes the plans.
+//! - [`wanted`]: decides whether pods should wait, and whether they can be released.
+//! - [`metrics`]: counts waiting pods and steps.
 
 pub mod metrics;
 pub mod plan;

@@ -1,9 +1,12 @@
-//! Decides the steps for waiting pods: a pure function with state. The caller passes in the time.
+//! Plans the steps for waiting pods. It does no I/O, and the caller passes in the time.
 //!
 //! A stored pod cannot be injected, so its owner must create a new one. The controller deletes the waiting pod, which
-//! has never run. Three rules bound this. The number of deleted pods per second is limited. If an owner's new pods wait
-//! again although webhooks respond, the owner is left alone for a while that doubles, and then tried with one pod. A
-//! pod that no owner would create again is never deleted; an Event reports it instead.
+//! has never run. Three rules limit this:
+//!
+//! - The number of deleted pods per second is limited.
+//! - If an owner's new pods wait although webhooks respond, the controller deletes none of them for a time that
+//!   doubles. Then it tries one pod.
+//! - A pod that no owner would create again is never deleted. An Event reports it instead.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -18,35 +21,35 @@ use super::pod::{HeldPod, Key, OwnerKind};
 /// Whether newly created pods are injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Injection {
-    /// Webhooks respond: a new pod gets a decision.
+    /// Webhooks respond, so a new pod gets a decision.
     Answering,
     /// Webhooks do not respond, or that is not known.
     Silent,
-    /// An operator disabled injection with the kill switch. No pod should wait.
+    /// An operator disabled injection with the kill switch, so no pod should wait.
     SwitchedOff,
 }
 
 /// Settings for releasing waiting pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseSettings {
-    /// Maximum number of pods that are deleted or ungated per second, and in a burst after a pause. At 20 per second,
-    /// 600 pods are released in half a minute; the API server's own controllers create about as many.
+    /// Maximum number of pods that are deleted or ungated per second, and in one burst after a pause. At 20 per second,
+    /// 600 pods are released in half a minute. Kubernetes' own controllers create about as many.
     pub pods_per_second: u32,
-    /// Pause after a step for a pod, successful or not.
+    /// Pause before the next step for the same pod, whether the last one succeeded or not.
     pub retry: Duration,
-    /// First back-off of an owner whose new pods wait again. It doubles each time.
+    /// The first back-off of an owner whose new pods wait again. It doubles each time.
     pub first_back_off: Duration,
     /// The longest back-off.
     pub longest_back_off: Duration,
-    /// How long the other pods of an owner in back-off wait after its test pod was deleted. They stay if the new pod
-    /// waits.
+    /// After a test pod of an owner in back-off was deleted, how long its other pods wait. If the new pod waits too,
+    /// they are not deleted.
     pub settle: Duration,
-    /// Time between two reads of the namespaces of waiting pods, whose labels may change.
+    /// Time between two reads of the namespaces of waiting pods, since their labels may change.
     pub recheck: Duration,
     /// The labels by which namespaces opt in.
     pub opt_in: OptIn,
-    /// Namespaces excluded by name, besides the release's and the system's: no webhook is called there, so no pod
-    /// should wait.
+    /// Namespaces that are excluded by name, besides the release's and the system's. No webhook is called there, so no
+    /// pod should wait.
     pub excluded_namespaces: Vec<String>,
 }
 
@@ -67,12 +70,12 @@ impl Default for ReleaseSettings {
 
 /// State of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// It could not be read.
+pub enum NamespaceState {
+    /// The namespace could not be read.
     Unknown,
-    /// It has no opt-in label, or is excluded by name.
+    /// The namespace has no opt-in label, or is excluded by name.
     NotOptedIn,
-    /// It is opted in, with this failure mode.
+    /// The namespace is opted in, with this failure mode.
     OptedIn(InjectionLevel),
 }
 
@@ -81,18 +84,18 @@ pub enum Place {
 pub struct Waiting {
     /// The pod.
     pub pod: HeldPod,
-    /// By this process's clock, not the API server's.
+    /// When this process first saw the pod, by its own clock.
     pub since: Instant,
 }
 
 /// A step for a waiting pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Delete it, so that its owner creates a new one.
+    /// Delete the pod, so that its owner creates a new one.
     Recreate(Key),
-    /// Remove its scheduling gate; it runs without injection.
-    LetGo(Key),
-    /// Record an Event: it waits, and no owner would create a new one.
+    /// Remove the pod's scheduling gate, so that it runs without injection.
+    RemoveGate(Key),
+    /// Record an Event: the pod waits, and no owner would create a new one.
     Report(Key),
 }
 
@@ -101,26 +104,26 @@ pub enum Step {
 pub struct Plan {
     /// The steps, in order.
     pub steps: Vec<Step>,
-    /// `None` until something changes.
+    /// When to plan again at the latest; `None` until something changes.
     pub again: Option<Instant>,
 }
 
-/// Plans steps, and keeps the earlier ones.
+/// Plans steps, and keeps track of the earlier ones.
 #[derive(Debug)]
 pub struct Planner {
     settings: ReleaseSettings,
     injection: Injection,
     owners: HashMap<Arc<str>, Attempts>,
     reported: HashSet<Arc<str>>,
-    touched: HashMap<Arc<str>, Instant>,
+    stepped_at: HashMap<Arc<str>, Instant>,
     tokens: f64,
     refilled: Option<Instant>,
 }
 
-/// Attempts with one owner's pods.
+/// The attempts to release one owner's pods.
 #[derive(Debug, Default)]
 struct Attempts {
-    /// Start of the attempts. A pod first seen later is a new one that waits again.
+    /// Start of the attempts. A pod that was first seen later is a new one that waits again.
     began: Option<Instant>,
     failures: u32,
     /// End of the back-off.
@@ -130,7 +133,7 @@ struct Attempts {
 }
 
 impl Planner {
-    /// Without any earlier steps.
+    /// Creates a planner without any earlier steps.
     #[must_use]
     pub fn new(settings: ReleaseSettings) -> Self {
         Self {
@@ -138,27 +141,27 @@ impl Planner {
             injection: Injection::Silent,
             owners: HashMap::new(),
             reported: HashSet::new(),
-            touched: HashMap::new(),
+            stepped_at: HashMap::new(),
             tokens: 0.0,
             refilled: None,
         }
     }
 
-    /// Plans the steps for now. They count as done: none is planned again before the retry time.
+    /// Plans the steps for now. They count as done, so none of them is planned again before [`ReleaseSettings::retry`].
     pub fn plan(
         &mut self,
         now: Instant,
         injection: Injection,
         pods: &BTreeMap<Key, Waiting>,
-        place: impl Fn(&str) -> Place,
+        namespace_state: impl Fn(&str) -> NamespaceState,
     ) -> Plan {
         self.begin(now, injection, pods);
         let mut plan = Plan::default();
         let mut owners: BTreeMap<Arc<str>, Vec<(&Key, &Waiting)>> = BTreeMap::new();
         for (key, waiting) in pods {
-            match verdict(injection, place(&key.namespace), waiting.pod.owner_kind) {
+            match verdict(injection, namespace_state(&key.namespace), waiting.pod.owner_kind) {
                 Verdict::Wait => {}
-                Verdict::LetGo => self.touch(now, &mut plan, waiting, Step::LetGo(key.clone())),
+                Verdict::RemoveGate => self.plan_step(now, &mut plan, waiting, Step::RemoveGate(key.clone())),
                 Verdict::Report => {
                     if self.reported.insert(Arc::clone(&waiting.pod.uid)) {
                         plan.steps.push(Step::Report(key.clone()));
@@ -173,18 +176,18 @@ impl Planner {
             pods.sort_by_key(|(_, waiting)| waiting.since);
             let may = self.allowance(now, &mut plan, &owner, &pods);
             for (key, waiting) in pods.into_iter().take(may) {
-                self.touch(now, &mut plan, waiting, Step::Recreate(key.clone()));
+                self.plan_step(now, &mut plan, waiting, Step::Recreate(key.clone()));
             }
         }
         if !pods.is_empty() {
-            plan.ask_again(now + self.settings.recheck);
+            plan.plan_again_at(now + self.settings.recheck);
         }
         plan
     }
 
     fn begin(&mut self, now: Instant, injection: Injection, pods: &BTreeMap<Key, Waiting>) {
         if injection == Injection::Answering && self.injection != Injection::Answering {
-            // These pods were created while no webhook responded, which is not their owner's fault.
+            // While no webhook responded, new pods had to wait. Do not count that against their owner.
             for attempts in self.owners.values_mut() {
                 *attempts = Attempts { failures: attempts.failures, ..Attempts::default() };
             }
@@ -193,8 +196,8 @@ impl Planner {
         let uids: HashSet<&Arc<str>> = pods.values().map(|waiting| &waiting.pod.uid).collect();
         let owners: HashSet<&Arc<str>> = pods.values().map(|waiting| &waiting.pod.owner).collect();
         self.reported.retain(|uid| uids.contains(uid));
-        self.touched.retain(|uid, _| uids.contains(uid));
-        // An owner without waiting pods is kept for a while: its new pod may be on its way.
+        self.stepped_at.retain(|uid, _| uids.contains(uid));
+        // Keep an owner without waiting pods for some time, since its new pod may not have arrived yet.
         let forget = self.settings.longest_back_off;
         self.owners.retain(|owner, attempts| {
             owners.contains(owner) || attempts.began.is_some_and(|began| now.duration_since(began) < forget)
@@ -206,25 +209,25 @@ impl Planner {
     }
 
     /// Plans a step, unless this pod had one recently or the rate limit is reached.
-    fn touch(&mut self, now: Instant, plan: &mut Plan, waiting: &Waiting, step: Step) {
+    fn plan_step(&mut self, now: Instant, plan: &mut Plan, waiting: &Waiting, step: Step) {
         let uid = &waiting.pod.uid;
-        if let Some(touched) = self.touched.get(uid).map(|touched| *touched + self.settings.retry)
-            && touched > now
+        if let Some(stepped_at) = self.stepped_at.get(uid).map(|stepped_at| *stepped_at + self.settings.retry)
+            && stepped_at > now
         {
-            plan.ask_again(touched);
+            plan.plan_again_at(stepped_at);
             return;
         }
         if self.tokens < 1.0 {
             let rate = f64::from(self.settings.pods_per_second.max(1));
-            plan.ask_again(now + Duration::from_secs_f64((1.0 - self.tokens) / rate));
+            plan.plan_again_at(now + Duration::from_secs_f64((1.0 - self.tokens) / rate));
             return;
         }
         self.tokens -= 1.0;
-        self.touched.insert(Arc::clone(uid), now);
+        self.stepped_at.insert(Arc::clone(uid), now);
         plan.steps.push(step);
     }
 
-    /// Number of an owner's pods that may be deleted now.
+    /// Returns how many of an owner's pods may be deleted now.
     fn allowance(&mut self, now: Instant, plan: &mut Plan, owner: &Arc<str>, pods: &[(&Key, &Waiting)]) -> usize {
         let settings = &self.settings;
         let attempts = self.owners.entry(Arc::clone(owner)).or_default();
@@ -237,18 +240,18 @@ impl Planner {
             attempts.began = Some(now);
         }
         if let Some(not_before) = attempts.not_before.filter(|not_before| *not_before > now) {
-            plan.ask_again(not_before);
+            plan.plan_again_at(not_before);
             return 0;
         }
         if attempts.failures > 0 && !attempts.is_probing {
             attempts.is_probing = true;
             attempts.began = Some(now);
             attempts.not_before = Some(now + settings.settle);
-            plan.ask_again(now + settings.settle);
+            plan.plan_again_at(now + settings.settle);
             return 1;
         }
         if attempts.is_probing {
-            // The new pod does not wait.
+            // No new pod waits, so the test has succeeded.
             *attempts = Attempts::default();
         }
         attempts.began.get_or_insert(now);
@@ -257,7 +260,7 @@ impl Planner {
 }
 
 impl Plan {
-    fn ask_again(&mut self, at: Instant) {
+    fn plan_again_at(&mut self, at: Instant) {
         self.again = Some(self.again.map_or(at, |again| again.min(at)));
     }
 }
@@ -265,25 +268,25 @@ impl Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Wait,
-    LetGo,
+    RemoveGate,
     Report,
     Recreate,
 }
 
 /// The verdict on a pod, from its current state alone.
-const fn verdict(injection: Injection, place: Place, owner: OwnerKind) -> Verdict {
-    let level = match place {
-        Place::Unknown => return Verdict::Wait,
-        Place::NotOptedIn => return Verdict::LetGo,
-        Place::OptedIn(level) => level,
+const fn verdict(injection: Injection, namespace_state: NamespaceState, owner: OwnerKind) -> Verdict {
+    let level = match namespace_state {
+        NamespaceState::Unknown => return Verdict::Wait,
+        NamespaceState::NotOptedIn => return Verdict::RemoveGate,
+        NamespaceState::OptedIn(level) => level,
     };
     match (injection, level) {
         // In `enabled` namespaces, a pod runs without injection while no webhook responds.
-        (Injection::SwitchedOff, _) | (Injection::Silent, InjectionLevel::Enabled) => Verdict::LetGo,
+        (Injection::SwitchedOff, _) | (Injection::Silent, InjectionLevel::Enabled) => Verdict::RemoveGate,
         (Injection::Silent, InjectionLevel::Held | InjectionLevel::Required) => Verdict::Wait,
-        (Injection::Answering, level) => match (owner.makes_new_ones(), level) {
+        (Injection::Answering, level) => match (owner.recreates_pods(), level) {
             (true, _) => Verdict::Recreate,
-            (false, InjectionLevel::Enabled) => Verdict::LetGo,
+            (false, InjectionLevel::Enabled) => Verdict::RemoveGate,
             (false, InjectionLevel::Held | InjectionLevel::Required) => Verdict::Report,
         },
     }

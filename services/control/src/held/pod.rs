@@ -1,5 +1,5 @@
-//! The controller's data of a pod that waits by the scheduling gate of `held` namespaces. Everything else is dropped
-//! when the pod is read.
+//! The controller's data of a pod that waits by the scheduling gate of `held` namespaces. Other data is dropped when
+//! the pod is read.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,10 +11,12 @@ use kube::Resource;
 use pillion_api::names::INJECTION_GATE;
 use serde::Deserialize;
 
-/// The finalizer with which the Job controller makes sure that it counts each pod of a Job.
-pub const JOB_TRACKING: &str = "batch.kubernetes.io/job-tracking";
+use crate::labels::labelled;
 
-/// A pod as the watch delivers it, reduced to what decides whether it waits.
+/// The finalizer with which the Job controller makes sure that it counts each pod of a Job.
+pub(crate) const JOB_TRACKING: &str = "batch.kubernetes.io/job-tracking";
+
+/// A pod as the watch delivers it. It has only the fields that show whether the pod waits.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct StoredPod {
     #[serde(default)]
@@ -76,7 +78,7 @@ pub struct Key {
 }
 
 impl StoredPod {
-    /// Its key.
+    /// The key of the pod.
     #[must_use]
     pub fn key(&self) -> Key {
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
@@ -84,54 +86,31 @@ impl StoredPod {
     }
 }
 
-/// The owner that creates a new pod when one is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum OwnerKind {
-    /// A `ReplicaSet`, most often a Deployment's.
-    ReplicaSet,
-    /// A `ReplicationController`.
-    ReplicationController,
-    /// A `StatefulSet`.
-    StatefulSet,
-    /// A `DaemonSet`.
-    DaemonSet,
-    /// A `Job`.
-    Job,
-    /// Another kind, whose reaction to a deleted pod is unknown.
-    Other,
-    /// The pod has no controlling owner.
-    Nobody,
+labelled! {
+    /// The kind of a pod's controlling owner, which may create a new pod when this one is deleted.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum OwnerKind {
+        /// A `ReplicaSet`, most often a Deployment's.
+        ReplicaSet => "replicaset",
+        /// A `ReplicationController`.
+        ReplicationController => "replicationcontroller",
+        /// A `StatefulSet`.
+        StatefulSet => "statefulset",
+        /// A `DaemonSet`.
+        DaemonSet => "daemonset",
+        /// A `Job`.
+        Job => "job",
+        /// Another kind, whose reaction to a deleted pod is unknown.
+        Other => "other",
+        /// The pod has no controlling owner.
+        Nobody => "nobody",
+    }
 }
 
 impl OwnerKind {
-    /// All kinds.
-    pub const ALL: [Self; 7] = [
-        Self::ReplicaSet,
-        Self::ReplicationController,
-        Self::StatefulSet,
-        Self::DaemonSet,
-        Self::Job,
-        Self::Other,
-        Self::Nobody,
-    ];
-
-    /// The kind as a metric label.
+    /// Whether the owner is known to replace a deleted pod without harm.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ReplicaSet => "replicaset",
-            Self::ReplicationController => "replicationcontroller",
-            Self::StatefulSet => "statefulset",
-            Self::DaemonSet => "daemonset",
-            Self::Job => "job",
-            Self::Other => "other",
-            Self::Nobody => "nobody",
-        }
-    }
-
-    /// Whether it is known to replace a deleted pod, without harm.
-    #[must_use]
-    pub const fn makes_new_ones(self) -> bool {
+    pub(crate) const fn recreates_pods(self) -> bool {
         !matches!(self, Self::Other | Self::Nobody)
     }
 
@@ -151,24 +130,24 @@ impl OwnerKind {
 /// A pod that waits for injection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldPod {
-    /// Its UID.
+    /// The UID of the pod.
     pub uid: Arc<str>,
     /// The version that was read. Every write requires it.
     pub resource_version: Arc<str>,
-    /// The kind of its owner.
+    /// The kind of the pod's owner.
     pub owner_kind: OwnerKind,
-    /// The UID of its controlling owner; its own if it has none.
+    /// The UID of the controlling owner. If there is none, the UID of the pod.
     pub owner: Arc<str>,
     /// Scheduling gates that are not Pillion's.
     pub other_gates: Vec<String>,
-    /// Its finalizers.
+    /// The finalizers of the pod.
     pub finalizers: Vec<String>,
 }
 
 impl HeldPod {
-    /// Reads a pod; `None` if it does not have Pillion's gate, is scheduled, or is terminating.
+    /// Reads a pod. Returns `None` if it does not have Pillion's gate, is scheduled, or is terminating.
     ///
-    /// The injection record is ignored, since a pod author can write one: the gate alone shows that no webhook decided.
+    /// The injection record is ignored, since a pod author can write one. The gate alone shows that no webhook decided.
     #[must_use]
     pub fn read(pod: StoredPod) -> Option<Self> {
         let StoredPod { metadata, spec } = pod;
@@ -197,9 +176,9 @@ impl HeldPod {
         })
     }
 
-    /// Whether the Job controller would count its deletion as a failure.
+    /// Whether the Job controller would count the pod's deletion as a failure.
     #[must_use]
-    pub fn is_tracked(&self) -> bool {
+    pub(crate) fn is_tracked(&self) -> bool {
         self.finalizers.iter().any(|finalizer| finalizer == JOB_TRACKING)
     }
 }

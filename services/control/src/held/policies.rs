@@ -1,7 +1,7 @@
 //! Keeps the policies of `held` namespaces in their desired state, or removes them.
 //!
-//! Stored policies are compared field by field, since server-side apply would keep additions by others. Drift is
-//! corrected at once, but after a growing pause if another writer keeps changing the policy.
+//! Stored policies are compared field by field, since server-side apply would keep the additions of other clients.
+//! Drift is corrected at once. If another client keeps changing a policy, corrections have growing pauses.
 
 use std::time::Duration;
 
@@ -28,9 +28,9 @@ use crate::client::{chain, config, pauses};
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 
 /// The API group of the policies.
-const GROUP: &str = "admissionregistration.k8s.io/v1";
+const API_GROUP: &str = "admissionregistration.k8s.io/v1";
 
-/// The required resources of that group.
+/// The resources of this group that are required.
 const RESOURCES: [&str; 4] = [
     "mutatingadmissionpolicies",
     "mutatingadmissionpolicybindings",
@@ -38,16 +38,16 @@ const RESOURCES: [&str; 4] = [
     "validatingadmissionpolicybindings",
 ];
 
-/// The policies and how they are kept.
+/// The policies, and how often they are checked and corrected.
 #[derive(Clone, Debug)]
 pub struct PolicySettings {
     /// The settings of the policies.
     pub policies: held::Settings,
-    /// Time between two checks without any change from the watches.
+    /// Time between two checks if the watches report no change.
     pub recheck: Duration,
-    /// Minimum time between two repairs. It doubles while repairs follow one another.
+    /// Minimum time between two corrections. It doubles while corrections follow one another.
     pub first_pause: Duration,
-    /// The longest of these times.
+    /// Maximum of that time.
     pub longest_pause: Duration,
 }
 
@@ -74,11 +74,12 @@ struct Wanted {
 
 /// The observed state of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
-    AsMeant,
+enum PolicyState {
+    InDesiredState,
     Absent,
     Different,
-    /// Its owner is not the release's current namespace, with which Kubernetes should delete it.
+    /// The object's owner is not the current namespace of the release. So Kubernetes would not delete it with the
+    /// namespace.
     Unowned,
 }
 
@@ -94,7 +95,7 @@ pub async fn run(
     let all = match all(&client, &settings) {
         Ok(all) => all,
         Err(error) => {
-            // These are Pillion's own types: an error here is a bug.
+            // The objects are of Pillion's own types, so an error here is a bug.
             warn!(%error, "the policies of held namespaces cannot be written as JSON");
             return;
         }
@@ -103,10 +104,10 @@ pub async fn run(
     let mut was_supported = None;
     let mut pause = settings.first_pause;
     let mut last_repair: Option<Instant> = None;
-    let mut is_given = true;
+    let mut may_change = true;
     loop {
-        let said = *wanted.borrow_and_update();
-        let Some(is_wanted) = said else {
+        let state = *wanted.borrow_and_update();
+        let Some(is_wanted) = state else {
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = wanted.changed() => if changed.is_err() { return },
@@ -121,7 +122,7 @@ pub async fn run(
             Ok(false) => {
                 if was_supported != Some(false) {
                     warn!(
-                        group = GROUP,
+                        group = API_GROUP,
                         "this API server has no MutatingAdmissionPolicy of version v1, which Kubernetes has from 1.36 on: \
                          namespaces with the label value held behave as those with enabled, so pods run without their \
                          sidecar when Pillion cannot answer; use required there, or a newer Kubernetes"
@@ -144,14 +145,15 @@ pub async fn run(
             pause = (pause * 2).min(settings.longest_pause);
             last_repair = Some(now);
         } else if last_repair.is_none_or(|repair| now.duration_since(repair) > settings.longest_pause) {
-            // The watch also delivers the controller's own write, which does not mean that the other writer gave up.
+            // The watch also delivers the controller's own write. So an event does not mean that the other client has
+            // stopped.
             pause = settings.first_pause;
         }
         let not_before = now + pause;
         let recheck = if state == Policies::Failing { pause.max(Duration::from_secs(1)) } else { settings.recheck };
         tokio::select! {
             () = stop.cancelled() => return,
-            changed = wanted.changed(), if is_given => is_given = changed.is_ok(),
+            changed = wanted.changed(), if may_change => may_change = changed.is_ok(),
             event = watched.next() => if event.is_none() { return },
             () = tokio::time::sleep(recheck) => {}
         }
@@ -166,15 +168,20 @@ pub async fn run(
 fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[Wanted; 4]> {
     let policies = &settings.policies;
     Ok([
-        one::<ValidatingAdmissionPolicy>(client, settings, &held::guarding(policies), "ValidatingAdmissionPolicy")?,
-        one::<ValidatingAdmissionPolicyBinding>(
+        wanted_object::<ValidatingAdmissionPolicy>(
+            client,
+            settings,
+            &held::guarding(policies),
+            "ValidatingAdmissionPolicy",
+        )?,
+        wanted_object::<ValidatingAdmissionPolicyBinding>(
             client,
             settings,
             &held::guarding_binding(policies),
             "ValidatingAdmissionPolicyBinding",
         )?,
-        one::<MutatingAdmissionPolicy>(client, settings, &held::gating(policies), "MutatingAdmissionPolicy")?,
-        one::<MutatingAdmissionPolicyBinding>(
+        wanted_object::<MutatingAdmissionPolicy>(client, settings, &held::gating(policies), "MutatingAdmissionPolicy")?,
+        wanted_object::<MutatingAdmissionPolicyBinding>(
             client,
             settings,
             &held::gating_binding(policies),
@@ -183,7 +190,12 @@ fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[Wanted
     ])
 }
 
-fn one<K>(client: &Client, settings: &PolicySettings, object: &K, kind: &'static str) -> serde_json::Result<Wanted>
+fn wanted_object<K>(
+    client: &Client,
+    settings: &PolicySettings,
+    object: &K,
+    kind: &'static str,
+) -> serde_json::Result<Wanted>
 where
     K: Resource<DynamicType = ()> + Serialize,
 {
@@ -193,7 +205,7 @@ where
 }
 
 async fn is_supported(client: &Client) -> kube::Result<bool> {
-    let found = match client.list_api_group_resources(GROUP).await {
+    let found = match client.list_api_group_resources(API_GROUP).await {
         Ok(found) => found.resources,
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
         Err(error) => return Err(error),
@@ -211,8 +223,8 @@ pub async fn remove(client: &Client, settings: &PolicySettings) -> Result<bool, 
         return Ok(false);
     }
     let mut removed = false;
-    for each in all(client, settings)?.iter().rev() {
-        removed |= take_away(each).await? != Found::AsMeant;
+    for object in all(client, settings)?.iter().rev() {
+        removed |= delete(object).await? != PolicyState::InDesiredState;
     }
     Ok(removed)
 }
@@ -223,7 +235,7 @@ pub enum RemoveError {
     /// The API server rejected the request.
     #[error(transparent)]
     Client(#[from] kube::Error),
-    /// The objects could not be serialized: a bug in this program.
+    /// The objects could not be serialized, which is a bug of Pillion.
     #[error(transparent)]
     Text(#[from] serde_json::Error),
 }
@@ -236,22 +248,33 @@ async fn keep(
     metrics: &HeldMetrics,
 ) -> (Policies, bool) {
     let mut repaired = false;
-    // Deleted in reverse order: as long as gates are added, they are guarded.
+    // Delete in reverse order, so that no gate is added without its guard.
     let order: Vec<&Wanted> = if is_wanted { all.iter().collect() } else { all.iter().rev().collect() };
-    for each in order {
-        let done = if is_wanted { put(each, owner).await } else { take_away(each).await };
+    for object in order {
+        let done = if is_wanted { put(object, owner).await } else { delete(object).await };
         match done {
-            Ok(Found::AsMeant) => {}
+            Ok(PolicyState::InDesiredState) => {}
             Ok(found) => {
                 repaired = true;
-                if is_wanted && found == Found::Different {
+                if is_wanted && found == PolicyState::Different {
                     metrics.repaired();
                 }
-                info!(kind = each.kind, name = each.name, ?found, is_wanted, "a policy of held namespaces was written");
+                info!(
+                    kind = object.kind,
+                    name = object.name,
+                    ?found,
+                    is_wanted,
+                    "a policy of held namespaces was written"
+                );
             }
             Err(error) => {
                 let error = chain(&error);
-                warn!(kind = each.kind, name = each.name, error, "a policy of held namespaces could not be written");
+                warn!(
+                    kind = object.kind,
+                    name = object.name,
+                    error,
+                    "a policy of held namespaces could not be written"
+                );
                 return (Policies::Failing, true);
             }
         }
@@ -259,19 +282,19 @@ async fn keep(
     (if is_wanted { Policies::InPlace } else { Policies::Off }, repaired)
 }
 
-/// Brings an object into its desired state, with this owner. Returns its earlier state.
-async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Found> {
-    let is_its_owners =
-        |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::is_given(&object.metadata, owner));
+/// Writes an object in its desired state, with this owner. Returns its earlier state.
+async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<PolicyState> {
+    let has_desired_owner =
+        |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::has_owner(&object.metadata, owner));
     let before = wanted.api.get_opt(&wanted.name).await?;
     let found = match &before {
-        None => Found::Absent,
-        Some(before) if !is_as_meant(before, &wanted.object) => Found::Different,
-        Some(before) if !is_its_owners(before) => Found::Unowned,
-        Some(_) => return Ok(Found::AsMeant),
+        None => PolicyState::Absent,
+        Some(before) if !has_desired_spec(before, &wanted.object) => PolicyState::Different,
+        Some(before) if !has_desired_owner(before) => PolicyState::Unowned,
+        Some(_) => return Ok(PolicyState::InDesiredState),
     };
     let mut object = wanted.object.clone();
-    // Without a desired owner, apply the existing one: server-side apply would remove it otherwise.
+    // If the owner is unknown, apply the existing owners, since server-side apply would remove them otherwise.
     let owners = match owner {
         Some(owner) => Some(vec![owner.clone()]),
         None => before.and_then(|before| before.metadata.owner_references),
@@ -281,11 +304,11 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Fo
     }
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     let applied = wanted.api.patch(&wanted.name, &parameters, &Patch::Apply(&object)).await?;
-    if !is_as_meant(&applied, &wanted.object) || !is_its_owners(&applied) {
-        // Another client added fields that Pillion never wrote, so server-side apply keeps them.
+    if !has_desired_spec(&applied, &wanted.object) || !has_desired_owner(&applied) {
+        // Another client added fields that Pillion never wrote, so server-side apply has kept them.
         let mut replaced = DynamicObject { data: json!({"spec": wanted.object.get("spec")}), ..applied };
         if let Some(owner) = owner {
-            owner_reference::give(&mut replaced.metadata, owner.clone());
+            owner_reference::set_owner(&mut replaced.metadata, owner.clone());
         }
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         wanted.api.replace(&wanted.name, &parameters, &replaced).await?;
@@ -293,22 +316,22 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Fo
     Ok(found)
 }
 
-async fn take_away(wanted: &Wanted) -> kube::Result<Found> {
+async fn delete(wanted: &Wanted) -> kube::Result<PolicyState> {
     if wanted.api.get_metadata_opt(&wanted.name).await?.is_none() {
-        return Ok(Found::AsMeant);
+        return Ok(PolicyState::InDesiredState);
     }
     match wanted.api.delete(&wanted.name, &DeleteParams::default()).await {
-        Ok(_) => Ok(Found::Different),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Found::AsMeant),
+        Ok(_) => Ok(PolicyState::Different),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(PolicyState::InDesiredState),
         Err(error) => Err(error),
     }
 }
 
-fn is_as_meant(stored: &DynamicObject, meant: &Value) -> bool {
-    stored.data.get("spec") == meant.get("spec") && stored.metadata.deletion_timestamp.is_none()
+fn has_desired_spec(stored: &DynamicObject, desired: &Value) -> bool {
+    stored.data.get("spec") == desired.get("spec") && stored.metadata.deletion_timestamp.is_none()
 }
 
-/// Emits an item for each change of one of the objects.
+/// Returns a stream with an item for each change of one of the objects.
 fn changes(client: &Client, name: &str) -> BoxStream<'static, ()> {
     fn of<K>(client: &Client, name: &str) -> BoxStream<'static, ()>
     where
@@ -354,18 +377,18 @@ mod tests {
 
     type Asked = Arc<Mutex<Vec<(Method, String)>>>;
 
-    /// A fake API server with only these resources of the group, and its requests.
+    /// A fake API server that has only these resources of the group. Returns a client, and the requests.
     fn api_server(resources: &[&str]) -> (Client, Asked) {
         let resources: Vec<_> = resources
             .iter()
             .map(|name| json!({"name": name, "singularName": "", "namespaced": false, "kind": "K", "verbs": ["get"]}))
             .collect();
-        let group = json!({"kind": "APIResourceList", "groupVersion": GROUP, "resources": resources}).to_string();
+        let group = json!({"kind": "APIResourceList", "groupVersion": API_GROUP, "resources": resources}).to_string();
         let asked = Asked::default();
         let seen = Arc::clone(&asked);
         let service = tower::service_fn(move |request: Request<Body>| {
             let path = request.uri().path().to_owned();
-            let (status, body) = if path == format!("/apis/{GROUP}") {
+            let (status, body) = if path == format!("/apis/{API_GROUP}") {
                 (StatusCode::OK, group.clone())
             } else {
                 let status =
@@ -391,10 +414,9 @@ mod tests {
         let running = tokio::spawn(run(leading, settings, wanted, metrics));
         let mut state = None;
         for _ in 0..1000 {
-            let mut text = String::new();
-            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-            let is_set = |each: &Policies| {
-                text.contains(&format!("pillion_controller_held_policies{{state=\"{}\"}} 1", each.as_str()))
+            let text = crate::labels::exposition(&registry);
+            let is_set = |object: &Policies| {
+                text.contains(&format!("pillion_controller_held_policies{{state=\"{}\"}} 1", object.as_str()))
             };
             state = Policies::ALL.into_iter().find(is_set);
             if state.is_some() {
@@ -412,7 +434,7 @@ mod tests {
     async fn missing_policy_api_is_reported_without_writes() {
         let old = ["validatingadmissionpolicies", "validatingadmissionpolicybindings", "mutatingwebhookconfigurations"];
         assert_eq!(state_with(&old).await, ("unsupported".to_owned(), false));
-        // Here, writing is tried and fails.
+        // Here, the policies are written, and that fails.
         assert_eq!(state_with(&RESOURCES).await, ("failing".to_owned(), true));
     }
 }

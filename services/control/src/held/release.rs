@@ -1,11 +1,12 @@
-//! Watches pods that wait by the scheduling gate of `held` namespaces, and executes the plan.
+//! Watches pods that wait by the scheduling gate of `held` namespaces, and executes the plans.
 //!
-//! Every write names the version of the pod that the plan was made for, so a pod that has changed since is left alone:
-//! one that was scheduled, or another pod of the same name.
+//! Every write names the version of the pod for which the plan was made. So a pod is left alone if it has changed
+//! since: it was scheduled, or is another pod of the same name.
 //!
-//! A Job's pod is deleted in two steps, as the Job controller does when a Job is suspended: first the finalizer by
-//! which that controller counts the pod, then the pod. So it does not count as failed, and a Job with `backoffLimit: 0`
-//! continues. If the process ends in between, the pod waits as before, and the next leader deletes it.
+//! A Job's pod is deleted in two steps, as the Job controller does when a Job is suspended. First the finalizer by
+//! which that controller counts the pod is removed, and then the pod is deleted. So the pod does not count as failed,
+//! and a Job with `backoffLimit: 0` continues. If the process ends in between, the pod still waits, and the next leader
+//! deletes it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
@@ -17,7 +18,7 @@ use futures::stream::{self, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::runtime::WatchStreamExt;
-use kube::runtime::events::{Event as Told, EventType, Recorder, Reporter};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::watcher::watcher;
 use kube::{Api, Client};
 use pillion_api::names::{INJECTION_GATE, SYSTEM_NAMESPACES};
@@ -28,31 +29,31 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::metrics::{HeldMetrics, Released};
-use super::plan::{Injection, Place, Planner, ReleaseSettings, Step, Waiting};
+use super::plan::{Injection, NamespaceState, Planner, ReleaseSettings, Step, Waiting};
 use super::pod::{HeldPod, JOB_TRACKING, Key, StoredPod};
 use crate::client::{chain, config, pauses};
 use crate::informer::objects::Change;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::release::Release;
 
-/// Pods per page of a list; there are few without a node.
-const A_PAGE: u32 = 250;
+/// Pods per page of a list. Few pods have no node.
+const PODS_PER_PAGE: u32 = 250;
 
 /// Maximum number of changes before the next plan.
 const BATCH: usize = 1024;
 
-/// Concurrent steps.
-const AT_ONCE: usize = 8;
+/// Maximum number of concurrent steps.
+const CONCURRENT_STEPS: usize = 8;
 
 /// How long further changes are collected before a plan.
-const GATHER: Duration = Duration::from_millis(100);
+const BATCH_DELAY: Duration = Duration::from_millis(100);
 
 /// Field selector of pods that can wait: those without a node.
 const UNSCHEDULED: &str = "spec.nodeName=";
 
 type Changes = Change<Key, (Key, Option<HeldPod>)>;
 
-/// Releases pods while this controller leads. `injection` says whether newly created pods are injected.
+/// Releases pods while this controller leads. `injection` is whether newly created pods are injected.
 pub async fn run(
     leading: LeaderContext,
     settings: ReleaseSettings,
@@ -60,7 +61,7 @@ pub async fn run(
     metrics: HeldMetrics,
 ) {
     let LeaderContext { client, release, stop } = leading;
-    let config = config(A_PAGE).fields(UNSCHEDULED);
+    let config = config(PODS_PER_PAGE).fields(UNSCHEDULED);
     let events = watcher(Api::<StoredPod>::all(client.clone()), config).backoff(pauses()).filter_map(|event| async {
         match event {
             Ok(event) => Some(Change::from_event(event, read, |pod| pod.key())),
@@ -74,22 +75,22 @@ pub async fn run(
     let mut store = Store::default();
     let mut planner = Planner::new(settings.clone());
     let executor = Executor::new(client, &release, metrics.clone());
-    let mut places = Places::new(&release, &settings);
+    let mut namespace_states = NamespaceStates::new(&release, &settings);
     let mut again = None;
-    let mut is_given = true;
+    let mut may_change = true;
     loop {
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            changed = injection.changed(), if is_given => is_given = changed.is_ok(),
+            changed = injection.changed(), if may_change => may_change = changed.is_ok(),
             batch = batches.next() => match batch {
                 Some(batch) => {
                     for change in batch {
                         store.take(change, Instant::now());
                     }
-                    // Plan at this time at the latest.
-                    let gathered = Instant::now() + GATHER;
-                    again = Some(again.map_or(gathered, |again: Instant| again.min(gathered)));
+                    // Plan after `BATCH_DELAY` at the latest.
+                    let batch_end = Instant::now() + BATCH_DELAY;
+                    again = Some(again.map_or(batch_end, |again: Instant| again.min(batch_end)));
                     metrics.waiting(store.pods.values().map(|waiting| waiting.pod.owner_kind));
                     continue;
                 }
@@ -102,10 +103,10 @@ pub async fn run(
             again = None;
             continue;
         }
-        places.look(&executor.client, store.pods.keys()).await;
-        let plan = planner.plan(Instant::now(), state, &store.pods, |namespace| places.of(namespace));
+        namespace_states.refresh(&executor.client, store.pods.keys()).await;
+        let plan = planner.plan(Instant::now(), state, &store.pods, |namespace| namespace_states.of(namespace));
         again = plan.again;
-        executor.carry_out(&plan.steps, &store.pods).await;
+        executor.execute(&plan.steps, &store.pods).await;
     }
 }
 
@@ -152,23 +153,23 @@ impl Store {
         }
     }
 
-    /// A pod that was already seen keeps its time.
+    /// Returns the pod with the time when it was first seen.
     fn known(&self, key: &Key, pod: HeldPod, now: Instant) -> Waiting {
         let before = self.pods.get(key).filter(|before| before.pod.uid == pod.uid);
         Waiting { since: before.map_or(now, |before| before.since), pod }
     }
 }
 
-/// The namespaces of waiting pods, read at intervals: there are few.
+/// The namespaces of waiting pods. They are read at intervals and not watched, since there are few.
 #[derive(Debug)]
-struct Places {
+struct NamespaceStates {
     excluded: Vec<String>,
     fresh_for: Duration,
     opt_in: OptIn,
-    known: HashMap<Arc<str>, (Instant, Place)>,
+    known: HashMap<Arc<str>, (Instant, NamespaceState)>,
 }
 
-impl Places {
+impl NamespaceStates {
     fn new(release: &Release, settings: &ReleaseSettings) -> Self {
         let (fresh_for, opt_in) = (settings.recheck, settings.opt_in.clone());
         let excluded = SYSTEM_NAMESPACES.into_iter().chain([release.namespace()]).map(str::to_owned);
@@ -176,50 +177,55 @@ impl Places {
         Self { excluded, fresh_for, opt_in, known: HashMap::new() }
     }
 
-    fn of(&self, namespace: &str) -> Place {
-        self.known.get(namespace).map_or(Place::Unknown, |(_, place)| *place)
+    fn of(&self, namespace: &str) -> NamespaceState {
+        self.known.get(namespace).map_or(NamespaceState::Unknown, |(_, namespace_state)| *namespace_state)
     }
 
-    async fn look(&mut self, client: &Client, keys: impl Iterator<Item = &Key>) {
+    async fn refresh(&mut self, client: &Client, keys: impl Iterator<Item = &Key>) {
         let now = Instant::now();
         let mut wanted: Vec<&Arc<str>> = keys.map(|key| &key.namespace).collect();
         wanted.dedup();
         self.known.retain(|name, _| wanted.contains(&name));
         let stale = wanted.into_iter().filter(|name| {
             let known = self.known.get(*name);
-            known.is_none_or(|(looked, _)| now.duration_since(*looked) >= self.fresh_for)
+            known.is_none_or(|(read, _)| now.duration_since(*read) >= self.fresh_for)
         });
         let api: &Api<Namespace> = &Api::all(client.clone());
         let (excluded, opt_in) = (&self.excluded, &self.opt_in);
-        let looked: Vec<_> = stream::iter(stale.cloned().collect::<Vec<_>>())
+        let read: Vec<_> = stream::iter(stale.cloned().collect::<Vec<_>>())
             .map(async |name| {
-                let place = match api.get_metadata_opt(&name).await {
+                let namespace_state = match api.get_metadata_opt(&name).await {
                     Ok(found) => {
                         let labels = found.map(|found| found.metadata.labels.unwrap_or_default());
-                        place(&name, excluded, opt_in, labels)
+                        namespace_state(&name, excluded, opt_in, labels)
                     }
                     Err(error) => {
                         debug!(namespace = &*name, error = chain(&error), "the namespace could not be looked at");
-                        Place::Unknown
+                        NamespaceState::Unknown
                     }
                 };
-                (name, (now, place))
+                (name, (now, namespace_state))
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(CONCURRENT_STEPS)
             .collect()
             .await;
-        self.known.extend(looked);
+        self.known.extend(read);
     }
 }
 
-/// The state of a namespace with these labels. A deleted namespace takes its pods with it.
-fn place(name: &str, excluded: &[String], opt_in: &OptIn, labels: Option<BTreeMap<String, String>>) -> Place {
-    let Some(labels) = labels else { return Place::Unknown };
+/// The state of a namespace with these labels. `labels` is `None` if the namespace was deleted, which deletes its pods.
+fn namespace_state(
+    name: &str,
+    excluded: &[String],
+    opt_in: &OptIn,
+    labels: Option<BTreeMap<String, String>>,
+) -> NamespaceState {
+    let Some(labels) = labels else { return NamespaceState::Unknown };
     if excluded.iter().any(|excluded| excluded == name) {
-        return Place::NotOptedIn;
+        return NamespaceState::NotOptedIn;
     }
     let level = opt_in.level(|key| labels.get(key).map(String::as_str));
-    level.map_or(Place::NotOptedIn, Place::OptedIn)
+    level.map_or(NamespaceState::NotOptedIn, NamespaceState::OptedIn)
 }
 
 struct Executor {
@@ -234,15 +240,15 @@ impl Executor {
         Self { recorder: Recorder::new(client.clone(), reporter), client, metrics }
     }
 
-    async fn carry_out(&self, steps: &[Step], pods: &BTreeMap<Key, Waiting>) {
+    async fn execute(&self, steps: &[Step], pods: &BTreeMap<Key, Waiting>) {
         stream::iter(steps)
-            .for_each_concurrent(AT_ONCE, |step| async move {
-                let (Step::Recreate(key) | Step::LetGo(key) | Step::Report(key)) = step;
+            .for_each_concurrent(CONCURRENT_STEPS, |step| async move {
+                let (Step::Recreate(key) | Step::RemoveGate(key) | Step::Report(key)) = step;
                 let Some(pod) = pods.get(key).map(|waiting| &waiting.pod) else { return };
                 let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
                 let done = match step {
                     Step::Recreate(_) => recreate(&api, key, pod).await.map(|()| Released::Recreated),
-                    Step::LetGo(_) => let_go(&api, key, pod).await.map(|()| Released::LetGo),
+                    Step::RemoveGate(_) => remove_gate(&api, key, pod).await.map(|()| Released::GateRemoved),
                     Step::Report(_) => self.report(key, pod).await.map(|()| Released::Reported),
                 };
                 let (namespace, name) = (&*key.namespace, &*key.name);
@@ -269,7 +275,7 @@ impl Executor {
             "The pod was created while Pillion could not answer, and waits by the scheduling gate {INJECTION_GATE}, since \
              it has no sidecar. It has no owner that is known to make a new one: delete it and create it again."
         );
-        let told = Told {
+        let event = Event {
             type_: EventType::Warning,
             reason: "InjectionHeld".to_owned(),
             note: Some(note),
@@ -284,7 +290,7 @@ impl Executor {
             uid: Some(pod.uid.to_string()),
             ..ObjectReference::default()
         };
-        self.recorder.publish(&told, &pod).await
+        self.recorder.publish(&event, &pod).await
     }
 }
 
@@ -301,7 +307,7 @@ async fn recreate(api: &Api<Pod>, key: &Key, pod: &HeldPod) -> kube::Result<()> 
     Ok(())
 }
 
-async fn let_go(api: &Api<Pod>, key: &Key, pod: &HeldPod) -> kube::Result<()> {
+async fn remove_gate(api: &Api<Pod>, key: &Key, pod: &HeldPod) -> kube::Result<()> {
     let gates: Vec<_> = pod.other_gates.iter().map(|name| json!({"name": name})).collect();
     let patch = json!({
         "metadata": {"uid": *pod.uid, "resourceVersion": *pod.resource_version},
@@ -338,7 +344,7 @@ mod tests {
         let later = start + Duration::from_secs(9);
         let mut store = Store::default();
         store.take(Change::Listed((key(), Some(pod("a")))), start);
-        assert!(store.pods.is_empty() && !store.is_complete, "half a list says nothing");
+        assert!(store.pods.is_empty() && !store.is_complete, "an unfinished list adds no pods");
         store.take(Change::ListComplete, start);
         store.take(Change::Applied((key(), Some(pod("a")))), later);
         assert_eq!(store.pods.get(&key()).unwrap().since, start);
@@ -349,11 +355,11 @@ mod tests {
         store.take(Change::Applied((key(), Some(pod("b")))), later);
         assert_eq!(store.pods.get(&key()).unwrap().since, later);
         store.take(Change::Applied((key(), None)), later);
-        assert!(store.pods.is_empty(), "its gate is gone");
+        assert!(store.pods.is_empty(), "a pod without the gate does not wait");
     }
 
     #[test]
-    fn what_a_namespace_is_stands_in_its_label() {
+    fn label_decides_namespace_state() {
         let release = Release::new("pillion", "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap();
         let with = |key: &str, value: &str| Some(BTreeMap::from([(key.to_owned(), value.to_owned())]));
         let labelled = |value: &str| with(INJECTION_LABEL, value);
@@ -362,19 +368,19 @@ mod tests {
             excluded_namespaces: vec!["left-alone".to_owned()],
             ..ReleaseSettings::default()
         };
-        let Places { excluded, opt_in, .. } = Places::new(&release, &settings);
+        let NamespaceStates { excluded, opt_in, .. } = NamespaceStates::new(&release, &settings);
         for (name, labels, expected) in [
-            ("shop", labelled("held"), Place::OptedIn(InjectionLevel::Held)),
-            ("shop", labelled("enabled"), Place::OptedIn(InjectionLevel::Enabled)),
-            ("shop", with("istio-injection", "enabled"), Place::OptedIn(InjectionLevel::Enabled)),
-            ("shop", labelled("nonsense"), Place::NotOptedIn),
-            ("shop", Some(BTreeMap::new()), Place::NotOptedIn),
-            ("shop", None, Place::Unknown),
-            ("kube-system", labelled("held"), Place::NotOptedIn),
-            ("pillion-system", labelled("held"), Place::NotOptedIn),
-            ("left-alone", labelled("held"), Place::NotOptedIn),
+            ("shop", labelled("held"), NamespaceState::OptedIn(InjectionLevel::Held)),
+            ("shop", labelled("enabled"), NamespaceState::OptedIn(InjectionLevel::Enabled)),
+            ("shop", with("istio-injection", "enabled"), NamespaceState::OptedIn(InjectionLevel::Enabled)),
+            ("shop", labelled("nonsense"), NamespaceState::NotOptedIn),
+            ("shop", Some(BTreeMap::new()), NamespaceState::NotOptedIn),
+            ("shop", None, NamespaceState::Unknown),
+            ("kube-system", labelled("held"), NamespaceState::NotOptedIn),
+            ("pillion-system", labelled("held"), NamespaceState::NotOptedIn),
+            ("left-alone", labelled("held"), NamespaceState::NotOptedIn),
         ] {
-            assert_eq!(place(name, &excluded, &opt_in, labels), expected);
+            assert_eq!(namespace_state(name, &excluded, &opt_in, labels), expected);
         }
     }
 }

@@ -4,21 +4,21 @@ use pillion_api::names::InjectionLevel;
 use tokio::sync::watch;
 
 use super::Injection;
-use crate::probe::Found;
+use crate::probe::ProbeRound;
 use crate::webhook_config::Live;
 
-/// State of the leader's other tasks.
+/// Inputs from the leader's other tasks.
 #[derive(Debug)]
 pub struct Inputs {
     /// Results of probing the endpoints.
-    pub found: watch::Receiver<Option<Found>>,
+    pub found: watch::Receiver<Option<ProbeRound>>,
     /// The webhook configurations.
     pub live: watch::Receiver<Option<Live>>,
-    /// Whether the kill switch has disabled injection; `None` until it is inputs.
+    /// Whether the kill switch has disabled injection; `None` until that is known.
     pub off: watch::Receiver<Option<bool>>,
 }
 
-/// Sends both decisions when they change, until a source is gone.
+/// Sends both decisions when they change. Ends when the sender of an input is dropped.
 pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, injection: watch::Sender<Injection>) {
     loop {
         let (wanted, now) = {
@@ -27,8 +27,8 @@ pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, i
             let off = *inputs.off.borrow_and_update();
             judge(off.unwrap_or_default(), live.as_ref().filter(|_| off.is_some()), answering)
         };
-        policies.send_if_modified(|told| std::mem::replace(told, wanted) != wanted);
-        injection.send_if_modified(|told| std::mem::replace(told, now) != now);
+        policies.send_if_modified(|sent| std::mem::replace(sent, wanted) != wanted);
+        injection.send_if_modified(|sent| std::mem::replace(sent, now) != now);
         let changed = tokio::select! {
             changed = inputs.found.changed() => changed,
             changed = inputs.live.changed() => changed,
@@ -40,8 +40,8 @@ pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, i
     }
 }
 
-/// Pods should wait only if the webhook that releases them is called and injection is enabled. `None` leaves the
-/// policies as they are: the configurations are unknown or damaged and will be corrected. A short failure must not
+/// Pods should wait only if the webhook that releases them is called, and injection is enabled. `None` leaves the
+/// policies as they are: the configurations are unknown, or damaged and soon corrected. Such a short failure must not
 /// release pods without injection.
 fn judge(off: bool, live: Option<&Live>, answering: bool) -> (Option<bool>, Injection) {
     let Some(live) = live else { return (None, Injection::Silent) };
@@ -71,7 +71,7 @@ mod tests {
     fn pods_wait_for_a_called_webhook() {
         let all = live(&InjectionLevel::ALL, false);
         assert_eq!(judge(false, Some(&all), true), (Some(true), Injection::Answering));
-        // They wait for a webhook that does not respond.
+        // Pods also wait while the webhook does not respond.
         assert_eq!(judge(false, Some(&all), false), (Some(true), Injection::Silent));
     }
 

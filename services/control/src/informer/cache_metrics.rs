@@ -1,15 +1,13 @@
 //! Metrics of the watches: the number of cached objects, the age of each cache, and the number of interruptions.
 //!
-//! The age is the time since that watch last received anything from the API server: an event, a bookmark (sent about
-//! once a minute, and shortly before a watch ends) or the response to a new watch. It is measured where bytes arrive,
-//! so it rises whenever the API server is silent, for any reason.
+//! The age of a cache is the time since its watch last received anything from the API server. That is an event, a
+//! bookmark (sent about once a minute, and shortly before a watch ends), or the response to a new watch. kube's watcher
+//! drops bookmarks, and objects that seldom change cause no events for hours. So `recording` records the time when
+//! bytes of a response arrive, and the age rises whenever the API server is silent.
 //!
-//! The delay until a change is served is not measured here. The time of a write is recorded only in `managedFields`, in
-//! whole seconds of the API server's clock: too coarse for a tenth of a second. A test with a real API server measures
-//! it.
-//!
-//! The client's watcher does not pass on bookmarks, and a watch of objects that seldom change is silent for hours. So
-//! `noting` records the time where the bytes of responses arrive.
+//! The delay until a change is served is not measured here. Only `managedFields` has the time of a write, in whole
+//! seconds of the API server's clock. That is too coarse for a delay of a tenth of a second. A test with a real API
+//! server measures it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +19,7 @@ use kube::Client;
 use kube::client::Body;
 use kube::runtime::watcher;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -29,105 +27,70 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
 use tower::service_fn;
 
-/// The resource that is watched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Cluster profiles.
-    ClusterProfiles,
-    /// Namespaced profiles.
-    Profiles,
-    /// Namespaces.
-    Namespaces,
+use crate::labels::{Label, LabelPair, labelled};
+
+labelled! {
+    /// The watched resource.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum WatchedKind {
+        /// Cluster profiles.
+        ClusterProfiles => "clusterinjectionprofiles",
+        /// Namespaced profiles.
+        Profiles => "injectionprofiles",
+        /// Namespaces.
+        Namespaces => "namespaces",
+    }
 }
 
-/// Why a watch was interrupted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// The resource version is too old for the API server (HTTP 410): all objects are listed again.
-    Expired,
-    /// The connection was lost or could not be opened.
-    Disconnected,
-    /// The API server is overloaded or failing (HTTP 429, 5xx).
-    Unavailable,
-    /// The API server denied the request (HTTP 401, 403).
-    Forbidden,
-    /// The resource does not exist (HTTP 404).
-    NotFound,
-    /// The response of the API server could not be parsed.
-    Invalid,
+labelled! {
+    /// Why a watch was interrupted.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum InterruptionReason {
+        /// The resource version is too old for the API server (HTTP 410): all objects are listed again.
+        Expired => "expired",
+        /// The connection was lost or could not be opened.
+        Disconnected => "disconnected",
+        /// The API server is overloaded or failing (HTTP 429, 5xx).
+        Unavailable => "unavailable",
+        /// The API server denied the request (HTTP 401, 403).
+        Forbidden => "forbidden",
+        /// The resource does not exist (HTTP 404).
+        NotFound => "not_found",
+        /// The response of the API server could not be parsed.
+        Invalid => "invalid",
+    }
 }
 
 /// Gauges and counters of the three watches. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct CacheMetrics {
-    heard: [Heard; Kind::ALL.len()],
-    synced: Family<KindLabel, Gauge>,
-    objects: Family<KindLabel, Gauge>,
-    restarts: Family<RestartLabels, Counter>,
-    lists: Family<KindLabel, Counter>,
+    last_response: [LastResponse; WatchedKind::ALL.len()],
+    synced: Family<Label, Gauge>,
+    objects: Family<Label, Gauge>,
+    restarts: Family<LabelPair, Counter>,
+    lists: Family<Label, Counter>,
     generation: Gauge,
 }
 
 /// Time of the API server's last response.
 #[derive(Clone)]
-pub(crate) struct Heard {
+pub(crate) struct LastResponse {
     since: Instant,
     /// Milliseconds since `since`.
     last: Arc<AtomicU64>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KindLabel {
-    kind: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RestartLabels {
-    kind: &'static str,
-    reason: &'static str,
-}
-
 /// Computes the ages when metrics are scraped.
 #[derive(Debug)]
-struct Staleness([Heard; Kind::ALL.len()]);
+struct StalenessCollector([LastResponse; WatchedKind::ALL.len()]);
 
-impl Kind {
-    /// All kinds.
-    pub const ALL: [Self; 3] = [Self::ClusterProfiles, Self::Profiles, Self::Namespaces];
-
-    /// The resource as a metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ClusterProfiles => "clusterinjectionprofiles",
-            Self::Profiles => "injectionprofiles",
-            Self::Namespaces => "namespaces",
-        }
-    }
-
-    const fn label(self) -> KindLabel {
-        KindLabel { kind: self.as_str() }
+impl WatchedKind {
+    const fn label(self) -> Label {
+        [("kind", self.as_str())]
     }
 }
 
-impl Reason {
-    /// All reasons.
-    pub const ALL: [Self; 6] =
-        [Self::Expired, Self::Disconnected, Self::Unavailable, Self::Forbidden, Self::NotFound, Self::Invalid];
-
-    /// The reason as a metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Expired => "expired",
-            Self::Disconnected => "disconnected",
-            Self::Unavailable => "unavailable",
-            Self::Forbidden => "forbidden",
-            Self::NotFound => "not_found",
-            Self::Invalid => "invalid",
-        }
-    }
-
+impl InterruptionReason {
     /// Classifies the error that interrupted a watch.
     #[must_use]
     pub fn of(error: &watcher::Error) -> Self {
@@ -168,39 +131,33 @@ impl CacheMetrics {
         registry.register("cache_lists", text, metrics.lists.clone());
         let text = "How many snapshots of profiles and namespaces were published";
         registry.register("snapshot_generation", text, metrics.generation.clone());
-        registry.register_collector(Box::new(Staleness(metrics.heard.clone())));
-        // Series that exist from the start have a rate from their first event.
-        for kind in Kind::ALL {
-            metrics.known(kind, false, 0);
+        registry.register_collector(Box::new(StalenessCollector(metrics.last_response.clone())));
+        // Create all series at the start, so that their rates include the first event.
+        for kind in WatchedKind::ALL {
+            metrics.set_objects(kind, false, 0);
             drop(metrics.lists.get_or_create_owned(&kind.label()));
-            for reason in Reason::ALL {
+            for reason in InterruptionReason::ALL {
                 drop(metrics.restart(kind, reason));
             }
         }
         metrics
     }
 
-    /// Time since the watch of this kind last received anything from the API server.
-    #[must_use]
-    pub fn staleness(&self, kind: Kind) -> Duration {
-        self.heard(kind).age()
-    }
-
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
-    pub(crate) const fn heard(&self, kind: Kind) -> &Heard {
-        &self.heard[kind as usize]
+    pub(crate) const fn last_response(&self, kind: WatchedKind) -> &LastResponse {
+        &self.last_response[kind as usize]
     }
 
-    pub(crate) fn known(&self, kind: Kind, synced: bool, objects: usize) {
+    pub(crate) fn set_objects(&self, kind: WatchedKind, synced: bool, objects: usize) {
         self.synced.get_or_create_owned(&kind.label()).set(i64::from(synced));
         self.objects.get_or_create_owned(&kind.label()).set(i64::try_from(objects).unwrap_or(i64::MAX));
     }
 
-    pub(crate) fn list_begins(&self, kind: Kind) {
+    pub(crate) fn list_begins(&self, kind: WatchedKind) {
         self.lists.get_or_create_owned(&kind.label()).inc();
     }
 
-    pub(crate) fn restarted(&self, kind: Kind, reason: Reason) {
+    pub(crate) fn restarted(&self, kind: WatchedKind, reason: InterruptionReason) {
         self.restart(kind, reason).inc();
     }
 
@@ -208,20 +165,20 @@ impl CacheMetrics {
         self.generation.inc();
     }
 
-    fn restart(&self, kind: Kind, reason: Reason) -> Counter {
-        self.restarts.get_or_create_owned(&RestartLabels { kind: kind.as_str(), reason: reason.as_str() })
+    fn restart(&self, kind: WatchedKind, reason: InterruptionReason) -> Counter {
+        self.restarts.get_or_create_owned(&[("kind", kind.as_str()), ("reason", reason.as_str())])
     }
 }
 
-impl Heard {
-    /// Without any response yet; the age counts from `since`.
+impl LastResponse {
+    /// Creates a state without any response. The age counts from `since`.
     #[cfg(test)]
     pub(crate) fn silent_since(since: Instant) -> Self {
         Self { since, last: Arc::default() }
     }
 
     /// Records a response of the API server.
-    pub(crate) fn now(&self) {
+    pub(crate) fn record(&self) {
         let millis = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.fetch_max(millis, Ordering::Relaxed);
     }
@@ -233,49 +190,49 @@ impl Heard {
 }
 
 /// The age counts from the start of the process until the first response.
-impl Default for Heard {
+impl Default for LastResponse {
     fn default() -> Self {
         Self { since: Instant::now(), last: Arc::default() }
     }
 }
 
-impl fmt::Debug for Heard {
+impl fmt::Debug for LastResponse {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_tuple("Heard").field(&self.age()).finish()
     }
 }
 
-impl Collector for Staleness {
+impl Collector for StalenessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let text =
             "Time since the API server was last heard of by the watch of a kind: an event, a bookmark, an answer";
         let mut family = encoder.encode_descriptor("cache_staleness", text, Some(&Unit::Seconds), MetricType::Gauge)?;
-        for (kind, heard) in Kind::ALL.iter().zip(&self.0) {
+        for (kind, last_response) in WatchedKind::ALL.iter().zip(&self.0) {
             let label = kind.label();
-            ConstGauge::new(heard.age().as_secs_f64()).encode(family.encode_family(&label)?)?;
+            ConstGauge::new(last_response.age().as_secs_f64()).encode(family.encode_family(&label)?)?;
         }
         Ok(())
     }
 }
 
-/// Returns the client with recording added: each chunk of a successful response is recorded.
-pub(crate) fn noting(client: Client, heard: Heard) -> Client {
+/// Returns a client that records the arrival of each chunk of a successful response.
+pub(crate) fn recording(client: Client, last_response: LastResponse) -> Client {
     let namespace = client.default_namespace().to_owned();
     let service = service_fn(move |request: http::Request<Body>| {
-        let (client, heard) = (client.clone(), heard.clone());
+        let (client, last_response) = (client.clone(), last_response.clone());
         async move {
             let response = client.send(request).await?;
             let is_success = response.status().is_success();
             if is_success {
-                heard.now();
+                last_response.record();
             }
-            let note = move |frame| {
+            let record_chunk = move |frame| {
                 if is_success {
-                    heard.now();
+                    last_response.record();
                 }
                 frame
             };
-            Ok::<_, kube::Error>(response.map(|body| body.map_frame(note)))
+            Ok::<_, kube::Error>(response.map(|body| body.map_frame(record_chunk)))
         }
     });
     Client::new(service, namespace)
@@ -286,14 +243,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_series_are_there_from_the_beginning() {
+    fn exposition_has_all_series() {
         let mut registry = Registry::default();
         let metrics = CacheMetrics::register(&mut registry);
-        metrics.known(Kind::Namespaces, true, 7);
-        metrics.restarted(Kind::Profiles, Reason::Expired);
+        metrics.set_objects(WatchedKind::Namespaces, true, 7);
+        metrics.restarted(WatchedKind::Profiles, InterruptionReason::Expired);
         metrics.published();
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = crate::labels::exposition(&registry);
         for line in [
             "pillion_cache_synced{kind=\"namespaces\"} 1",
             "pillion_cache_synced{kind=\"injectionprofiles\"} 0",
@@ -310,43 +266,46 @@ mod tests {
     }
 
     #[test]
-    fn it_is_old_until_something_is_heard() {
-        let heard = Heard { since: Instant::now().checked_sub(Duration::from_mins(1)).unwrap(), ..Heard::default() };
-        assert!(heard.age().as_secs() >= 60);
-        heard.now();
-        assert!(heard.age().as_secs() < 30);
+    fn age_grows_until_a_response() {
+        let last_response = LastResponse {
+            since: Instant::now().checked_sub(Duration::from_mins(1)).unwrap(),
+            ..LastResponse::default()
+        };
+        assert!(last_response.age().as_secs() >= 60);
+        last_response.record();
+        assert!(last_response.age().as_secs() < 30);
     }
 
     #[test]
-    fn reasons_say_who_has_to_do_something() {
+    fn interruption_reason_comes_from_status_code() {
         let status = |code| {
             let status = kube::core::Status { code, ..kube::core::Status::default() };
-            Reason::of(&watcher::Error::WatchError(status.boxed()))
+            InterruptionReason::of(&watcher::Error::WatchError(status.boxed()))
         };
         assert_eq!(
-            [410, 401, 403, 404, 429, 500, 503, 422].map(status).map(Reason::as_str),
+            [410, 401, 403, 404, 429, 500, 503, 422].map(status).map(InterruptionReason::as_str),
             ["expired", "forbidden", "forbidden", "not_found", "unavailable", "unavailable", "unavailable", "invalid"]
         );
         let lost = kube::Error::Service(std::io::Error::other("reset").into());
-        assert_eq!(Reason::of(&watcher::Error::WatchFailed(lost)), Reason::Disconnected);
+        assert_eq!(InterruptionReason::of(&watcher::Error::WatchFailed(lost)), InterruptionReason::Disconnected);
     }
 
-    /// The recorded age before and after a request with this response.
+    /// Returns the recorded age after the head of this response, and after its body.
     async fn age_after(status: u16, pieces: usize) -> (Duration, Duration) {
         let answer = service_fn(move |_: http::Request<Body>| async move {
             let body = Body::from(vec![b' '; pieces]);
             Ok::<_, kube::Error>(http::Response::builder().status(status).body(body).unwrap())
         });
-        let heard = Heard::silent_since(Instant::now().checked_sub(Duration::from_mins(1)).unwrap());
-        let client = noting(Client::new(answer, "default"), heard.clone());
+        let last_response = LastResponse::silent_since(Instant::now().checked_sub(Duration::from_mins(1)).unwrap());
+        let client = recording(Client::new(answer, "default"), last_response.clone());
         let response = client.send(http::Request::get("/").body(Body::empty()).unwrap()).await.unwrap();
-        let at_once = heard.age();
+        let at_once = last_response.age();
         assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), pieces);
-        (at_once, heard.age())
+        (at_once, last_response.age())
     }
 
     #[tokio::test]
-    async fn an_answer_counts_if_it_is_a_success() {
+    async fn only_successful_responses_count() {
         let (at_once, after) = age_after(200, 3).await;
         assert!(at_once.as_secs() < 30 && after.as_secs() < 30, "{at_once:?}, {after:?}");
         let (at_once, after) = age_after(503, 3).await;

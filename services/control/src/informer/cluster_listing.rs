@@ -1,7 +1,7 @@
-//! Reads profiles and namespaces once, by lists, and builds the snapshot that replicas would serve; for commands.
+//! Lists profiles and namespaces once, and builds the snapshot that replicas would serve; for commands.
 //!
-//! It opens no watch. If the caller may not list a kind, the result reports that and has the rest: a tenant may read
-//! its namespace and its own profiles, but not the platform's.
+//! It opens no watch. If the caller may not list a kind, the result says so and has the other kinds. For example, a
+//! tenant may read its namespace and its own profiles, but not the platform's profiles.
 
 use std::sync::Arc;
 
@@ -18,16 +18,16 @@ use pillion_engine::snapshot::Snapshot;
 use serde_json::Value;
 
 use crate::client::{chain, lists};
-use crate::informer::fetch::{get, not_to_be_had};
+use crate::informer::fetch::{get, unavailable_revision};
 use crate::informer::index::{Index, Update};
 use crate::informer::namespaces;
 use crate::informer::objects::{self, Change, StoredProfile, read_status};
 use crate::informer::published::{Fetched, RevisionKey};
 use crate::informer::text::Broken;
 
-/// Rounds of fetching revisions: each time a revision is unusable, another one may be needed.
+/// Maximum number of rounds in which revisions are fetched. After each unusable revision, another one may be needed.
 const ROUNDS: usize = 64;
-/// Revisions fetched concurrently: there may be thousands.
+/// Number of revisions that are fetched concurrently, since there may be thousands.
 const FETCHES: usize = 16;
 
 /// Profiles and namespaces at the time of the lists.
@@ -35,13 +35,13 @@ const FETCHES: usize = 16;
 pub struct ClusterListing {
     /// The snapshot that replicas serve.
     pub snapshot: Arc<Snapshot>,
-    /// Whether accepted revisions are served. If none is published, replicas serve the stored profiles.
+    /// Whether replicas serve accepted revisions. If none is published, they serve the stored profiles.
     pub of_revisions: bool,
-    /// The profiles as they are stored.
+    /// The stored profiles.
     pub stored: Vec<Stored>,
     /// Invalid profiles.
     pub broken: Vec<Broken>,
-    /// Parts that could not be read, with the API server's message.
+    /// The parts that could not be read, with the API server's message.
     pub unread: Vec<(Part, String)>,
 }
 
@@ -57,7 +57,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// A description for messages.
+    /// The name of the part in messages.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -71,16 +71,16 @@ impl Part {
 /// A stored profile.
 #[derive(Clone, Debug)]
 pub struct Stored {
-    /// Its name.
+    /// The profile's name.
     pub name: ProfileName,
-    /// Its metadata.
+    /// The profile's metadata.
     pub metadata: ObjectMeta,
-    /// What the controller says of it.
+    /// The status that the controller wrote.
     pub status: ProfileStatus,
     spec: Value,
 }
 
-/// Reads one namespace with the profiles that may match in it, or all namespaces and profiles.
+/// Reads one namespace with all profiles that may match in it, or all namespaces and profiles.
 pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> ClusterListing {
     let mut unread = Vec::new();
     let mut stored = Vec::new();
@@ -90,10 +90,10 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
         Some(namespace) => Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &own),
         None => Api::all_with(client.clone(), &own),
     };
-    for (what, api) in [(Part::ClusterProfiles, cluster), (Part::NamespaceProfiles, own)] {
+    for (part, api) in [(Part::ClusterProfiles, cluster), (Part::NamespaceProfiles, own)] {
         match lists::all(&api, &ListParams::default()).await {
             Ok(found) => stored.extend(found.into_iter().map(Stored::of)),
-            Err(error) => unread.push((what, said(&error))),
+            Err(error) => unread.push((part, error_message(&error))),
         }
     }
     let namespaces = Api::<Object>::all(client.clone());
@@ -102,7 +102,7 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
         None => lists::all_metadata(&namespaces, &ListParams::default()).await,
     };
     let found = found.unwrap_or_else(|error| {
-        unread.push((Part::Namespaces, said(&error)));
+        unread.push((Part::Namespaces, error_message(&error)));
         Vec::new()
     });
     let found: Vec<_> = found.into_iter().map(|object| namespaces::read(object.metadata, opt_in)).collect();
@@ -110,33 +110,33 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
     let of_revisions = stored.iter().any(|stored| stored.status.revision.is_some());
     let mut index = if of_revisions { Index::default().of_revisions() } else { Index::default() };
     let mut broken = Vec::new();
-    let mut take = |index: &mut Index, update| broken.extend(index.update(update));
+    let mut apply = |index: &mut Index, update| broken.extend(index.update(update));
     for is_cluster in [true, false] {
         let of_kind = stored.iter().filter(|stored| stored.name.namespace.is_none() == is_cluster);
         for change in list(of_kind.map(|stored| stored.to_profile(!of_revisions))) {
-            take(&mut index, Update::of_profiles(change, is_cluster));
+            apply(&mut index, Update::of_profiles(change, is_cluster));
         }
     }
     for change in list(found.into_iter()) {
-        take(&mut index, Update::Namespace(change));
+        apply(&mut index, Update::Namespace(change));
     }
     for _ in 0..ROUNDS {
-        let due = index.take_unfetched();
-        if due.is_empty() {
+        let unfetched = index.take_unfetched();
+        if unfetched.is_empty() {
             break;
         }
-        let fetching = stream::iter(due).map(|key| async move { (fetch(client, &key).await, key) });
+        let fetching = stream::iter(unfetched).map(|key| async move { (fetch(client, &key).await, key) });
         let mut fetching = fetching.buffer_unordered(FETCHES);
         while let Some((fetched, key)) = fetching.next().await {
-            take(&mut index, Update::Fetched(key, fetched));
+            apply(&mut index, Update::Fetched(key, fetched));
         }
     }
     let snapshot = index.publish().unwrap_or_default();
     ClusterListing { snapshot, of_revisions, stored, broken, unread }
 }
 
-/// The API server's own message, if it sent one.
-fn said(error: &kube::Error) -> String {
+/// Returns the API server's own message, or the error with its causes if there is none.
+fn error_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
         error => chain(error),
@@ -146,11 +146,11 @@ fn said(error: &kube::Error) -> String {
 async fn fetch(client: &Client, key: &RevisionKey) -> Fetched {
     match get(client.clone(), key).await {
         Ok(fetched) => fetched,
-        Err(error) => not_to_be_had(key, &chain(&error)),
+        Err(error) => unavailable_revision(key, &chain(&error)),
     }
 }
 
-/// A complete list as a watch would report it.
+/// The changes of a watch that delivers a complete list.
 fn list<K, T>(objects: impl Iterator<Item = T>) -> impl Iterator<Item = Change<K, T>> {
     std::iter::once(Change::Restarted).chain(objects.map(Change::Listed)).chain([Change::ListComplete])
 }
@@ -162,19 +162,19 @@ impl Stored {
         Self { name: objects::name(object.metadata.clone()), metadata: object.metadata, status, spec }
     }
 
-    /// As a watch reads it.
+    /// The profile as a watch of the informer delivers it.
     fn to_profile(&self, with_text: bool) -> StoredProfile {
         let spec = if with_text { self.spec.clone() } else { Value::Null };
         StoredProfile::new(self.metadata.clone(), spec).with_status(self.status.clone())
     }
 
-    /// Its `spec`, as stored.
+    /// The profile's `spec`, as stored.
     #[must_use]
     pub const fn spec(&self) -> &Value {
         &self.spec
     }
 
-    /// Its kind.
+    /// The profile's kind.
     #[must_use]
     pub fn kind(&self) -> String {
         match self.name.namespace {
@@ -183,7 +183,7 @@ impl Stored {
         }
     }
 
-    /// A condition of its status: whether it is true, its reason and its message.
+    /// A condition of the profile's status: whether it is true, its reason and its message.
     #[must_use]
     pub fn condition(&self, type_: &str) -> Option<(bool, &str, &str)> {
         let found = self.status.conditions.iter().find(|condition| condition.type_ == type_)?;

@@ -1,7 +1,7 @@
 //! Fetches published revisions by name.
 //!
-//! A revision never changes, so it is fetched once and not watched. A few are fetched in parallel. If the API server is
-//! unavailable, a fetch is retried after a growing pause and does not block others.
+//! A revision never changes, so it is fetched once and not watched. A few revisions are fetched in parallel. While the
+//! API server is unavailable, a fetch is retried after a growing pause, and does not block other fetches.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,26 +16,26 @@ use pillion_api::revision::{MAX_TEXT_BYTES, object_name};
 use pillion_api::{ClusterProfileRevision, ProfileRevision, RevisionSpec};
 use pillion_engine::profile::{Diagnostic, Part, ProfileSource};
 
-use crate::client::bounded::bounded;
+use crate::client::bounded;
 use crate::guard;
 use crate::informer::published::{Fetched, RevisionKey};
 
-/// Concurrent fetches.
-const AT_ONCE: usize = 8;
+/// Maximum number of concurrent fetches.
+const CONCURRENT_FETCHES: usize = 8;
 
-/// Bytes of a response that are read: at most two texts, and metadata. A text may be seven times as long in a response,
-/// because the API server escapes some characters.
-const ANSWER_BYTES: usize = 8 * 1024 * 1024;
-const _: () = assert!(ANSWER_BYTES > 2 * 7 * MAX_TEXT_BYTES);
+/// Maximum bytes of a response: at most two texts, and metadata. The API server escapes some characters, so a text in a
+/// response may be seven times as long.
+const MAX_RESPONSE_BYTES: usize = 8 * 1024 * 1024;
+const _: () = assert!(MAX_RESPONSE_BYTES > 2 * 7 * MAX_TEXT_BYTES);
 
-/// The first pause before a retry, and the longest one.
+/// The shortest and the longest pause before a retry.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// After a pause of this length, the caller no longer waits for the revision.
-const PATIENCE: Duration = Duration::from_millis(1_600);
+const MAX_WAIT_PAUSE: Duration = Duration::from_millis(1_600);
 
-/// The fetched revision, or why it could not be requested.
+/// The fetched revision, or the error of the request.
 pub(crate) type FetchResult = Result<Fetched, kube::Error>;
 
 /// Running and waiting fetches.
@@ -48,20 +48,20 @@ pub(crate) struct Fetches {
 }
 
 impl Fetches {
-    /// Without a client, nothing is fetched.
+    /// Creates an empty queue. Without a client, nothing is fetched.
     pub(crate) fn new(client: Option<Client>) -> Self {
-        let client = client.map(|client| bounded(client, ANSWER_BYTES));
+        let client = client.map(|client| bounded(client, MAX_RESPONSE_BYTES));
         Self { client, queue: VecDeque::new(), paused: FuturesUnordered::new(), running: FuturesUnordered::new() }
     }
 
     /// Queues these revisions.
-    pub(crate) fn ask(&mut self, keys: impl IntoIterator<Item = RevisionKey>) {
+    pub(crate) fn queue(&mut self, keys: impl IntoIterator<Item = RevisionKey>) {
         self.queue.extend(keys.into_iter().map(|key| (key, Duration::ZERO)));
         self.start();
     }
 
-    /// Queues a retry, after a pause that grows from the last one (`paused`).
-    pub(crate) fn ask_again(&mut self, key: RevisionKey, paused: Duration) {
+    /// Queues a retry after a pause. `paused` is the pause before the last attempt, and the new one is longer.
+    pub(crate) fn queue_retry(&mut self, key: RevisionKey, paused: Duration) {
         let pause = (paused * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.paused.push(tokio::time::sleep(pause).map(move |()| (key, pause)).boxed());
     }
@@ -69,7 +69,7 @@ impl Fetches {
     /// Returns the next finished fetch, with the pause before it. Without any fetch, it never returns.
     pub(crate) async fn next(&mut self) -> (RevisionKey, Duration, FetchResult) {
         loop {
-            // Cancel-safe: unfinished fetches stay in their queue, and nothing is awaited in between.
+            // Cancel-safe: unfinished fetches stay in their collections, and `select!` is the only await.
             tokio::select! {
                 Some(waited) = self.paused.next() => {
                     self.queue.push_back(waited);
@@ -86,14 +86,14 @@ impl Fetches {
 
     fn start(&mut self) {
         let Some(client) = &self.client else { return };
-        while self.running.len() < AT_ONCE
+        while self.running.len() < CONCURRENT_FETCHES
             && let Some((key, pause)) = self.queue.pop_front()
         {
             let client = client.clone();
             self.running.push(
                 async move {
-                    let outcome = get(client, &key).await;
-                    (key, pause, outcome)
+                    let result = get(client, &key).await;
+                    (key, pause, result)
                 }
                 .boxed(),
             );
@@ -101,28 +101,31 @@ impl Fetches {
     }
 }
 
-/// Whether the retries have taken so long that the caller should stop waiting.
-pub(crate) fn is_out_of_patience(paused: Duration) -> bool {
-    paused >= PATIENCE
+/// Whether the pauses have become so long that the caller should stop waiting.
+pub(crate) fn exceeds_wait(paused: Duration) -> bool {
+    paused >= MAX_WAIT_PAUSE
 }
 
-/// The result for a revision that is unavailable for now.
-pub(crate) fn not_to_be_had(key: &RevisionKey, why: &str) -> Fetched {
+/// The result for a revision that cannot be read for now.
+pub(crate) fn unavailable_revision(key: &RevisionKey, reason: &str) -> Fetched {
     let name = object_name(&key.profile.name, &key.revision);
-    Fetched::Missing(vec![fault(format!("the published revision {name} cannot be read: {why}"), "it is tried again")])
+    Fetched::Missing(vec![diagnostic(
+        format!("the published revision {name} cannot be read: {reason}"),
+        "it is tried again",
+    )])
 }
 
-fn fault(message: String, help: &str) -> Diagnostic {
+fn diagnostic(message: String, help: &str) -> Diagnostic {
     Diagnostic { path: "status.revision".to_owned(), message, help: Some(help.to_owned()), part: Part::Value }
 }
 
-/// Why a retry would not help; `None` if it may.
-fn refusal(error: &kube::Error) -> Option<String> {
+/// Returns why a retry would not help, or `None` if it may.
+fn permanent_error(error: &kube::Error) -> Option<String> {
     match error {
         kube::Error::Service(cause) if cause.is::<LengthLimitError>() => {
-            Some(format!("its object is larger than {ANSWER_BYTES} bytes"))
+            Some(format!("its object is larger than {MAX_RESPONSE_BYTES} bytes"))
         }
-        // Permissions may be granted, load passes, and versions converge.
+        // These errors are temporary: permissions may be granted, and load decreases.
         kube::Error::Api(status)
             if ![401, 403, 408, 409, 429].contains(&status.code) && (400..500).contains(&status.code) =>
         {
@@ -144,10 +147,10 @@ pub(crate) async fn get(client: Client, key: &RevisionKey) -> FetchResult {
     let found: Option<RevisionSpec> = match found {
         // The revision exists, but this build cannot read it.
         Err(kube::Error::SerdeError(_)) => None,
-        Err(error) => match refusal(&error) {
-            Some(why) => {
-                let message = format!("the published revision {name} cannot be read: {why}");
-                return Ok(Fetched::Unusable(vec![fault(
+        Err(error) => match permanent_error(&error) {
+            Some(reason) => {
+                let message = format!("the published revision {name} cannot be read: {reason}");
+                return Ok(Fetched::Unusable(vec![diagnostic(
                     message,
                     "make the profile's text smaller, or go back to another",
                 )]));
@@ -158,7 +161,7 @@ pub(crate) async fn get(client: Client, key: &RevisionKey) -> FetchResult {
     };
     let Some(spec) = found.filter(|spec| *spec.revision == *key.revision) else {
         let message = format!("the published revision {name} is not there, or this build does not read it");
-        return Ok(Fetched::Missing(vec![fault(message, "the controller makes it again if it is missing")]));
+        return Ok(Fetched::Missing(vec![diagnostic(message, "the controller makes it again if it is missing")]));
     };
     Ok(match guard::compiled(&key.profile, || ProfileSource::Revision(&spec).compile(&key.profile)) {
         Ok(compiled) => Fetched::Compiled(Arc::new(compiled)),
@@ -185,7 +188,7 @@ mod tests {
         RevisionKey { revision: compiled.revision().into(), profile }
     }
 
-    /// A fake API server that responds by request path.
+    /// Fetches from a fake API server that responds by request path.
     fn fetches(answer: impl Fn(&str) -> (u16, String) + Clone + Send + Sync + 'static) -> Fetches {
         let service = service_fn(move |request: http::Request<Body>| {
             let (code, text) = answer(request.uri().path());
@@ -195,7 +198,7 @@ mod tests {
         Fetches::new(Some(Client::new(service, "default")))
     }
 
-    /// A revision object with padding, as the API server's escapes would add.
+    /// A revision object with padding that is as long as the API server's escapes.
     fn object(bytes: usize) -> String {
         let (text, revision) = (spec().to_string(), key("big").revision);
         let description = "\\u003c".repeat(bytes / 6);
@@ -210,12 +213,12 @@ mod tests {
     #[tokio::test]
     async fn reads_escaped_revision_and_rejects_endless_response() {
         let mut fetches = fetches(|path| {
-            (200, object(if path.contains("big-") { 7 * 2 * MAX_TEXT_BYTES } else { 2 * ANSWER_BYTES }))
+            (200, object(if path.contains("big-") { 7 * 2 * MAX_TEXT_BYTES } else { 2 * MAX_RESPONSE_BYTES }))
         });
-        fetches.ask([key("big"), key("endless")]);
+        fetches.queue([key("big"), key("endless")]);
         for _ in 0..2 {
-            let (asked, _, outcome) = fetches.next().await;
-            match (&*asked.profile.name, outcome.unwrap()) {
+            let (key, _, result) = fetches.next().await;
+            match (&*key.profile.name, result.unwrap()) {
                 ("big", Fetched::Compiled(_)) => {}
                 ("endless", Fetched::Unusable(why)) => assert!(why[0].message.contains("larger"), "{why:?}"),
                 other => panic!("{other:?}"),
@@ -228,10 +231,10 @@ mod tests {
         let mut fetches = fetches(|_| (200, object(0)));
         for (panics, message) in [(true, "a fault of Pillion's"), (false, "")] {
             let fault = panics.then(|| guard::faults::at("big"));
-            fetches.ask([key("big")]);
-            let (_, _, outcome) = fetches.next().await;
+            fetches.queue([key("big")]);
+            let (_, _, result) = fetches.next().await;
             drop(fault);
-            match outcome.unwrap() {
+            match result.unwrap() {
                 Fetched::Unusable(why) if panics => assert!(why[0].message.contains(message), "{why:?}"),
                 Fetched::Compiled(_) if !panics => {}
                 other => panic!("{other:?}"),
@@ -247,24 +250,24 @@ mod tests {
         };
         for (code, is_final) in [(400, true), (422, true), (403, false), (429, false), (500, false)] {
             let mut fetches = fetches(move |_| (code, status(code)));
-            fetches.ask([key("proxy")]);
-            let (_, _, outcome) = fetches.next().await;
-            assert_eq!(matches!(outcome, Ok(Fetched::Unusable(_))), is_final, "{code}: {outcome:?}");
+            fetches.queue([key("proxy")]);
+            let (_, _, result) = fetches.next().await;
+            assert_eq!(matches!(result, Ok(Fetched::Unusable(_))), is_final, "{code}: {result:?}");
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn paused_fetches_take_no_permit() {
         let mut fetches = fetches(|_| (404, "{}".to_owned()));
-        for number in 0..2 * AT_ONCE {
-            fetches.ask_again(key(&format!("gone-{number}")), LONGEST_PAUSE);
+        for number in 0..2 * CONCURRENT_FETCHES {
+            fetches.queue_retry(key(&format!("gone-{number}")), LONGEST_PAUSE);
         }
         let began = tokio::time::Instant::now();
-        fetches.ask([key("new")]);
+        fetches.queue([key("new")]);
         assert_eq!(&*fetches.next().await.0.profile.name, "new");
         assert_eq!(began.elapsed(), Duration::ZERO);
-        for _ in 0..2 * AT_ONCE {
-            assert!(is_out_of_patience(fetches.next().await.1));
+        for _ in 0..2 * CONCURRENT_FETCHES {
+            assert!(exceeds_wait(fetches.next().await.1));
         }
         assert!(began.elapsed() >= LONGEST_PAUSE);
     }

@@ -1,16 +1,18 @@
-//! The state of the cluster: takes changes of profiles and namespaces and returns snapshots. Pure.
+//! Turns changes of profiles and namespaces into snapshots. It does no I/O.
 //!
-//! Each profile has one entry, with its stored text (`TextState`) and its published revisions
-//! (`PublishedRevisions`). A replica needs one of them; the controller's leader, which accepts texts and publishes
-//! revisions, needs both, from one set of watches.
+//! Each profile has one entry, with its stored text (`TextState`) and its published revisions (`PublishedRevisions`). A
+//! replica needs one of them. The leader of the controllers needs both, from one set of watches: it accepts texts and
+//! publishes revisions.
 //!
-//! Nothing is published before all three first lists are complete: half a list would report an existing profile as
-//! missing. Later each watch is independent; a watch that is cut off keeps its last state. If a namespace's
-//! [`share`] lacks memory for a profile, its text is neither compiled nor kept. Once there is memory, it must be read
-//! again ([`Index::take_readable`]).
+//! Nothing is published before the first lists of all three kinds are complete. With half a list, an existing profile
+//! would appear to be missing. After that, the watches are independent: while a watch is interrupted, its last state
+//! stays.
 //!
-//! The client's `reflector` and `Store` are not used here: they keep each object whole, several times the size of what
-//! is compiled from it, and a store is cleared and filled again by each list.
+//! If a namespace's [`share`] lacks memory for a profile, its text is neither compiled nor kept. Once there is memory,
+//! the caller reads the text again ([`Index::take_readable`]).
+//!
+//! kube's `reflector` and `Store` are not used: they keep whole objects, which are several times larger than the
+//! compiled profiles, and each list clears and refills the store.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -25,14 +27,14 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::Value;
 
 use crate::guard;
-use crate::informer::cache_metrics::Kind;
+use crate::informer::cache_metrics::WatchedKind;
 use crate::informer::namespaces::{NamespaceChange, NamespaceIndex};
 use crate::informer::objects::{Change, ProfileChange, StoredProfile};
 use crate::informer::published::{Fetched, Publication, PublishedRevisions, RevisionKey};
 use crate::informer::share::{self, Shares};
 use crate::informer::text::{Broken, Text, TextState, check_memory, is_same_version, read};
 
-/// A change from one of the watches, or a fetched revision.
+/// An event of a watch, or a fetched revision.
 #[derive(Clone, Debug)]
 pub enum Update {
     /// A change of cluster profiles.
@@ -46,7 +48,7 @@ pub enum Update {
 }
 
 impl Update {
-    /// A change of the profiles of one kind.
+    /// Creates an update from a change of cluster profiles or of namespaced ones.
     pub(crate) fn of_profiles(change: ProfileChange, is_cluster: bool) -> Self {
         if is_cluster { Self::Cluster(change) } else { Self::Namespaced(change) }
     }
@@ -55,26 +57,26 @@ impl Update {
 /// The state of the index, for readiness and gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// All first lists are complete, and a snapshot is published.
+    /// Whether all first lists are complete, and a snapshot is published.
     pub synced: bool,
-    /// Active profiles.
+    /// Number of active profiles.
     pub profiles: usize,
-    /// Profiles whose stored version is not active: an older one is, or none.
+    /// Number of profiles whose stored version is not active: an older version is active, or none.
     pub broken_profiles: usize,
-    /// Namespaces.
+    /// Number of namespaces.
     pub namespaces: usize,
 }
 
 /// The state of a profile's text.
 #[derive(Clone, Copy, Debug)]
-pub struct State<'i> {
+pub struct ProfileState<'i> {
     /// The UID of the object.
     pub uid: &'i str,
-    /// The last version that compiled, with what it inherits now.
+    /// The last version that compiled, with its current parents.
     pub good: Option<&'i Arc<CompiledProfile>>,
     /// Whether the stored version did not compile.
     pub broken: bool,
-    /// It is not compiled yet.
+    /// Whether the text still has to be compiled.
     pub due: bool,
     /// The generation of this state.
     pub generation: Option<i64>,
@@ -83,7 +85,7 @@ pub struct State<'i> {
 #[derive(Debug)]
 struct Entry {
     uid: Box<str>,
-    /// The object without its text, for the leader, which writes its status.
+    /// The object without its text. Only the leader keeps it, to write the status.
     stored: Option<Arc<StoredProfile>>,
     text: TextState,
     published: PublishedRevisions,
@@ -98,12 +100,12 @@ struct Lists {
     unfinished: Option<BTreeSet<ProfileName>>,
     /// Whether a list was completed.
     is_complete: bool,
-    /// Whether all revisions published at the time of the first list were fetched once, or are unusable.
+    /// Whether each revision that was published at the time of the first list was fetched, or is unusable.
     are_revisions_known: bool,
 }
 
 /// Builds snapshots from the changes of the watches.
-#[expect(clippy::struct_excessive_bools, reason = "two say what the index is for, two what has changed")]
+#[expect(clippy::struct_excessive_bools, reason = "two flags are modes of the index, and two record changes")]
 #[derive(Debug, Default)]
 pub struct Index {
     entries: Entries,
@@ -114,17 +116,17 @@ pub struct Index {
     keeps_texts: bool,
     /// Whether published revisions are served, instead of the stored texts.
     serves_revisions: bool,
-    /// Texts that were accepted before this index started.
+    /// Texts that were accepted before this index was created.
     seeds: BTreeMap<ProfileName, (Box<str>, Text)>,
-    /// The memory for namespaced profiles.
+    /// The memory limits of namespaced profiles.
     shares: Shares,
     /// Texts to compile.
     due: BTreeSet<ProfileName>,
-    /// Texts that lack memory.
+    /// Profiles whose texts lack memory.
     lacking: BTreeSet<ProfileName>,
     /// Cluster profiles whose children have to be compiled again.
     touched: BTreeSet<Box<str>>,
-    /// Revisions to fetch that are not being fetched yet.
+    /// Revisions that must be fetched and are not being fetched yet.
     unfetched: BTreeSet<RevisionKey>,
     /// Revisions that are being fetched.
     fetching: BTreeSet<RevisionKey>,
@@ -140,39 +142,39 @@ impl Index {
         Self { serves_revisions: true, ..self }
     }
 
-    /// Keeps the texts of all accepted profiles, for the controller that creates revisions of them.
+    /// Keeps the texts of all accepted profiles, for the controller, which creates revisions of them.
     #[must_use]
-    pub fn keeping_texts(self) -> Self {
+    pub(crate) fn keeping_texts(self) -> Self {
         Self { keeps_texts: true, ..self }
     }
 
-    /// Bounds the memory for namespaced profiles.
+    /// Limits the memory of namespaced profiles.
     #[must_use]
-    pub fn bounded_by(self, limits: share::Limits) -> Self {
+    pub(crate) fn bounded_by(self, limits: share::Limits) -> Self {
         Self { shares: Shares::new(limits), ..self }
     }
 
-    /// Builds all later snapshots from this one.
+    /// Creates an index that builds its snapshots from this one.
     #[must_use]
-    pub fn from_snapshot(snapshot: Snapshot) -> Self {
+    pub(crate) fn from_snapshot(snapshot: Snapshot) -> Self {
         Self { snapshot, ..Self::default() }
     }
 
-    /// Whether the texts of profiles are needed.
+    /// Whether the index needs the texts of profiles.
     pub(crate) const fn reads_texts(&self) -> bool {
         self.keeps_texts || !self.serves_revisions
     }
 
-    /// Adds a text that was accepted before this index started. It is the last valid text of a profile that does not
-    /// compile when it is first seen.
-    pub fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
+    /// Adds a text that was accepted before this index was created. If the profile does not compile when it is first
+    /// seen, this is its last valid text.
+    pub(crate) fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
         // An unreadable text cannot be the last valid one.
         let Ok(spec) = guard::compiled(&name, || read(text)) else { return };
         let parent = spec.extends.map(|parent| parent.name.into());
         self.seeds.insert(name, (uid, Text { json: text.into(), parent }));
     }
 
-    /// Applies an update. Returns profiles that are newly broken.
+    /// Applies an update. Returns the profiles that are newly broken.
     pub fn update(&mut self, update: Update) -> Vec<Broken> {
         match update {
             Update::Cluster(change) => self.update_profiles(change, true),
@@ -188,7 +190,7 @@ impl Index {
     fn update_profiles(&mut self, change: ProfileChange, is_cluster: bool) -> Vec<Broken> {
         let mut broken = Vec::new();
         match change {
-            // The watch may also go on without a list.
+            // The watch may also continue without a list.
             Change::Restarted => self.lists_mut(is_cluster).unfinished = None,
             Change::Listed(stored) => {
                 let lists = self.lists_mut(is_cluster);
@@ -237,7 +239,7 @@ impl Index {
             let good_before = text_before.and_then(|before| before.good.as_ref());
             self.profiles_changed |= !is_same_version(good_before, text.good.as_ref());
         }
-        // A profile that was recreated while the watch was interrupted shares nothing with the earlier one.
+        // If the profile was recreated while the watch was interrupted, the old object's revisions do not count.
         let published = match before {
             Some(before) if before.uid == uid => before.published,
             before => {
@@ -247,7 +249,7 @@ impl Index {
         };
         let mut entry = Entry { uid, stored, text, published };
         if entry.published.publication != publication {
-            self.profiles_changed |= entry.published.point(publication);
+            self.profiles_changed |= entry.published.set_publication(publication);
             let wanted = entry.published.wanted(&name).filter(|key| !self.fetching.contains(key));
             self.unfetched.extend(wanted);
         }
@@ -265,15 +267,15 @@ impl Index {
         self.profiles_changed |= was_active;
     }
 
-    /// The state of a stored text, and its new errors.
+    /// Returns the state of a stored text, and its new errors.
     fn next_text(&mut self, stored: &StoredProfile) -> (TextState, Option<Broken>) {
         let name = stored.name.clone();
         let entry = self.entries.get(&name);
         let grant = entry.and_then(|entry| entry.text.grant.clone());
-        // A profile that was recreated while the watch was interrupted has no last valid version.
+        // If the profile was recreated while the watch was interrupted, it has no last valid version.
         let known = entry.filter(|entry| entry.uid == stored.uid).map(|entry| &entry.text);
         if let Some(known) = known.filter(|known| known.is_generation(stored.generation))
-            && let Some(bytes) = known.lacks.filter(|bytes| *bytes > 0)
+            && let Some(bytes) = known.lacking_bytes.filter(|bytes| *bytes > 0)
             && check_memory(&name, bytes, grant.as_ref(), &self.shares).is_err()
         {
             self.lacking.insert(name);
@@ -281,17 +283,17 @@ impl Index {
         }
         let mut seed = match known {
             Some(_) => None,
-            // The seed stays until the list is complete.
+            // The seed is kept until the list is complete.
             None => self.seeds.get(&name).filter(|(uid, _)| *uid == stored.uid).map(|(_, text)| text.clone()),
         };
         if let Some(seed) = seed.as_mut().filter(|seed| seed.is_text_of(&stored.spec)) {
             seed.json = stored.spec.to_string().into();
-        } else if self.defers_new_texts(&name) && known.is_none_or(|known| known.lacks == Some(0)) {
-            // Accepted texts get memory first. This text is new: it is read again when the list is complete.
+        } else if self.defers_new_texts(&name) && known.is_none_or(|known| known.lacking_bytes == Some(0)) {
+            // Accepted texts get memory first. This text is new, so it is read again when the list is complete.
             self.lacking.insert(name);
             let known = known.cloned();
             let state = known.unwrap_or(TextState { due: seed.is_some(), accepted: seed, ..TextState::default() });
-            return (TextState { generation: stored.generation, lacks: Some(0), ..state }, None);
+            return (TextState { generation: stored.generation, lacking_bytes: Some(0), ..state }, None);
         }
         let is_accepted = seed.is_some();
         let (mut state, broken) = TextState::next(known, stored, seed, self.keeps_texts);
@@ -299,11 +301,11 @@ impl Index {
             self.lacking.remove(&name);
             return (state, broken);
         };
-        // The last accepted text stays active. The stored text is not kept.
+        // The last accepted text stays active, and the stored text is not kept.
         let mut state = TextState {
             broken: true,
-            lacks: Some(lack.bytes),
-            lacks_with: state.extending.and_then(|text| text.parent),
+            lacking_bytes: Some(lack.bytes),
+            lacking_parent: state.extending.and_then(|text| text.parent),
             ..TextState::of_generation(stored.generation)
         };
         if let Some(known) = known.cloned() {
@@ -314,14 +316,14 @@ impl Index {
         (state, Some(broken))
     }
 
-    /// Whether a text without a seed waits until the first list is complete.
+    /// Whether a text without a seed must wait until the first list is complete.
     fn defers_new_texts(&self, name: &ProfileName) -> bool {
         let has_seeds = self.seeds.keys().next_back().is_some_and(|name| !is_of_cluster(name));
         !is_of_cluster(name) && !self.namespaced.is_complete && has_seeds
     }
 
-    /// Compiles the profiles that extend changed profiles, and those that waited for them. Until all cluster profiles
-    /// are known, a missing parent may still arrive.
+    /// Compiles the profiles that are due: those that extend a changed profile, and those that waited for their parent.
+    /// Does nothing until all cluster profiles are known, since a missing parent may still arrive.
     fn compile_due(&mut self) -> Vec<Broken> {
         let mut broken = Vec::new();
         if !self.reads_texts() {
@@ -331,7 +333,8 @@ impl Index {
         if !self.cluster.is_complete || self.cluster.unfinished.is_some() {
             return broken;
         }
-        // A chain has few links, and a profile that waited for its parent may have children waiting.
+        // A profile that waited for its parent may have children that wait for it. Chains are short, so few rounds
+        // suffice.
         for _ in 0..2 * MAX_CHAIN {
             let mut touched = std::mem::take(&mut self.touched);
             for _ in 0..MAX_CHAIN {
@@ -346,7 +349,7 @@ impl Index {
         broken
     }
 
-    /// Marks the profiles that extend one of these. Returns the names of the cluster profiles among them.
+    /// Marks the profiles that extend one of these as due. Returns the names of the cluster profiles among them.
     fn touch_children(&mut self, parents: &BTreeSet<Box<str>>) -> BTreeSet<Box<str>> {
         let mut touched = BTreeSet::new();
         if parents.is_empty() {
@@ -361,18 +364,18 @@ impl Index {
             if is_of_cluster(name) {
                 touched.insert(name.name.clone());
             }
-            if text.lacks.is_some() && text.lacks_with.is_some() {
-                // It may need less memory now.
-                text.lacks = Some(0);
+            if text.lacking_bytes.is_some() && text.lacking_parent.is_some() {
+                // The profile may need less memory with the changed parent.
+                text.lacking_bytes = Some(0);
                 self.lacking.insert(name.clone());
             }
         }
         touched
     }
 
-    /// Compiles the profiles of one kind that are due, parents first.
+    /// Compiles the due profiles of one kind, parents first.
     fn compile_due_of(&mut self, is_cluster: bool, broken: &mut Vec<Broken>) {
-        // Each round removes at least one.
+        // Each round removes at least one profile.
         loop {
             let due: Vec<_> = self.due.iter().filter(|name| is_of_cluster(name) == is_cluster).cloned().collect();
             if due.is_empty() {
@@ -383,7 +386,7 @@ impl Index {
                 |name: &ProfileName| self.entries.get(name).is_some_and(|entry| entry.text.parents().any(is_due));
             let mut ready: Vec<_> = due.iter().filter(|name| !waits(name)).cloned().collect();
             if ready.is_empty() {
-                // They extend one another in a cycle; each of them reports it.
+                // These profiles extend one another in a cycle, and each of them reports that.
                 ready = due;
             }
             for name in ready {
@@ -396,12 +399,12 @@ impl Index {
     fn compile(&mut self, name: &ProfileName, broken: &mut Vec<Broken>) {
         let Some(Entry { text: state, .. }) = self.entries.get(name) else { return };
         let parents = AcceptedTexts(&self.entries);
-        let lacks = Cell::new(None);
+        let lacking_bytes = Cell::new(None);
         let compiled = |text: &Text| {
             let good = guard::compiled(name, || {
                 read(&text.json).and_then(|spec| ProfileSource::Author(&spec, &parents).compile(name))
             })?;
-            // A text that was accepted before stays, even if its parent has grown.
+            // A text that was accepted before stays accepted, even if its parent has grown.
             if state.accepted.as_ref() == Some(text) {
                 return Ok(good);
             }
@@ -409,7 +412,7 @@ impl Index {
             match check_memory(name, bytes, state.grant.as_ref(), &self.shares) {
                 Ok(()) => Ok(good),
                 Err(lack) => {
-                    lacks.set(Some(lack.bytes));
+                    lacking_bytes.set(Some(lack.bytes));
                     Err(vec![lack.diagnostic(name)])
                 }
             }
@@ -417,7 +420,7 @@ impl Index {
         let stored = state.extending.clone().map(|text| (compiled(&text), text));
         let accepted = match &stored {
             Some((Ok(_), _)) => None,
-            // The accepted text need not be compiled twice.
+            // The accepted text is not compiled twice.
             Some((Err(_), text)) => state.accepted.as_ref().filter(|accepted| *accepted != text).map(compiled),
             None => state.accepted.as_ref().map(compiled),
         };
@@ -436,34 +439,34 @@ impl Index {
                 Some(good)
             }
             (Some((Err(errors), _)), accepted) => {
-                // They are reported once.
+                // These errors are reported once.
                 diagnostics = (!std::mem::replace(&mut state.broken, true)).then_some(errors);
                 accepted.and_then(Result::ok)
             }
             (None, accepted) => accepted.and_then(Result::ok),
         };
-        if lacks.get().is_some() {
-            state.lacks = lacks.get();
-            state.lacks_with = state.extending.take().and_then(|text| text.parent);
+        if lacking_bytes.get().is_some() {
+            state.lacking_bytes = lacking_bytes.get();
+            state.lacking_parent = state.extending.take().and_then(|text| text.parent);
             self.lacking.insert(name.clone());
         }
-        self.profiles_changed |= state.put_to_work(good) && !self.serves_revisions;
+        self.profiles_changed |= state.activate(good) && !self.serves_revisions;
         state.take_memory(name, 0, &mut self.shares);
         broken.extend(diagnostics.map(|diagnostics| state.to_broken(name, diagnostics)));
     }
 
-    /// Returns up to `count` profiles that lacked memory and now fit, each once. Read their stored objects, and pass them
-    /// to [`Self::update`] again.
-    pub fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
+    /// Returns up to `count` profiles that lacked memory and now fit, each once. The caller reads their stored objects
+    /// and passes them to [`Self::update`].
+    pub(crate) fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
         if !self.namespaced.is_complete {
             return Vec::new();
         }
         let mut readable: Vec<ProfileName> = Vec::new();
-        // They have to fit together.
+        // The profiles have to fit together.
         let mut planned = 0;
         for name in &self.lacking {
             let Some(entry) = self.entries.get(name).filter(|_| readable.len() < count) else { continue };
-            let bytes = entry.text.lacks.unwrap_or(0);
+            let bytes = entry.text.lacking_bytes.unwrap_or(0);
             let grant = entry.text.grant.as_ref();
             if bytes == 0 || check_memory(name, planned + bytes, grant, &self.shares).is_ok() {
                 planned += bytes;
@@ -476,12 +479,12 @@ impl Index {
         readable
     }
 
-    /// Reports that a profile could not be read again; it will be returned again.
-    pub fn not_read(&mut self, name: ProfileName) {
+    /// Records that a profile could not be read, so that [`Self::take_readable`] returns it again.
+    pub(crate) fn not_read(&mut self, name: ProfileName) {
         self.lacking.insert(name);
     }
 
-    /// Applies a fetched revision, or that it cannot be used. Returns the latter if it is new.
+    /// Applies the result of a fetch. Returns the errors of an unusable revision if they are new.
     fn add_fetched(&mut self, key: &RevisionKey, fetched: Fetched) -> Option<Broken> {
         self.fetching.remove(key);
         let mut broken = None;
@@ -507,14 +510,14 @@ impl Index {
     }
 
     /// Returns the revisions to fetch now. Each is returned once.
-    pub fn take_unfetched(&mut self) -> Vec<RevisionKey> {
+    pub(crate) fn take_unfetched(&mut self) -> Vec<RevisionKey> {
         let keys: Vec<_> = std::mem::take(&mut self.unfetched).into_iter().collect();
         self.fetching.extend(keys.iter().cloned());
         keys
     }
 
-    /// Reports that a fetch failed for now. Returns whether the revision is still needed, so that the caller retries.
-    pub fn still_needs(&mut self, key: &RevisionKey) -> bool {
+    /// Whether the revision of a failed fetch is still needed, so that the caller retries.
+    pub(crate) fn still_needs(&mut self, key: &RevisionKey) -> bool {
         let needs = self.entries.get(&key.profile).is_some_and(|entry| entry.published.needs(&key.revision));
         if !needs {
             self.fetching.remove(key);
@@ -537,35 +540,37 @@ impl Index {
         }
     }
 
-    /// The state of a profile's text; `None` if there is no such profile.
+    /// Returns the state of a profile's text, or `None` if the profile does not exist.
     #[must_use]
-    pub fn state(&self, name: &ProfileName) -> Option<State<'_>> {
+    pub fn state(&self, name: &ProfileName) -> Option<ProfileState<'_>> {
         let Entry { uid, text, .. } = self.entries.get(name)?;
-        // A profile that was not examined yet is neither good nor broken.
-        let due = text.due || (text.lacks.is_some() && !text.broken);
-        Some(State { uid, good: text.good.as_ref(), broken: text.broken, due, generation: text.generation })
+        // A profile that was not compiled yet is neither good nor broken.
+        let due = text.due || (text.lacking_bytes.is_some() && !text.broken);
+        Some(ProfileState { uid, good: text.good.as_ref(), broken: text.broken, due, generation: text.generation })
     }
 
-    /// The accepted text of a profile, flattened and as its author wrote it; only where texts are kept.
+    /// Returns the accepted text of a profile, flattened and as its author wrote it. Returns `None` if texts are not
+    /// kept.
     #[must_use]
-    pub fn whole(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
+    pub(crate) fn accepted_text(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
         let text = self.entries.get(name)?.text.accepted.as_ref()?;
-        let whole = ProfileSource::Author(&read(&text.json).ok()?, &AcceptedTexts(&self.entries)).flatten(name).ok()?;
-        Some((whole, Arc::clone(&text.json)))
+        let accepted_text =
+            ProfileSource::Author(&read(&text.json).ok()?, &AcceptedTexts(&self.entries)).flatten(name).ok()?;
+        Some((accepted_text, Arc::clone(&text.json)))
     }
 
-    /// The profiles without their texts, by name; only where texts are kept.
+    /// The profiles without their texts, by name. Empty if texts are not kept.
     pub(crate) fn stored(&self) -> impl Iterator<Item = &Arc<StoredProfile>> {
         self.entries.values().filter_map(|entry| entry.stored.as_ref())
     }
 
-    /// A profile without its text; only where texts are kept.
+    /// Returns a profile without its text, or `None` if texts are not kept.
     pub(crate) fn stored_profile(&self, name: &ProfileName) -> Option<&Arc<StoredProfile>> {
         self.entries.get(name)?.stored.as_ref()
     }
 
-    /// Applies a status that was written, before the watch delivers it. If the watch has delivered anything since
-    /// `before`, the status is ignored: what comes by the watch is in order.
+    /// Applies a status that the controller wrote, before the watch delivers it. If the watch has delivered the profile
+    /// since `before`, the status is ignored: the watch delivers all changes in order.
     pub(crate) fn set_status(&mut self, before: &Arc<StoredProfile>, version: Option<String>, status: ProfileStatus) {
         if self.is_latest(before)
             && let Some(entry) = self.entries.get_mut(&before.name)
@@ -575,17 +580,17 @@ impl Index {
         }
     }
 
-    /// Whether the watch has delivered nothing of a profile since `before`.
+    /// Whether the watch has delivered nothing about a profile since `before`.
     pub(crate) fn is_latest(&self, before: &Arc<StoredProfile>) -> bool {
         self.stored_profile(&before.name).is_some_and(|stored| Arc::ptr_eq(stored, before))
     }
 
-    /// The known namespaces.
+    /// The namespaces of the snapshot.
     pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Namespace)> {
         self.snapshot.namespaces().map(|(name, namespace)| (name, &**namespace))
     }
 
-    /// The next snapshot, if anything changed.
+    /// Returns the next snapshot if anything changed.
     pub fn publish(&mut self) -> Option<Arc<Snapshot>> {
         let due = self.synced() && (self.profiles_changed || self.namespaces_changed);
         if !due {
@@ -604,7 +609,7 @@ impl Index {
         Some(Arc::new(self.snapshot.clone()))
     }
 
-    /// The current state.
+    /// Returns the current state.
     #[must_use]
     pub fn status(&self) -> Status {
         let is_broken = |entry: &&Entry| {
@@ -620,12 +625,12 @@ impl Index {
 
     /// Whether all objects of a kind are known, and their number.
     #[must_use]
-    pub fn known(&self, kind: Kind) -> (bool, usize) {
+    pub fn known(&self, kind: WatchedKind) -> (bool, usize) {
         let count = |is_cluster| self.entries.keys().filter(|name| is_of_cluster(name) == is_cluster).count();
         match kind {
-            Kind::ClusterProfiles => (self.is_synced(&self.cluster), count(true)),
-            Kind::Profiles => (self.is_synced(&self.namespaced), count(false)),
-            Kind::Namespaces => (self.namespaces.synced(), self.snapshot.namespace_count()),
+            WatchedKind::ClusterProfiles => (self.is_synced(&self.cluster), count(true)),
+            WatchedKind::Profiles => (self.is_synced(&self.namespaced), count(false)),
+            WatchedKind::Namespaces => (self.namespaces.synced(), self.snapshot.namespace_count()),
         }
     }
 

@@ -1,10 +1,14 @@
-//! Looks up a namespace that the watch has not delivered yet: a pod may arrive within milliseconds of its namespace.
+//! Looks up a namespace that the watch has not delivered yet. A pod may arrive within milliseconds of its namespace.
 //!
-//! The name comes from the client, and the request uses the replica's permissions, so it is bounded in every way. Only
-//! valid namespace names are looked up. There is one request for a name at a time, however many pods wait for it, a
-//! limit of concurrent requests, rate limits in total and for each client, and a short timeout. Results are cached
-//! briefly, "not found" more briefly, longer while the API server is unavailable ([`crate::informer::lookup_cache`]). A
-//! lookup never fails: a namespace that is not found is unknown.
+//! The name comes from the client, and the request uses the replica's permissions, so lookups have several limits:
+//!
+//! - Only valid namespace names are looked up.
+//! - Pods of the same namespace wait for one request.
+//! - Concurrent requests are limited, and so are requests per second, in total and for each client.
+//! - A request has a short timeout.
+//!
+//! Results are cached briefly, and "not found" more briefly. While the API server is unavailable, they are cached for
+//! longer ([`crate::informer::lookup_cache`]). If a lookup fails, the namespace counts as unknown.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -21,29 +25,31 @@ use pillion_engine::lookup::Answer;
 use pillion_engine::snapshot::Namespace;
 use tokio::time::Instant;
 
-use crate::informer::lookup_cache::{self, ANSWER_LIMIT, Asker, Bounds, LookupKind, Remembered, STALE_FOR, ask_limit};
+use crate::informer::lookup_cache::{
+    self, ANSWER_LIMIT, Bounds, Caller, LookupCache, LookupKind, MAX_STALE_DURATION, request_timeout,
+};
 use crate::informer::namespaces;
 
 pub use crate::informer::lookup_cache::{FetchError, LookupResult};
 
-/// How long a missing namespace or a failure is cached.
-const UNKNOWN_FOR: Duration = Duration::from_secs(1);
-/// Approximate bytes of an entry besides the namespace.
+/// How long "not found" or a failure is cached.
+const MISSING_DURATION: Duration = Duration::from_secs(1);
+/// Approximate bytes of a cache entry without its namespace.
 const ENTRY_BYTES: usize = 256;
 
 fn bounds(answer_limit: Duration) -> Bounds {
     Bounds {
-        ask_limit: ask_limit(answer_limit),
-        at_once: 8,
+        request_timeout: request_timeout(answer_limit),
+        concurrent: 8,
         a_second: Some(40),
-        // So that one client cannot use up the total rate.
+        // Limited, so that one client cannot use up the total rate.
         a_second_per_client: 10,
         capacity: 4 * 1024 * 1024,
         // The watch delivers the namespace much sooner.
         found_for: Duration::from_secs(10),
-        missing_for: UNKNOWN_FOR,
-        failed_for: UNKNOWN_FOR,
-        stale_for: STALE_FOR,
+        missing_for: MISSING_DURATION,
+        failed_for: MISSING_DURATION,
+        stale_for: MAX_STALE_DURATION,
         wanted: "a namespace that the watch has not delivered",
     }
 }
@@ -54,7 +60,7 @@ pub type Fetched = lookup_cache::Fetched<Namespace>;
 /// Counts lookups of namespaces, as `pillion_live_lookups`.
 pub type LookupMetrics = lookup_cache::LookupMetrics<NamespaceLookup>;
 
-/// The target of these lookups.
+/// The kind of these lookups.
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceLookup;
 
@@ -71,19 +77,19 @@ impl LookupKind for NamespaceLookup {
 /// Looks up single namespaces. Clones share the cache and the limits.
 #[derive(Clone)]
 pub struct LiveNamespaces {
-    remembered: Remembered<Box<str>, Arc<Namespace>, NamespaceLookup>,
+    cache: LookupCache<Box<str>, Arc<Namespace>, NamespaceLookup>,
     answer_limit: Duration,
 }
 
 impl fmt::Debug for LiveNamespaces {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("LiveNamespaces").field("remembered", &self.remembered.len()).finish_non_exhaustive()
+        formatter.debug_struct("LiveNamespaces").field("cached", &self.cache.len()).finish_non_exhaustive()
     }
 }
 
 impl LiveNamespaces {
     /// Looks up namespaces in the API server. `answer_limit` includes the wait for a permit, since the pod's review
-    /// waits. Namespaces opt in by the labels of `opt_in`.
+    /// waits for the result. Namespaces opt in by the labels of `opt_in`.
     #[must_use]
     pub fn new(client: Client, metrics: LookupMetrics, answer_limit: Duration, opt_in: OptIn) -> Self {
         let api: Api<NamespaceObject> = Api::all(client);
@@ -96,7 +102,7 @@ impl LiveNamespaces {
             }
             .boxed()
         };
-        Self::made(fetch, metrics, answer_limit)
+        Self::with_fetcher(fetch, metrics, answer_limit)
     }
 
     /// Test constructor with a custom fetcher and a limit of 250 milliseconds.
@@ -105,42 +111,43 @@ impl LiveNamespaces {
         fetch: impl Fn(Box<str>) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
         metrics: LookupMetrics,
     ) -> Self {
-        Self::made(fetch, metrics, ANSWER_LIMIT)
+        Self::with_fetcher(fetch, metrics, ANSWER_LIMIT)
     }
 
-    fn made(
+    fn with_fetcher(
         fetch: impl Fn(Box<str>) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
         metrics: LookupMetrics,
         answer_limit: Duration,
     ) -> Self {
         let fetch = move |name| fetch(name).map(|answer| answer.map(|found| found.map(Arc::new))).boxed();
         let bytes = |namespace: &Arc<Namespace>| namespace.memory();
-        let remembered = Remembered::new(
+        let cache = LookupCache::new(
             fetch,
             move |name, found| ENTRY_BYTES + name.len() + found.map_or(0, bytes),
             bounds(answer_limit),
             metrics,
         );
-        Self { remembered, answer_limit }
+        Self { cache, answer_limit }
     }
 
-    /// Returns the namespace, that it does not exist, or that the lookup failed. Takes no longer than the answer limit.
+    /// Returns the namespace, `Missing` if it does not exist, or `Failed` if the lookup failed. Takes no longer than
+    /// the answer limit.
     pub async fn get(&self, name: &str) -> Answer<Arc<Namespace>> {
-        self.look(name, Asker::own(Instant::now() + self.answer_limit)).await
+        self.look_up(name, Caller::own(Instant::now() + self.answer_limit)).await
     }
 
-    /// Like [`Self::get`], for a review that `client` sent. Entries from before `after` are not used.
+    /// Like [`Self::get`], for a review that `client` sent. Cache entries from before `after` are not used.
     pub async fn get_for(&self, name: &str, client: IpAddr, after: Option<Instant>) -> Answer<Arc<Namespace>> {
-        let own = Asker::own(Instant::now() + self.answer_limit);
-        self.look(name, Asker { client: Some(client), after, ..own }).await
+        let own = Caller::own(Instant::now() + self.answer_limit);
+        self.look_up(name, Caller { client: Some(client), after, ..own }).await
     }
 
-    async fn look(&self, name: &str, asker: Asker<'_>) -> Answer<Arc<Namespace>> {
+    async fn look_up(&self, name: &str, caller: Caller<'_>) -> Answer<Arc<Namespace>> {
         if !is_dns_label(name) {
-            self.remembered.count(NamespaceLookup, LookupResult::Invalid);
+            self.cache.count(NamespaceLookup, LookupResult::Invalid);
             return Answer::Missing;
         }
-        self.remembered.get(NamespaceLookup, name.into(), asker).await
+        self.cache.get(NamespaceLookup, name.into(), caller).await
     }
 }
 

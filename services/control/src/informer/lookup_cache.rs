@@ -1,18 +1,19 @@
 //! Caches single objects of the API server, refreshes them early, and serves stale ones while the API server is
 //! unavailable.
 //!
-//! A cache entry is **fresh** for a while, which bounds how late a change is seen. An entry that is used in the last
-//! third of that time is refreshed in the background, so entries in use never delay a pod. For an older entry the pod
-//! waits for a new request. If that fails because the API server is unavailable, the stale entry is served for up to an
-//! hour: a restart of the API server must not change what pods get. If the API server refuses the request, the stale
-//! entry is served for five minutes: an API server that has just started refuses what it allows a moment later, but a
-//! withdrawn permission must take effect soon.
+//! A new cache entry is **fresh** for a limited time, which bounds how late a change is seen. An entry that is used in
+//! the last third of that time is refreshed in the background, so a pod never waits for an entry in use. For an older
+//! entry, the pod waits for a new request. If the request fails, the stale entry is served:
 //!
-//! While the API server is unavailable, a pod does not wait if there is an entry; requests continue in the background
-//! now and then.
+//! - If the API server is unavailable: for up to an hour. A restart of the API server must not change what pods get.
+//! - If the API server refuses the request: until the entry is five minutes old. An API server that has just started
+//!   may refuse requests for a moment, but a withdrawn permission must take effect soon.
 //!
-//! Any client that reaches the webhook's port can cause lookups. So each client address has a rate limit, and each
-//! tenant has a quarter of the concurrent requests, however many of its pods wait.
+//! While the API server is unavailable, pods do not wait if there is an entry. Occasional requests in the background
+//! show when the API server is available again.
+//!
+//! Any client that reaches the webhook's port can cause lookups. So each client address has a rate limit. Each tenant
+//! may use a quarter of the concurrent requests, however many of its pods wait.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -35,18 +36,20 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
 
+use crate::labels::labelled;
 use crate::throttle::{ClientRates, Rate, Throttle};
 
-/// Default wait for results. Shorter than the webhook's 300 ms for a lookup, so that each failure has a known cause.
+/// How long callers wait for a result by default. This is shorter than the webhook's limit of 300 ms for a lookup, so
+/// that the cause of each failure is known.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_millis(250);
 /// How long a stale entry is served while the API server is unavailable.
-pub(crate) const STALE_FOR: Duration = Duration::from_hours(1);
+pub(crate) const MAX_STALE_DURATION: Duration = Duration::from_hours(1);
 /// The maximum age of an entry that is served although the API server refuses the request.
-const REFUSED_FOR: Duration = Duration::from_mins(5);
-/// How long callers with a stale entry do not wait, after the API server was unavailable.
-const AWAY_FOR: Duration = Duration::from_secs(5);
+const MAX_AGE_IF_REFUSED: Duration = Duration::from_mins(5);
+/// After a request found the API server unavailable: how long callers with a stale entry do not wait.
+const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(5);
 /// Minimum time between two log lines about failed lookups.
-pub(crate) const QUIET_FOR: Duration = Duration::from_secs(5);
+pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The result of a request; `None` if the object does not exist.
 pub type Fetched<V> = Result<Option<V>, FetchError>;
@@ -67,13 +70,13 @@ pub enum FetchError {
 /// Limits for lookups of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Timeout of one request, including the wait for a permit.
-    pub(crate) ask_limit: Duration,
-    /// Concurrent requests.
-    pub(crate) at_once: usize,
-    /// Requests per second; `None` for no limit.
+    /// Timeout of a request, including the wait for a permit.
+    pub(crate) request_timeout: Duration,
+    /// Maximum number of concurrent requests.
+    pub(crate) concurrent: usize,
+    /// Maximum number of requests per second; `None` for no limit.
     pub(crate) a_second: Option<usize>,
-    /// Requests per second that one client address may cause.
+    /// Maximum number of requests per second that one client address may cause.
     pub(crate) a_second_per_client: u32,
     /// Size of the cache in bytes.
     pub(crate) capacity: u64,
@@ -85,69 +88,69 @@ pub(crate) struct Bounds {
     pub(crate) failed_for: Duration,
     /// The maximum age of an entry that is served while the API server is unavailable.
     pub(crate) stale_for: Duration,
-    /// What log lines call the object.
+    /// The name of these objects in log lines.
     pub(crate) wanted: &'static str,
 }
 
 /// A cache of objects with its fetcher. Clones share the cache and the limits.
-pub(crate) struct Remembered<K, V, W> {
+pub(crate) struct LookupCache<K, V, W> {
     cache: Cache<K, Arc<CacheEntry<V>>>,
-    asking: Arc<Asking<K, V, W>>,
+    fetcher: Arc<Fetcher<K, V, W>>,
 }
 
 /// The fetcher and its limits.
-struct Asking<K, V, W> {
+struct Fetcher<K, V, W> {
     fetch: Box<Fetch<K, V>>,
     bounds: Bounds,
-    at_once: Semaphore,
-    tenants: TenantTurns,
+    concurrent: Semaphore,
+    tenants: TenantPermits,
     rate: Option<Rate>,
     clients: ClientRates,
-    away_until: Mutex<Option<Instant>>,
+    unavailable_until: Mutex<Option<Instant>>,
     failures: Throttle,
     metrics: LookupMetrics<W>,
 }
 
 /// The caller of a lookup.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asker<'a> {
-    /// When the result is needed at the latest.
+pub(crate) struct Caller<'a> {
+    /// When the caller needs the result.
     pub(crate) deadline: Instant,
-    /// The address that sent the review, if any.
+    /// The address that sent the review; `None` for lookups that no client caused.
     pub(crate) client: Option<IpAddr>,
     /// The namespace of the review's object, if known.
     pub(crate) tenant: Option<&'a str>,
-    /// Results from before this moment are not used.
+    /// Results that are older than this are not used.
     pub(crate) after: Option<Instant>,
 }
 
-impl Asker<'_> {
-    /// Pillion itself.
+impl Caller<'_> {
+    /// A lookup that Pillion itself needs.
     pub(crate) const fn own(deadline: Instant) -> Self {
         Self { deadline, client: None, tenant: None, after: None }
     }
 }
 
-/// Request permits by tenant: the same number for each.
-struct TenantTurns {
+/// Request permits for each tenant, the same number for all.
+struct TenantPermits {
     each: usize,
-    turns: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
+    permits: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
 }
 
-/// Tenants that are kept before those without a running request are removed.
+/// Number of tenants in the table above which those without a running request are removed.
 const TENANTS: usize = 256;
 
-impl TenantTurns {
+impl TenantPermits {
     fn of(&self, tenant: &str) -> Arc<Semaphore> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = turns.get(tenant).and_then(Weak::upgrade) {
+        let mut permits = self.permits.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = permits.get(tenant).and_then(Weak::upgrade) {
             return known;
         }
-        if turns.len() >= TENANTS {
-            turns.retain(|_, turns| turns.strong_count() > 0);
+        if permits.len() >= TENANTS {
+            permits.retain(|_, permits| permits.strong_count() > 0);
         }
         let fresh = Arc::new(Semaphore::new(self.each));
-        turns.insert(tenant.into(), Arc::downgrade(&fresh));
+        permits.insert(tenant.into(), Arc::downgrade(&fresh));
         fresh
     }
 }
@@ -155,47 +158,47 @@ impl TenantTurns {
 /// A cached object, the last failure, or both.
 #[derive(Debug)]
 struct CacheEntry<V> {
-    fact: Option<Fact<V>>,
+    object: Option<CachedObject<V>>,
     failure: Option<Failure>,
-    /// Result of the lookup that created this entry.
-    ended: LookupResult,
-    /// A refresh is running.
+    /// The result of the lookup that created this entry.
+    result: LookupResult,
+    /// Whether a refresh is running.
     refreshing: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
-struct Fact<V> {
+struct CachedObject<V> {
     value: Option<V>,
     received_at: Instant,
 }
 
 #[derive(Clone, Debug)]
 struct Failure {
-    /// The message for pod authors. The exact cause is logged.
-    why: &'static str,
+    /// The message for pod authors. The log has the exact cause.
+    message: &'static str,
     until: Instant,
 }
 
 /// The state of a cache entry, which decides how it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
-    /// It is served.
+enum EntryState {
+    /// The entry is served.
     Fresh,
-    /// It is served, and a refresh is due.
+    /// The entry is served, and a refresh is due.
     Due,
-    /// It is too old: request it, and serve it if that fails.
+    /// The entry is too old: request the object, and serve the entry if that fails.
     Expired,
-    /// It is too old, and the last request has just failed.
+    /// The entry is too old, and the last request has just failed.
     Stale,
-    /// Without an object, and the last request has just failed.
+    /// The entry has no object, and the last request has just failed.
     Failed,
-    /// Without an object.
+    /// The entry has no object, and no request has failed just now.
     Unknown,
 }
 
-/// The timeout of a request for callers that wait for `answer_limit`: slightly shorter, so that all of them see its
-/// result.
-pub(crate) fn ask_limit(answer_limit: Duration) -> Duration {
+/// Returns the timeout of a request whose callers wait for `answer_limit`. It is slightly shorter, so that all callers
+/// see the result.
+pub(crate) fn request_timeout(answer_limit: Duration) -> Duration {
     answer_limit * 24 / 25
 }
 
@@ -205,9 +208,9 @@ impl FetchError {
         Self::Unavailable(error.into())
     }
 
-    /// Whether the API server responded, even with an error. Then it is available, and other entries are not served
-    /// stale: an aggregated API may fail for one kind alone.
-    fn is_an_answer(&self) -> bool {
+    /// Whether the API server responded, even with an error. Then it is available, and other stale entries are not
+    /// served without a request. For example, an aggregated API server may fail for one kind alone.
+    fn is_response(&self) -> bool {
         let (Self::Unavailable(source) | Self::Refused(source)) = self;
         matches!(source.downcast_ref(), Some(kube::Error::Api(_)))
     }
@@ -239,91 +242,91 @@ impl From<serde_json::Error> for FetchError {
 }
 
 impl<V> CacheEntry<V> {
-    /// The cached object, unless it is too old to be served at all.
-    fn fact(&self, bounds: &Bounds, now: Instant) -> Option<&Fact<V>> {
-        self.fact.as_ref().filter(|fact| now.duration_since(fact.received_at) < bounds.stale_for)
+    /// Returns the cached object unless it is too old to be served at all.
+    fn object(&self, bounds: &Bounds, now: Instant) -> Option<&CachedObject<V>> {
+        self.object.as_ref().filter(|object| now.duration_since(object.received_at) < bounds.stale_for)
     }
 
-    fn standing(&self, bounds: &Bounds, now: Instant) -> Standing {
+    fn state(&self, bounds: &Bounds, now: Instant) -> EntryState {
         let failed = self.failure.as_ref().is_some_and(|failure| now < failure.until);
-        let Some(fact) = self.fact(bounds, now) else {
-            return if failed { Standing::Failed } else { Standing::Unknown };
+        let Some(object) = self.object(bounds, now) else {
+            return if failed { EntryState::Failed } else { EntryState::Unknown };
         };
-        let age = now.duration_since(fact.received_at);
-        let fresh_for = if fact.value.is_some() { bounds.found_for } else { bounds.missing_for };
+        let age = now.duration_since(object.received_at);
+        let fresh_for = if object.value.is_some() { bounds.found_for } else { bounds.missing_for };
         match (age < fresh_for, failed) {
-            (true, false) if fact.value.is_some() && age >= fresh_for * 2 / 3 => Standing::Due,
-            (true, _) => Standing::Fresh,
-            (false, true) => Standing::Stale,
-            (false, false) => Standing::Expired,
+            (true, false) if object.value.is_some() && age >= fresh_for * 2 / 3 => EntryState::Due,
+            (true, _) => EntryState::Fresh,
+            (false, true) => EntryState::Stale,
+            (false, false) => EntryState::Expired,
         }
     }
 }
 
 impl<V> CacheEntry<V> {
-    /// Like [`Self::standing`], but an entry from before `after` counts as expired.
-    fn standing_after(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Standing {
-        let is_before = self.fact(bounds, now).is_some_and(|fact| is_before(fact, after));
-        match self.standing(bounds, now) {
-            Standing::Fresh | Standing::Due if is_before => Standing::Expired,
-            standing => standing,
+    /// Like [`Self::state`], but an entry from before `after` counts as expired.
+    fn state_after(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> EntryState {
+        let is_before = self.object(bounds, now).is_some_and(|object| is_before(object, after));
+        match self.state(bounds, now) {
+            EntryState::Fresh | EntryState::Due if is_before => EntryState::Expired,
+            state => state,
         }
     }
 }
 
 impl<V: Clone> CacheEntry<V> {
-    /// The result for a caller that uses nothing from before `after`.
+    /// Returns the result for a caller that needs a result from after `after`.
     fn answer(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Answer<V> {
-        match self.fact(bounds, now) {
-            Some(fact) if is_before(fact, after) => Answer::Failed("only an older answer is known".into()),
-            Some(Fact { value: Some(value), .. }) => Answer::Found(value.clone()),
-            Some(Fact { value: None, .. }) => Answer::Missing,
-            None => Answer::Failed(self.failure.as_ref().map_or("no answer in time", |failure| failure.why).into()),
+        match self.object(bounds, now) {
+            Some(object) if is_before(object, after) => Answer::Failed("only an older answer is known".into()),
+            Some(CachedObject { value: Some(value), .. }) => Answer::Found(value.clone()),
+            Some(CachedObject { value: None, .. }) => Answer::Missing,
+            None => Answer::Failed(self.failure.as_ref().map_or("no answer in time", |failure| failure.message).into()),
         }
     }
 }
 
-fn is_before<V>(fact: &Fact<V>, after: Option<Instant>) -> bool {
-    after.is_some_and(|after| fact.received_at < after)
+fn is_before<V>(object: &CachedObject<V>, after: Option<Instant>) -> bool {
+    after.is_some_and(|after| object.received_at < after)
 }
 
-impl<K, V, W> Clone for Remembered<K, V, W> {
+impl<K, V, W> Clone for LookupCache<K, V, W> {
     fn clone(&self) -> Self {
-        Self { cache: self.cache.clone(), asking: Arc::clone(&self.asking) }
+        Self { cache: self.cache.clone(), fetcher: Arc::clone(&self.fetcher) }
     }
 }
 
-impl<K, V, W> Remembered<K, V, W>
+impl<K, V, W> LookupCache<K, V, W>
 where
     K: Clone + Display + Eq + Hash + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
     W: LookupKind,
 {
-    /// Creates a cache. `weight` returns the bytes that an entry takes.
+    /// Creates a cache. `weight` returns the bytes of an entry.
     pub(crate) fn new(
         fetch: impl Fn(K) -> BoxFuture<'static, Fetched<V>> + Send + Sync + 'static,
         weight: impl Fn(&K, Option<&V>) -> usize + Send + Sync + 'static,
         bounds: Bounds,
         metrics: LookupMetrics<W>,
     ) -> Self {
-        let weigher = move |key: &K, known: &Arc<CacheEntry<V>>| {
-            let value = known.fact.as_ref().and_then(|fact| fact.value.as_ref());
+        let weigher = move |key: &K, entry: &Arc<CacheEntry<V>>| {
+            let value = entry.object.as_ref().and_then(|object| object.value.as_ref());
             u32::try_from(weight(key, value)).unwrap_or(u32::MAX)
         };
-        let memory = Memory { stale_for: bounds.stale_for, failed_for: bounds.failed_for };
+        let memory = EntryExpiry { stale_for: bounds.stale_for, failed_for: bounds.failed_for };
         let cache = Cache::builder().max_capacity(bounds.capacity).weigher(weigher).expire_after(memory).build();
-        let asking = Asking {
+        let fetcher = Fetcher {
             fetch: Box::new(fetch),
             bounds,
-            at_once: Semaphore::new(bounds.at_once),
-            tenants: TenantTurns { each: (bounds.at_once / 4).max(1), turns: Mutex::default() },
+            concurrent: Semaphore::new(bounds.concurrent),
+            tenants: TenantPermits { each: (bounds.concurrent / 4).max(1), permits: Mutex::default() },
             clients: ClientRates::new(bounds.a_second_per_client),
             rate: bounds.a_second.map(Rate::new),
-            away_until: Mutex::default(),
-            failures: Throttle::new(QUIET_FOR),
+            unavailable_until: Mutex::default(),
+            failures: Throttle::new(LOG_INTERVAL),
             metrics,
         };
-        Self { cache, asking: Arc::new(asking) }
+        Self { cache, fetcher: Arc::new(fetcher) }
     }
 
     /// Number of cached entries.
@@ -331,102 +334,109 @@ where
         self.cache.entry_count()
     }
 
-    /// Counts a lookup that cannot have a result.
-    pub(crate) fn count(&self, what: W, result: LookupResult) {
-        self.asking.metrics.count(what, result);
+    /// Counts a lookup that needs no request because its name is invalid.
+    pub(crate) fn count(&self, target: W, result: LookupResult) {
+        self.fetcher.metrics.count(target, result);
     }
 
     /// Returns the result, at the deadline at the latest.
-    pub(crate) async fn get(&self, what: W, key: K, asker: Asker<'_>) -> Answer<V> {
-        let (now, bounds) = (Instant::now(), self.asking.bounds);
-        let Asker { deadline, client, tenant, after } = asker;
-        let known = self.cache.get(&key).await;
-        let standing = known.as_ref().map_or(Standing::Unknown, |known| known.standing_after(&bounds, now, after));
-        if let Some(known) = &known {
-            let served = match standing {
-                Standing::Fresh | Standing::Failed => Some(LookupResult::Hit),
-                Standing::Due => {
-                    self.refresh(what, &key, known);
+    pub(crate) async fn get(&self, target: W, key: K, caller: Caller<'_>) -> Answer<V> {
+        let (now, bounds) = (Instant::now(), self.fetcher.bounds);
+        let Caller { deadline, client, tenant, after } = caller;
+        let entry = self.cache.get(&key).await;
+        let state = entry.as_ref().map_or(EntryState::Unknown, |entry| entry.state_after(&bounds, now, after));
+        if let Some(entry) = &entry {
+            let served = match state {
+                EntryState::Fresh | EntryState::Failed => Some(LookupResult::Hit),
+                EntryState::Due => {
+                    self.refresh(target, &key, entry);
                     Some(LookupResult::Hit)
                 }
-                Standing::Stale => Some(LookupResult::Stale),
-                Standing::Expired if self.asking.is_away(now) => {
-                    self.refresh(what, &key, known);
+                EntryState::Stale => Some(LookupResult::Stale),
+                EntryState::Expired if self.fetcher.is_unavailable(now) => {
+                    self.refresh(target, &key, entry);
                     Some(LookupResult::Stale)
                 }
-                Standing::Expired | Standing::Unknown => None,
+                EntryState::Expired | EntryState::Unknown => None,
             };
             if let Some(served) = served {
-                self.count(what, served);
-                return known.answer(&bounds, now, after);
+                self.count(target, served);
+                return entry.answer(&bounds, now, after);
             }
         }
-        let fact = known.as_ref().and_then(|known| known.fact(&bounds, now).cloned());
-        // Checked before other callers can wait for this request: they must not fail because of this client's rate.
-        if client.is_some_and(|client| !self.asking.clients.take(client)) {
-            self.asking.log_refused(&key, client, bounds.a_second_per_client as usize);
-            self.count(what, if fact.is_some() { LookupResult::Stale } else { LookupResult::Refused });
+        let object = entry.as_ref().and_then(|entry| entry.object(&bounds, now).cloned());
+        // Check this before other callers can wait for the request: they must not fail because of this client's rate.
+        if client.is_some_and(|client| !self.fetcher.clients.take(client)) {
+            self.fetcher.log_refused(&key, client, bounds.a_second_per_client as usize);
+            self.count(target, if object.is_some() { LookupResult::Stale } else { LookupResult::Refused });
             let failed = || Answer::Failed("this client had too much looked up within a second".into());
-            return known.filter(|_| fact.is_some()).map_or_else(failed, |known| known.answer(&bounds, now, after));
+            return entry.filter(|_| object.is_some()).map_or_else(failed, |entry| entry.answer(&bounds, now, after));
         }
-        let ask = Arc::clone(&self.asking).ask(key.clone(), fact, tenant.map(Box::from));
-        let is_due = |known: &Arc<CacheEntry<V>>| {
-            let standing = known.standing_after(&bounds, Instant::now(), after);
-            matches!(standing, Standing::Expired | Standing::Unknown)
+        let request = Arc::clone(&self.fetcher).request_limited(key.clone(), object, tenant.map(Box::from));
+        let is_due = |entry: &Arc<CacheEntry<V>>| {
+            let state = entry.state_after(&bounds, Instant::now(), after);
+            matches!(state, EntryState::Expired | EntryState::Unknown)
         };
-        // Callers that arrive meanwhile wait for this request. If its review is given up, the next caller starts one.
-        let entry = timeout_at(deadline, self.cache.entry(key).or_insert_with_if(ask, is_due)).await;
-        let Ok(entry) = entry else {
-            self.asking.is_away_now();
-            let old = known.filter(|known| known.fact(&bounds, now).is_some());
-            self.count(what, if old.is_some() { LookupResult::Stale } else { LookupResult::TimedOut });
+        // Callers that arrive meanwhile wait for this request. If its caller is cancelled, the next waiting caller
+        // starts a new request.
+        let requested = timeout_at(deadline, self.cache.entry(key).or_insert_with_if(request, is_due)).await;
+        let Ok(requested) = requested else {
+            self.fetcher.set_unavailable();
+            let old = entry.filter(|entry| entry.object(&bounds, now).is_some());
+            self.count(target, if old.is_some() { LookupResult::Stale } else { LookupResult::TimedOut });
             let failed = || Answer::Failed("no answer in time".into());
             return old.map_or_else(failed, |old| old.answer(&bounds, now, after));
         };
-        let (is_fresh, known) = (entry.is_fresh(), entry.into_value());
-        let ended = match known.standing(&bounds, Instant::now()) {
-            _ if is_fresh => known.ended,
-            Standing::Stale => LookupResult::Stale,
+        let (is_fresh, entry) = (requested.is_fresh(), requested.into_value());
+        let result = match entry.state(&bounds, Instant::now()) {
+            _ if is_fresh => entry.result,
+            EntryState::Stale => LookupResult::Stale,
             _ => LookupResult::Hit,
         };
-        self.count(what, ended);
-        known.answer(&bounds, Instant::now(), after)
+        self.count(target, result);
+        entry.answer(&bounds, Instant::now(), after)
     }
 
-    /// Refreshes an entry while it is served: one refresh for each key, and only if no other caller needs the permit.
-    fn refresh(&self, what: W, key: &K, known: &Arc<CacheEntry<V>>) {
-        if known.refreshing.swap(true, Ordering::Relaxed) {
+    /// Refreshes an entry while it is served. Each key has at most one refresh, and it takes no permit that a caller
+    /// waits for.
+    fn refresh(&self, target: W, key: &K, entry: &Arc<CacheEntry<V>>) {
+        if entry.refreshing.swap(true, Ordering::Relaxed) {
             return;
         }
-        let (this, key, old) = (self.clone(), key.clone(), Arc::clone(known));
+        let (this, key, old) = (self.clone(), key.clone(), Arc::clone(entry));
         tokio::spawn(async move {
-            let asking = &this.asking;
-            let has_turn = asking.at_once.available_permits() > 0 && asking.rate.as_ref().is_none_or(Rate::take);
-            if !has_turn {
+            let fetcher = &this.fetcher;
+            let has_permit = fetcher.concurrent.available_permits() > 0 && fetcher.rate.as_ref().is_none_or(Rate::take);
+            if !has_permit {
                 old.refreshing.store(false, Ordering::Relaxed);
                 return;
             }
-            let now = asking.request(&key, old.fact.clone(), None).await;
-            let ended = if now.failure.is_none() { LookupResult::Refreshed } else { LookupResult::RefreshFailed };
-            this.count(what, ended);
+            let now = fetcher.request(&key, old.object.clone(), None).await;
+            let result = if now.failure.is_none() { LookupResult::Refreshed } else { LookupResult::RefreshFailed };
+            this.count(target, result);
             this.cache.insert(key, now).await;
         });
     }
 }
 
-impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
-    async fn ask(self: Arc<Self>, key: K, old: Option<Fact<V>>, tenant: Option<Box<str>>) -> Arc<CacheEntry<V>> {
+impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
+    async fn request_limited(
+        self: Arc<Self>,
+        key: K,
+        old: Option<CachedObject<V>>,
+        tenant: Option<Box<str>>,
+    ) -> Arc<CacheEntry<V>> {
         if self.rate.as_ref().is_none_or(Rate::take) {
             return self.request(&key, old, tenant.as_deref()).await;
         }
         self.log_refused(&key, None, self.bounds.a_second.unwrap_or_default());
         // The next lookup may start a request at once.
-        let failure = Failure { why: "the API server was asked too often", until: Instant::now() };
-        let ended = if old.is_some() { LookupResult::Stale } else { LookupResult::Refused };
-        Arc::new(CacheEntry { fact: old, failure: Some(failure), ended, refreshing: AtomicBool::new(false) })
+        let failure = Failure { message: "the API server was asked too often", until: Instant::now() };
+        let result = if old.is_some() { LookupResult::Stale } else { LookupResult::Refused };
+        Arc::new(CacheEntry { object: old, failure: Some(failure), result, refreshing: AtomicBool::new(false) })
     }
 
-    /// Logs, at a limited rate, that a lookup was refused; with the client if its rate was exceeded.
+    /// Logs, at a limited rate, that a lookup was refused. `client` is given if that client exceeded its rate.
     fn log_refused(&self, key: &K, client: Option<IpAddr>, limit: usize) {
         if let Some(suppressed) = self.failures.take_turn() {
             let (wanted, client) = (self.bounds.wanted, client.map(tracing::field::display));
@@ -434,30 +444,30 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
         }
     }
 
-    /// Requests the object and returns the new entry; `old` is the object of the previous entry.
-    async fn request(&self, key: &K, old: Option<Fact<V>>, tenant: Option<&str>) -> Arc<CacheEntry<V>> {
-        let limit = self.bounds.ask_limit;
+    /// Requests the object and returns the new entry. `old` is the object of the previous entry.
+    async fn request(&self, key: &K, old: Option<CachedObject<V>>, tenant: Option<&str>) -> Arc<CacheEntry<V>> {
+        let limit = self.bounds.request_timeout;
         let answer = async {
-            // The tenant's permit comes first: a tenant with many requests leaves shared permits to others.
+            // Take the tenant's permit first, so that a tenant with many requests leaves shared permits to others.
             let own = tenant.map(|tenant| self.tenants.of(tenant));
-            let _own_turn = match &own {
+            let _own_permit = match &own {
                 Some(own) => Some(own.acquire().await.map_err(FetchError::unavailable)?),
                 None => None,
             };
-            let turn = self.at_once.acquire().await.map_err(FetchError::unavailable)?;
+            let permit = self.concurrent.acquire().await.map_err(FetchError::unavailable)?;
             let answer = (self.fetch)(key.clone()).await;
-            drop(turn);
+            drop(permit);
             answer
         };
-        let known = |fact, failure, ended: LookupResult| {
-            debug!(%key, result = ended.as_str(), wanted = self.bounds.wanted, "looked up");
-            Arc::new(CacheEntry { fact, failure, ended, refreshing: AtomicBool::new(false) })
+        let entry = |object, failure, result: LookupResult| {
+            debug!(%key, result = result.as_str(), wanted = self.bounds.wanted, "looked up");
+            Arc::new(CacheEntry { object, failure, result, refreshing: AtomicBool::new(false) })
         };
-        let (error, why, ended) = match timeout(limit, answer).await {
+        let (error, message, result) = match timeout(limit, answer).await {
             Ok(Ok(value)) => {
-                *self.away() = None;
-                let ended = if value.is_some() { LookupResult::Found } else { LookupResult::Missing };
-                return known(Some(Fact { value, received_at: Instant::now() }), None, ended);
+                *self.unavailable() = None;
+                let result = if value.is_some() { LookupResult::Found } else { LookupResult::Missing };
+                return entry(Some(CachedObject { value, received_at: Instant::now() }), None, result);
             }
             Ok(Err(error)) => (error, "the API server did not give it", LookupResult::Failed),
             Err(_) => {
@@ -465,86 +475,88 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Asking<K, V, W> {
                 (error, "no answer in time", LookupResult::TimedOut)
             }
         };
-        let passes = matches!(error, FetchError::Unavailable(_));
-        let old = old.filter(|old| passes || old.received_at.elapsed() < REFUSED_FOR);
+        let is_temporary = matches!(error, FetchError::Unavailable(_));
+        let old = old.filter(|old| is_temporary || old.received_at.elapsed() < MAX_AGE_IF_REFUSED);
         if let Some(suppressed) = self.failures.take_turn() {
             let (wanted, old) = (self.bounds.wanted, old.is_some());
             warn!(%key, %error, suppressed, wanted, old_answer_served = old, "cannot look it up");
         }
-        if passes && !error.is_an_answer() {
-            self.is_away_now();
+        if is_temporary && !error.is_response() {
+            self.set_unavailable();
         }
-        let ended = if old.is_some() { LookupResult::Stale } else { ended };
-        known(old, Some(Failure { why, until: Instant::now() + self.bounds.failed_for }), ended)
+        let result = if old.is_some() { LookupResult::Stale } else { result };
+        entry(old, Some(Failure { message, until: Instant::now() + self.bounds.failed_for }), result)
     }
 
-    fn away(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
-        self.away_until.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unavailable(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.unavailable_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_away(&self, now: Instant) -> bool {
-        self.away().is_some_and(|until| now < until)
+    fn is_unavailable(&self, now: Instant) -> bool {
+        self.unavailable().is_some_and(|until| now < until)
     }
 
-    fn is_away_now(&self) {
-        *self.away() = Some(Instant::now() + AWAY_FOR);
+    fn set_unavailable(&self) {
+        *self.unavailable() = Some(Instant::now() + UNAVAILABLE_PAUSE);
     }
 }
 
-/// When entries are removed, to free memory; [`CacheEntry::standing`] decides when they may be served.
-struct Memory {
+/// Decides when entries are removed to free memory. [`CacheEntry::state`] decides whether they may be served.
+struct EntryExpiry {
     stale_for: Duration,
     failed_for: Duration,
 }
 
-impl Memory {
-    fn of<V>(&self, known: &CacheEntry<V>) -> Duration {
-        if known.fact.is_some() { self.stale_for } else { self.failed_for }
+impl EntryExpiry {
+    fn of<V>(&self, entry: &CacheEntry<V>) -> Duration {
+        if entry.object.is_some() { self.stale_for } else { self.failed_for }
     }
 }
 
-impl<K, V> Expiry<K, Arc<CacheEntry<V>>> for Memory {
-    fn expire_after_create(&self, _: &K, known: &Arc<CacheEntry<V>>, _: std::time::Instant) -> Option<Duration> {
-        Some(self.of(known))
+impl<K, V> Expiry<K, Arc<CacheEntry<V>>> for EntryExpiry {
+    fn expire_after_create(&self, _: &K, entry: &Arc<CacheEntry<V>>, _: std::time::Instant) -> Option<Duration> {
+        Some(self.of(entry))
     }
 
     fn expire_after_update(
         &self,
         _: &K,
-        known: &Arc<CacheEntry<V>>,
+        entry: &Arc<CacheEntry<V>>,
         _: std::time::Instant,
         _: Option<Duration>,
     ) -> Option<Duration> {
-        Some(self.of(known))
+        Some(self.of(entry))
     }
 }
 
-/// The result of a lookup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LookupResult {
-    /// The entry was cached, or a request for it was running.
-    Hit,
-    /// A stale entry was served because the API server was unavailable.
-    Stale,
-    /// The object exists.
-    Found,
-    /// The object does not exist.
-    Missing,
-    /// A cached entry in use was refreshed early. No review waited for it.
-    Refreshed,
-    /// An early refresh failed. The cached entry stays.
-    RefreshFailed,
-    /// The API server was unavailable or returned an error, and no entry was cached.
-    Failed,
-    /// The request timed out, and no entry was cached.
-    TimedOut,
-    /// No request was sent because a rate limit was exceeded.
-    Refused,
-    /// No request was sent because the name is invalid.
-    Invalid,
+labelled! {
+    /// The result of a lookup.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum LookupResult {
+        /// The object was cached, or a request for it was running.
+        Hit => "hit",
+        /// A stale entry was served because the API server was unavailable.
+        Stale => "stale",
+        /// The object exists.
+        Found => "found",
+        /// The object does not exist.
+        Missing => "missing",
+        /// A cached entry was refreshed early, and no review waited for it.
+        Refreshed => "refreshed",
+        /// An early refresh failed. The cached entry stays.
+        RefreshFailed => "refresh_failed",
+        /// The API server was unavailable or returned an error, and no entry was cached.
+        Failed => "failed",
+        /// The request timed out, and no entry was cached.
+        TimedOut => "timed_out",
+        /// No request was sent because a rate limit was exceeded.
+        Refused => "refused",
+        /// No request was sent because the name is invalid.
+        Invalid => "invalid",
+    }
 }
 
-/// A kind of lookups, and its metric labels.
+/// A kind of lookup, with its metric labels.
 pub trait LookupKind: Copy + Send + Sync + 'static {
     /// The counter's name, without prefix and suffix.
     const NAME: &'static str;
@@ -553,7 +565,7 @@ pub trait LookupKind: Copy + Send + Sync + 'static {
     /// All targets.
     const ALL: &'static [Self];
 
-    /// The value of the label `what`; `None` if the kind has only one target.
+    /// The value of the metric label `what`; `None` if the kind has only one target.
     fn label(self) -> Option<&'static str>;
 }
 
@@ -566,61 +578,28 @@ pub struct LookupMetrics<W> {
 
 type Labels = Vec<(&'static str, &'static str)>;
 
-impl LookupResult {
-    /// All results.
-    pub const ALL: [Self; 10] = [
-        Self::Hit,
-        Self::Stale,
-        Self::Found,
-        Self::Missing,
-        Self::Refreshed,
-        Self::RefreshFailed,
-        Self::Failed,
-        Self::TimedOut,
-        Self::Refused,
-        Self::Invalid,
-    ];
-
-    /// The result as a metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Hit => "hit",
-            Self::Stale => "stale",
-            Self::Found => "found",
-            Self::Missing => "missing",
-            Self::Refreshed => "refreshed",
-            Self::RefreshFailed => "refresh_failed",
-            Self::Failed => "failed",
-            Self::TimedOut => "timed_out",
-            Self::Refused => "refused",
-            Self::Invalid => "invalid",
-        }
-    }
-}
-
 impl<W: LookupKind> LookupMetrics<W> {
     /// Creates the counters and registers them.
     pub fn register(registry: &mut Registry) -> Self {
         let family = Family::<Labels, Counter>::default();
         registry.sub_registry_with_prefix("pillion").register(W::NAME, W::HELP, family.clone());
         let metrics = Self { family, about: PhantomData };
-        // Series that exist from the start have a rate from their first event.
-        for what in W::ALL {
+        // Create all series at the start, so that their rates include the first event.
+        for target in W::ALL {
             for result in LookupResult::ALL {
-                drop(metrics.counter(*what, result));
+                drop(metrics.counter(*target, result));
             }
         }
         metrics
     }
 
-    pub(crate) fn count(&self, what: W, result: LookupResult) {
-        self.counter(what, result).inc();
+    pub(crate) fn count(&self, target: W, result: LookupResult) {
+        self.counter(target, result).inc();
     }
 
-    fn counter(&self, what: W, result: LookupResult) -> Counter {
-        let what = what.label().map(|what| ("what", what));
-        self.family.get_or_create_owned(&what.into_iter().chain([("result", result.as_str())]).collect())
+    fn counter(&self, target: W, result: LookupResult) -> Counter {
+        let target = target.label().map(|target| ("what", target));
+        self.family.get_or_create_owned(&target.into_iter().chain([("result", result.as_str())]).collect())
     }
 }
 

@@ -1,15 +1,20 @@
-//! Looks up what reviews need beside the namespace: the pod's service account, its owners, and objects that profiles
-//! declare.
+//! Looks up the objects that reviews need besides the namespace: the pod's service account, its owners, and objects
+//! that profiles declare.
 //!
-//! It opens no watch. Watching every service account, Job and workload of a large cluster would take more memory than
-//! everything else, for the few objects that a profile needs. An object is read when the first pod needs it and cached
-//! for half a minute, which bounds how late a change is seen. The pods of one workload arrive together, share a service
-//! account, and cost one request. Of service accounts and owners only the metadata is read.
+//! It opens no watch: the service accounts, Jobs and workloads of a large cluster would take more memory than
+//! everything else, and profiles need few of them. An object is read when the first pod needs it, and cached for half a
+//! minute, which bounds how late a change is seen. The pods of a workload are created together and share a service
+//! account, so they cost one request. Only the metadata of service accounts and owners is read.
 //!
-//! A pod waits for the result, so a lookup is bounded: one deadline for everything that a review needs, one request for
-//! an object at a time, few concurrent requests in total and fewer for one tenant, a rate limit for each client, and
-//! little memory. "Not found" is cached briefly, a failure more briefly still. Objects in use are refreshed before they
-//! expire, and stale ones are served while the API server is unavailable ([`crate::informer::lookup_cache`]).
+//! A pod waits for the result, so lookups are bounded:
+//!
+//! - All lookups of a review share one deadline.
+//! - There is one request for an object at a time.
+//! - Few requests run concurrently, and fewer for one tenant. Each client has a rate limit.
+//! - The cache has a memory limit.
+//!
+//! "Not found" is cached briefly, and failures more briefly. [`crate::informer::lookup_cache`] refreshes objects in use
+//! before they expire, and serves stale ones while the API server is unavailable.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -28,23 +33,23 @@ use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::client::bounded::bounded;
+use crate::client::bounded;
 use crate::guard::guarded;
 use crate::informer::lookup_cache::{
-    self, ANSWER_LIMIT, Asker, Bounds, FetchError, LookupKind, LookupMetrics, LookupResult, Remembered, STALE_FOR,
-    ask_limit,
+    self, ANSWER_LIMIT, Bounds, Caller, FetchError, LookupCache, LookupKind, LookupMetrics, LookupResult,
+    MAX_STALE_DURATION, request_timeout,
 };
 use crate::informer::namespaces::LAST_APPLIED;
 
-/// Approximate bytes of an entry besides the object.
+/// Approximate bytes of a cache entry without its object.
 const ENTRY_BYTES: usize = 512;
-/// Bytes of a response that are read: the object and its `managedFields`, which are not kept. A larger response fails.
-const ANSWER_BYTES: usize = 1024 * 1024;
+/// Maximum bytes of a response: the object with its `managedFields`, which are not kept. A larger response is an error.
+const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
 
 /// Limits for the lookups of profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LookupSettings {
-    /// Timeout for all lookups of one review together. Shorter than the caller's own timeout, so that the cause of each
+    /// Timeout for all lookups of one review together. The caller's own timeout is longer, so that the cause of each
     /// failure is known.
     pub answer_limit: Duration,
     /// How long an object is fresh, which bounds how late a change is seen.
@@ -63,7 +68,7 @@ impl Default for LookupSettings {
         Self {
             answer_limit: ANSWER_LIMIT,
             fresh_for: Duration::from_secs(30),
-            stale_for: STALE_FOR,
+            stale_for: MAX_STALE_DURATION,
             memory: 16 * 1024 * 1024,
             a_second_per_client: 200,
         }
@@ -74,14 +79,14 @@ impl From<LookupSettings> for Bounds {
     fn from(settings: LookupSettings) -> Self {
         let LookupSettings { answer_limit, fresh_for, stale_for, memory, a_second_per_client } = settings;
         Self {
-            ask_limit: ask_limit(answer_limit),
-            at_once: 16,
+            request_timeout: request_timeout(answer_limit),
+            concurrent: 16,
             a_second: None,
             a_second_per_client,
             capacity: memory,
             found_for: fresh_for,
             missing_for: Duration::from_secs(5).min(fresh_for),
-            // The next pods fail at once instead of waiting for a timeout.
+            // Short, so that the next pods fail at once instead of waiting for a timeout.
             failed_for: Duration::from_secs(1),
             stale_for,
             wanted: "what a profile reads",
@@ -89,10 +94,10 @@ impl From<LookupSettings> for Bounds {
     }
 }
 
-/// The API server's response as JSON: an object, or a list of objects; `None` if there is none.
+/// The API server's response as JSON: an object or a list of objects. `None` if the object does not exist.
 pub type Fetched = lookup_cache::Fetched<Arc<OwnedTape>>;
 /// The result of a lookup.
-type Found = Answer<Arc<OwnedTape>>;
+type ObjectAnswer = Answer<Arc<OwnedTape>>;
 
 /// Counts lookups, as `pillion_lookups`.
 pub type Metrics = LookupMetrics<LookupTarget>;
@@ -102,9 +107,9 @@ pub type Metrics = LookupMetrics<LookupTarget>;
 pub enum LookupTarget {
     /// A pod's service account.
     ServiceAccount,
-    /// One object, or several, that a profile declares.
+    /// An owner of a pod.
     Owner,
-    /// An object, or several, that a profile declares.
+    /// One object, or several, that a profile declares.
     Object,
 }
 
@@ -126,13 +131,13 @@ impl LookupKind for LookupTarget {
 /// Looks up objects for reviews. Clones share the cache and the limits.
 #[derive(Clone)]
 pub struct Lookups {
-    remembered: Remembered<Key, Arc<OwnedTape>, LookupTarget>,
+    cache: LookupCache<Key, Arc<OwnedTape>, LookupTarget>,
     answer_limit: Duration,
 }
 
 impl fmt::Debug for Lookups {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Lookups").field("remembered", &self.remembered.len()).finish_non_exhaustive()
+        formatter.debug_struct("Lookups").field("cached", &self.cache.len()).finish_non_exhaustive()
     }
 }
 
@@ -146,17 +151,17 @@ impl Lookups {
     /// Looks up objects in the API server, with these settings.
     #[must_use]
     pub fn with_settings(client: Client, metrics: Metrics, settings: LookupSettings) -> Self {
-        let client = bounded(client, ANSWER_BYTES);
-        Self::made(move |key| key.fetch(client.clone()).boxed(), metrics, settings)
+        let client = bounded(client, MAX_RESPONSE_BYTES);
+        Self::with_fetcher(move |key| key.fetch(client.clone()).boxed(), metrics, settings)
     }
 
     /// Test constructor with a custom fetcher.
     #[must_use]
     pub fn by(fetch: impl Fn(Key) -> BoxFuture<'static, Fetched> + Send + Sync + 'static, metrics: Metrics) -> Self {
-        Self::made(fetch, metrics, LookupSettings::default())
+        Self::with_fetcher(fetch, metrics, LookupSettings::default())
     }
 
-    fn made(
+    fn with_fetcher(
         fetch: impl Fn(Key) -> BoxFuture<'static, Fetched> + Send + Sync + 'static,
         metrics: Metrics,
         settings: LookupSettings,
@@ -165,33 +170,33 @@ impl Lookups {
             ENTRY_BYTES + key.bytes() + object.map_or(0, |object| object.memory())
         };
         let answer_limit = settings.answer_limit;
-        Self { remembered: Remembered::new(fetch, weight, settings.into(), metrics), answer_limit }
+        Self { cache: LookupCache::new(fetch, weight, settings.into(), metrics), answer_limit }
     }
 
-    /// Looks up everything that a review needs, within the answer limit. Each result has its own error.
+    /// Looks up all that a review needs, within the answer limit. Each result has its own error.
     pub async fn get(&self, wanted: Wanted) -> LookedUp {
-        self.look(wanted, None).await
+        self.look_up_all(wanted, None).await
     }
 
     /// Like [`Self::get`], for a review that `client` sent.
     pub async fn get_for(&self, wanted: Wanted, client: IpAddr) -> LookedUp {
-        self.look(wanted, Some(client)).await
+        self.look_up_all(wanted, Some(client)).await
     }
 
-    async fn look(&self, wanted: Wanted, client: Option<IpAddr>) -> LookedUp {
+    async fn look_up_all(&self, wanted: Wanted, client: Option<IpAddr>) -> LookedUp {
         let Wanted { namespace, service_account, owners, objects } = wanted;
-        let own = Asker::own(Instant::now() + self.answer_limit);
-        let asker = Asker { client, tenant: Some(&namespace), ..own };
+        let own = Caller::own(Instant::now() + self.answer_limit);
+        let caller = Caller { client, tenant: Some(&namespace), ..own };
         let account = async {
             let Some(name) = service_account else { return Answer::NotAsked };
-            self.one(LookupTarget::ServiceAccount, Key::service_account(&namespace, &name), asker).await
+            self.look_up(LookupTarget::ServiceAccount, Key::service_account(&namespace, &name), caller).await
         };
         let owners = async {
             let Some(chain) = owners else { return Answer::NotAsked };
-            self.follow(chain, &namespace, asker).await
+            self.follow(chain, &namespace, caller).await
         };
         let objects = objects.into_iter().map(|query: Query| async {
-            let found = self.one(LookupTarget::Object, Key::declared(&query), asker).await;
+            let found = self.look_up(LookupTarget::Object, Key::declared(&query), caller).await;
             (query, found)
         });
         let (service_account, owners, objects) = futures::join!(account, owners, join_all(objects));
@@ -199,9 +204,9 @@ impl Lookups {
     }
 
     /// Follows owners to the end of their chain. Each step needs the result of the one before.
-    async fn follow(&self, mut chain: OwnerChain, namespace: &str, asker: Asker<'_>) -> Answer<OwnerChain> {
+    async fn follow(&self, mut chain: OwnerChain, namespace: &str, caller: Caller<'_>) -> Answer<OwnerChain> {
         while let Some(key) = chain.next().and_then(|next| Key::owner(namespace, next)) {
-            match self.one(LookupTarget::Owner, Some(key), asker).await {
+            match self.look_up(LookupTarget::Owner, Some(key), caller).await {
                 Answer::Found(object) => {
                     if guarded(&"the owner of a pod", || chain.found(Some(object))).is_err() {
                         return Answer::Failed("it cannot be read".into());
@@ -215,13 +220,13 @@ impl Lookups {
         Answer::Found(chain)
     }
 
-    /// Looks up one object. Without a key its name is invalid, so it cannot exist.
-    async fn one(&self, what: LookupTarget, key: Option<Key>, asker: Asker<'_>) -> Found {
+    /// Looks up one object. Without a key, the object's name is invalid, so the object cannot exist.
+    async fn look_up(&self, target: LookupTarget, key: Option<Key>, caller: Caller<'_>) -> ObjectAnswer {
         let Some(key) = key else {
-            self.remembered.count(what, LookupResult::Invalid);
+            self.cache.count(target, LookupResult::Invalid);
             return Answer::Missing;
         };
-        self.remembered.get(what, key, asker).await
+        self.cache.get(target, key, caller).await
     }
 }
 
@@ -230,29 +235,29 @@ const OBJECT_BYTES: usize = 256 * 1024;
 /// Maximum number of objects in a list.
 const LIST_ITEMS: u32 = 200;
 
-/// The target of a request. Equal keys share one cache entry.
+/// The target of a request. Equal keys share a cache entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// API group; empty for the core group.
     pub group: Box<str>,
     /// API version.
     pub version: Box<str>,
-    /// Resource, in the plural.
+    /// Resource name, in the plural.
     pub resource: Box<str>,
     /// The namespace; empty for cluster-scoped objects.
     pub namespace: Box<str>,
-    /// Which objects.
-    pub which: Which,
+    /// The requested objects.
+    pub which: KeyObjects,
 }
 
-/// Which objects, and which part of them.
+/// Selects objects, and the part of them that is needed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Which {
+pub enum KeyObjects {
     /// The metadata of the object with this name.
     Metadata(Box<str>),
     /// The object with this name.
     Named(Box<str>),
-    /// All objects that a label selector matches; the selector in its URL form.
+    /// All objects that a label selector matches. The string is the selector in its URL form.
     Selected(Box<str>),
 }
 
@@ -267,29 +272,30 @@ impl Key {
         Self::metadata(owner.group(), owner.resource()?, namespace, &owner.name)
     }
 
-    /// All kinds whose metadata is requested are served as v1, whatever version a reference has.
+    /// Creates a key for metadata. All kinds whose metadata is requested have a version v1, whatever version a
+    /// reference names.
     fn metadata(group: &str, resource: &str, namespace: &str, name: &str) -> Option<Self> {
         (is_dns_name(namespace) && is_dns_name(name)).then(|| Self {
             group: group.into(),
             version: "v1".into(),
             resource: resource.into(),
             namespace: namespace.into(),
-            which: Which::Metadata(name.into()),
+            which: KeyObjects::Metadata(name.into()),
         })
     }
 
-    /// An object that a profile declares. The engine has validated it; Secrets are excluded here as well.
+    /// An object that a profile declares. The engine has validated the query; this excludes Secrets again.
     pub(super) fn declared(query: &Query) -> Option<Self> {
         let (name, which) = match &query.which {
-            lookup::Which::Named(name) => (Some(name), Which::Named(name.clone())),
-            lookup::Which::Selected(selector) => (None, Which::Selected(selector_text(selector).into())),
+            lookup::Which::Named(name) => (Some(name), KeyObjects::Named(name.clone())),
+            lookup::Which::Selected(selector) => (None, KeyObjects::Selected(selector_text(selector).into())),
         };
         let is_secret = query.group.is_empty() && &*query.resource == "secrets";
         let parts = [Some(&query.version), Some(&query.resource), name];
         let may_be_empty = [&query.group, &query.namespace];
-        let is_right = parts.into_iter().flatten().all(|part| is_dns_name(part))
+        let is_valid = parts.into_iter().flatten().all(|part| is_dns_name(part))
             && may_be_empty.into_iter().all(|part| part.is_empty() || is_dns_name(part));
-        (is_right && !is_secret).then(|| Self {
+        (is_valid && !is_secret).then(|| Self {
             group: query.group.clone(),
             version: query.version.clone(),
             resource: query.resource.clone(),
@@ -298,9 +304,9 @@ impl Key {
         })
     }
 
-    /// Bytes of its strings.
+    /// Bytes of the key's strings.
     pub(super) fn bytes(&self) -> usize {
-        let (Which::Metadata(text) | Which::Named(text) | Which::Selected(text)) = &self.which;
+        let (KeyObjects::Metadata(text) | KeyObjects::Named(text) | KeyObjects::Selected(text)) = &self.which;
         [&self.group, &self.version, &self.resource, &self.namespace, text].into_iter().map(|text| text.len()).sum()
     }
 
@@ -321,7 +327,7 @@ impl Key {
             Api::namespaced_with(client, &self.namespace, &resource)
         };
         let text = match &self.which {
-            Which::Metadata(name) => {
+            KeyObjects::Metadata(name) => {
                 let Some(object) = api.get_metadata_opt(name).await? else { return Ok(None) };
                 let annotations = object.annotations().iter().filter(|(key, _)| *key != LAST_APPLIED);
                 let metadata = json!({
@@ -334,11 +340,11 @@ impl Key {
                 });
                 json!({"metadata": metadata}).to_string()
             }
-            Which::Named(name) => {
+            KeyObjects::Named(name) => {
                 let Some(object) = api.get_opt(name).await? else { return Ok(None) };
                 serde_json::to_string(&without_managed_fields(object)?)?
             }
-            Which::Selected(selector) => {
+            KeyObjects::Selected(selector) => {
                 let list = api.list(&ListParams::default().labels(selector).limit(LIST_ITEMS)).await?;
                 if list.metadata.continue_.is_some_and(|rest| !rest.is_empty()) {
                     return Err(FetchError::refused(format!("there are more than {LIST_ITEMS} of them")));
@@ -358,7 +364,7 @@ impl Key {
 
 impl fmt::Display for Key {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Which::Metadata(text) | Which::Named(text) | Which::Selected(text)) = &self.which;
+        let (KeyObjects::Metadata(text) | KeyObjects::Named(text) | KeyObjects::Selected(text)) = &self.which;
         let dot = if self.group.is_empty() { "" } else { "." };
         write!(formatter, "{}{dot}{} {}/{text}", self.resource, self.group, self.namespace)
     }

@@ -1,15 +1,17 @@
-//! The replica's view of the cluster: watches and lookups go in, snapshots for the engine come out.
+//! The replica's view of the cluster: watches and lookups are its input, and snapshots for the engine its output.
 //!
-//! * [`objects`]: profiles and changes as watches deliver them; [`namespaces`] reduces a namespace to what decisions need.
-//! * [`text`]: the stored text of a profile and its last valid version; [`share`] bounds the memory of texts.
-//! * [`published`]: the published revisions of a profile, which `fetch` reads by name.
-//! * [`index`]: turns changes into snapshots, with one entry for each profile; pure.
-//! * [`watch`]: runs the watches and publishes snapshots ([`Publisher`](watch::Publisher)).
-//! * [`cache_metrics`]: age and size of each cache.
-//! * [`lookup_cache`]: caches single objects and serves stale ones while the API server is unavailable.
-//! * [`live`]: looks up namespaces that the watch has not delivered yet.
-//! * [`lookups`]: looks up service accounts, owners and the objects that profiles declare.
-//! * [`cluster_listing`]: reads profiles and namespaces once, by lists, for commands.
+//! - [`objects`]: profiles and changes as watches deliver them. [`namespaces`] reduces a namespace to what decisions
+//!   need.
+//! - [`share`]: limits the memory of namespaced profiles.
+//! - [`text`]: the stored text of a profile and its last valid version.
+//! - [`published`]: the published revisions of a profile. `fetch` reads them by name.
+//! - [`index`]: turns changes into snapshots, with one entry for each profile. It does no I/O.
+//! - [`watch`]: runs the watches and publishes snapshots ([`Publisher`](watch::Publisher)).
+//! - [`cache_metrics`]: age and size of each cache.
+//! - [`lookup_cache`]: caches single objects, and serves stale ones while the API server is unavailable.
+//! - [`live`]: looks up namespaces that the watch has not delivered yet.
+//! - [`lookups`]: looks up service accounts, owners, and the objects that profiles declare.
+//! - [`cluster_listing`]: lists profiles and namespaces once, for commands.
 
 pub mod objects;
 pub mod namespaces;

@@ -9,15 +9,15 @@ use tracing::debug;
 
 use crate::informer::objects::Change;
 
-/// `kubectl apply` keeps the whole object in this annotation. Profiles do not need it, and it is the largest part of
+/// `kubectl apply` stores the whole object in this annotation. Profiles do not need it, and it is the largest part of
 /// most namespaces.
 pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Maximum bytes of an annotation, key and value. The API server accepts 256 KiB: tools store their state so, and no
-/// profile reads that. To profiles, a larger annotation does not exist.
-pub const ANNOTATION_BYTES: usize = 4 * 1024;
-/// Maximum bytes of all annotations of a namespace: the smallest are kept, as many as fit.
-pub const ANNOTATIONS_BYTES: usize = 16 * 1024;
+/// Maximum bytes of an annotation, key and value together. Larger annotations are dropped, so profiles do not see them.
+/// The API server accepts 256 KiB, but only tools that store their state in annotations need that.
+pub(crate) const ANNOTATION_BYTES: usize = 4 * 1024;
+/// Maximum bytes of all annotations of a namespace. The largest annotations are dropped until the others fit.
+pub(crate) const ANNOTATIONS_BYTES: usize = 16 * 1024;
 
 /// A namespace with its name.
 pub type Named = (Box<str>, Namespace);
@@ -25,7 +25,7 @@ pub type Named = (Box<str>, Namespace);
 /// A change from a watch of namespaces.
 pub type NamespaceChange = Change<Box<str>, Named>;
 
-/// Reduces a namespace's metadata; `opt_in` has the labels by which namespaces opt in.
+/// Reduces the metadata of a namespace. `opt_in` has the labels by which namespaces opt in.
 #[must_use]
 pub fn read(metadata: ObjectMeta, opt_in: &OptIn) -> Named {
     let name: Box<str> = metadata.name.unwrap_or_default().into();
@@ -46,8 +46,8 @@ pub fn read(metadata: ObjectMeta, opt_in: &OptIn) -> Named {
     (name, Namespace::new(metadata.labels.into_iter().flatten(), annotations).opting_in_by(opt_in))
 }
 
-/// Follows a watch of namespaces. The namespaces themselves are kept only in the snapshot, so they are in memory once.
-/// Here are only the new ones of an unfinished list.
+/// Follows a watch of namespaces. Namespaces are stored only in the snapshot, so each is in memory once. This index has
+/// only the namespaces of an unfinished list.
 #[derive(Debug, Default)]
 pub struct NamespaceIndex {
     listing: Option<Listing>,
@@ -57,7 +57,7 @@ pub struct NamespaceIndex {
 #[derive(Debug, Default)]
 struct Listing {
     namespaces: Vec<(Box<str>, Arc<Namespace>)>,
-    /// Some of these differ from the snapshot.
+    /// Whether some of these namespaces differ from the snapshot.
     changed: bool,
 }
 
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(annotations(&[ANNOTATION_BYTES - 2]), ["a0"]);
         assert!(annotations(&[ANNOTATION_BYTES - 1]).is_empty());
         let many = annotations(&[4000, 4000, 4000, 4000, 4000, 10]);
-        assert_eq!(many, ["a0", "a1", "a2", "a3", "a5"], "the smallest, as many as fit");
+        assert_eq!(many, ["a0", "a1", "a2", "a3", "a5"], "the smallest annotations that fit are kept");
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
             }
             index.update(Change::ListComplete, snapshot)
         };
-        assert!(list(&mut snapshot, &[]), "the first one counts though it is empty");
+        assert!(list(&mut snapshot, &[]), "the first list is a change even if it is empty");
         assert!(list(&mut snapshot, &[("a", "red"), ("b", "red")]));
         let before = snapshot.namespace("a").unwrap();
         assert!(!list(&mut snapshot, &[("b", "red"), ("a", "red")]));

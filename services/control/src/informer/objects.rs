@@ -1,4 +1,4 @@
-//! Objects as a watch or a list delivers them, without the client's types, so that all code behind them is tested without
+//! Objects as a watch or a list delivers them, without the client's types. So all code that uses them is tested without
 //! a cluster.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -8,13 +8,14 @@ use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
 use pillion_engine::profile::ProfileName;
 use serde_json::Value;
 
-/// One change from a watch. The first list, and each later one, arrives as [`Change::Listed`] for every object and one
-/// [`Change::ListComplete`]: objects missing from the list are gone. All other changes arrive between two lists.
+/// A change from a watch. A list arrives as one [`Change::Listed`] for each object and then one
+/// [`Change::ListComplete`]. Objects that are missing from the list were deleted. All other changes arrive between two
+/// lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change<K, T> {
-    /// The watch was interrupted. An unfinished list starts again: its objects so far do not count.
+    /// The watch was interrupted. An unfinished list starts again, and its objects so far are ignored.
     Restarted,
-    /// An object of the list.
+    /// An object of a list.
     Listed(T),
     /// The list is complete.
     ListComplete,
@@ -25,8 +26,8 @@ pub enum Change<K, T> {
 }
 
 impl<K, T> Change<K, T> {
-    /// Converts the client's event. `read` reduces an object, `key` returns its key.
-    pub fn from_event<O>(event: Event<O>, read: impl FnOnce(O) -> T, key: impl FnOnce(O) -> K) -> Self {
+    /// Converts an event of kube's watcher. `read` reduces an object, and `key` returns its key.
+    pub(crate) fn from_event<O>(event: Event<O>, read: impl FnOnce(O) -> T, key: impl FnOnce(O) -> K) -> Self {
         match event {
             Event::Init => Self::Restarted,
             Event::InitApply(object) => Self::Listed(read(object)),
@@ -38,7 +39,7 @@ impl<K, T> Change<K, T> {
 }
 
 impl<K, T> Change<K, Option<T>> {
-    /// `None` for an object that could not be read.
+    /// Returns `None` for an object that could not be read.
     #[must_use]
     pub fn known(self) -> Option<Change<K, T>> {
         Some(match self {
@@ -54,21 +55,21 @@ impl<K, T> Change<K, Option<T>> {
 /// A stored profile, not parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredProfile {
-    /// Its name.
+    /// The profile's name.
     pub name: ProfileName,
-    /// Changes if the profile is deleted and recreated.
+    /// The UID of the object. It changes if the profile is deleted and recreated.
     pub uid: Box<str>,
-    /// Rises with each change of the text, but not with changes of the status.
+    /// Grows with each change of the text, but not with changes of the status.
     pub generation: Option<i64>,
-    /// Changes with each write.
+    /// Changes with each write of the object.
     pub resource_version: Option<String>,
-    /// The text: the object's `spec`. Null if it has none, or if the reader does not need it.
+    /// The text, which is the object's `spec`. Null if the object has none, or if the reader does not need it.
     pub spec: Value,
     /// The status, which names the published revisions.
     pub status: ProfileStatus,
-    /// The revision to roll back to, if the annotations request it.
+    /// The revision to roll back to, if the annotations request a rollback.
     pub rollback_to: Option<Box<str>>,
-    /// The revision that is rolled back.
+    /// The revision to roll back from.
     pub rollback_from: Option<Box<str>>,
 }
 
@@ -76,7 +77,7 @@ pub struct StoredProfile {
 pub type ProfileChange = Change<ProfileName, StoredProfile>;
 
 impl StoredProfile {
-    /// From an object's metadata and its `spec`.
+    /// Creates a profile from an object's metadata and its `spec`, with an empty status.
     #[must_use]
     pub fn new(metadata: ObjectMeta, spec: Value) -> Self {
         let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).map(|value| value.trim().into());
@@ -94,7 +95,7 @@ impl StoredProfile {
 
     /// Sets the status.
     #[must_use]
-    pub fn with_status(self, status: ProfileStatus) -> Self {
+    pub(crate) fn with_status(self, status: ProfileStatus) -> Self {
         Self { status, ..self }
     }
 }
@@ -105,8 +106,8 @@ pub fn name(metadata: ObjectMeta) -> ProfileName {
     ProfileName { namespace: metadata.namespace.map(Into::into), name: metadata.name.unwrap_or_default().into() }
 }
 
-/// Parses the status of a profile. If a newer version wrote it and this build cannot read it, only the revisions are
-/// taken, and all pods get the promoted one.
+/// Parses the status of a profile. If a newer version wrote a status that this build cannot parse, only the revisions
+/// are read, and all pods get the promoted revision.
 pub(crate) fn read_status(status: Value) -> ProfileStatus {
     let text = |field: &str| status.get(field).and_then(Value::as_str).map(str::to_owned);
     let promoted = text("promotedRevision");

@@ -1,13 +1,13 @@
-//! The published revisions of a profile: those that its status names, and nothing else.
+//! The published revisions of a profile. Its status names them.
 //!
-//! A replica does not read the text of a profile. The status names the served revision and its namespaces; the
-//! replica fetches the revision by name, compiles it and keeps it while it is published. So an edited or broken profile
-//! changes nothing until the controller has accepted it, also for a replica that starts later. Of unpublished revisions
-//! only the hashes are known.
+//! A replica does not read the text of a profile. The status names the served revision and the namespaces that get it.
+//! The replica fetches the revision by name, compiles it, and keeps it while it is published. So an edited or broken
+//! profile changes nothing until the controller has accepted it, even for a replica that starts later. Of revisions
+//! that are no longer published, only the hashes are known.
 //!
-//! A published revision may be missing or unusable for this build. A replica that already serves the profile then keeps
-//! its active version. A replica that has just started serves the promoted revision instead, or the latest kept one
-//! that it can use.
+//! A published revision may be missing, or unusable for this build. A replica that already serves the profile then
+//! keeps its active version. A replica that has just started serves the promoted revision instead, or the latest kept
+//! revision that it can use.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use pillion_engine::snapshot::{Served, Stage};
 /// The published revisions in the status of a profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Publication {
-    /// The newest revision; during a rollout, only a part of the pods gets it.
+    /// The newest revision. During a rollout, only some of the pods get it.
     pub newest: Box<str>,
     /// The promoted revision, for all other pods.
     pub promoted: Option<Box<str>>,
@@ -35,26 +35,26 @@ pub struct Publication {
 pub struct RevisionKey {
     /// The profile.
     pub profile: ProfileName,
-    /// Its hash.
+    /// The hash of the revision.
     pub revision: Box<str>,
 }
 
 /// Result of fetching a revision.
 #[derive(Clone, Debug)]
 pub enum Fetched {
-    /// It compiles.
+    /// The revision compiles.
     Compiled(Arc<CompiledProfile>),
-    /// It does not exist. It may be created again.
+    /// The revision does not exist. The controller may create it again.
     Missing(Vec<Diagnostic>),
-    /// This build cannot use it.
+    /// This build cannot use the revision.
     Unusable(Vec<Diagnostic>),
 }
 
-/// The published revisions of a profile, as far as they are fetched.
+/// The published revisions of a profile, and which of them were fetched.
 #[derive(Debug, Default)]
 pub(crate) struct PublishedRevisions {
     pub(crate) publication: Option<Publication>,
-    /// The served revision; it may be the earlier one until the published one is fetched.
+    /// The served revision. Until the published revision is fetched, this is the earlier one.
     pub(crate) served: Option<Served>,
     /// Fetched revisions that are not served yet.
     fetched: HashMap<Box<str>, Arc<CompiledProfile>>,
@@ -82,56 +82,56 @@ impl Publication {
         std::iter::once(&*self.newest).chain(promoted)
     }
 
-    /// Fallback revisions for a replica that serves nothing yet, best first. The newest is last, as it is not meant for
-    /// all pods.
-    fn instead(&self) -> impl Iterator<Item = &str> {
+    /// Revisions to serve instead, for a replica that serves nothing yet; best first. The newest is last, since it is
+    /// not meant for all pods.
+    fn fallbacks(&self) -> impl Iterator<Item = &str> {
         let older = self.promoted.iter().chain(&*self.kept).filter(|older| **older != self.newest);
         older.chain([&self.newest]).map(|revision| &**revision)
     }
 }
 
 impl PublishedRevisions {
-    /// Applies what the status publishes now. Returns whether the served revision changed at once; the revisions to fetch
-    /// are [`Self::wanted`] afterwards.
-    pub(crate) fn point(&mut self, publication: Option<Publication>) -> bool {
+    /// Applies the publication of the status. Returns whether the served revision changed. Afterwards, [`Self::wanted`]
+    /// returns the revisions to fetch.
+    pub(crate) fn set_publication(&mut self, publication: Option<Publication>) -> bool {
         self.publication = publication;
-        let named: BTreeSet<Box<str>> = self.needed().map(Into::into).collect();
-        self.unusable.retain(|revision| named.contains(revision));
-        self.fetched.retain(|revision, _| named.contains(revision));
-        self.settle()
+        let needed: BTreeSet<Box<str>> = self.needed().map(Into::into).collect();
+        self.unusable.retain(|revision| needed.contains(revision));
+        self.fetched.retain(|revision, _| needed.contains(revision));
+        self.activate()
     }
 
-    /// Applies a revision that was fetched. Returns whether the served revision changed.
+    /// Applies a fetched revision. Returns whether the served revision changed.
     pub(crate) fn add(&mut self, revision: &str, compiled: Arc<CompiledProfile>) -> bool {
         self.unusable.remove(revision);
         self.fetched.insert(revision.into(), compiled);
-        self.settle()
+        self.activate()
     }
 
     /// Records that a revision cannot be used. Returns whether that is new, and whether the served revision changed.
     pub(crate) fn add_unusable(&mut self, revision: &str) -> (bool, bool) {
         let is_new = self.unusable.insert(revision.into());
-        (is_new, is_new && self.settle())
+        (is_new, is_new && self.activate())
     }
 
     fn needed(&self) -> impl Iterator<Item = &str> {
-        self.publication.iter().flat_map(Publication::needed).chain(self.instead())
+        self.publication.iter().flat_map(Publication::needed).chain(self.fallback())
     }
 
-    /// The fallback revision, if nothing is served and the published revision is unusable.
-    fn instead(&self) -> Option<&str> {
+    /// The fallback revision, if nothing is served and a published revision is unusable.
+    fn fallback(&self) -> Option<&str> {
         let published = self.publication.as_ref().filter(|_| self.served.is_none())?;
         let is_usable = |revision: &&str| !self.unusable.contains(*revision);
         if published.needed().all(|revision| is_usable(&revision)) {
             return None;
         }
-        published.instead().find(is_usable)
+        published.fallbacks().find(is_usable)
     }
 
     /// The revisions that are needed and not fetched.
     pub(crate) fn wanted<'e>(&'e self, profile: &'e ProfileName) -> impl Iterator<Item = RevisionKey> + 'e {
         let missing =
-            self.needed().filter(|revision| !self.unusable.contains(*revision) && self.at_hand(revision).is_none());
+            self.needed().filter(|revision| !self.unusable.contains(*revision) && self.available(revision).is_none());
         missing.map(|revision| RevisionKey { profile: profile.clone(), revision: revision.into() })
     }
 
@@ -139,8 +139,8 @@ impl PublishedRevisions {
         self.needed().any(|needed| needed == revision)
     }
 
-    /// A revision that was fetched or is served already.
-    fn at_hand(&self, revision: &str) -> Option<Arc<CompiledProfile>> {
+    /// Returns a revision that was fetched or is already served.
+    fn available(&self, revision: &str) -> Option<Arc<CompiledProfile>> {
         let served = self.served.iter().flat_map(|served| {
             let promoted = served.stage.as_ref().and_then(|stage| stage.promoted.as_ref());
             std::iter::once(&served.profile).chain(promoted)
@@ -149,16 +149,16 @@ impl PublishedRevisions {
         known.find(|profile| profile.revision() == revision).cloned()
     }
 
-    /// Activates the published revision, once all of it is fetched. Returns true if it changed.
-    fn settle(&mut self) -> bool {
+    /// Activates the published revision once all parts of it are fetched. Returns whether the served revision changed.
+    fn activate(&mut self) -> bool {
         if self.publication.is_none() {
             return self.served.take().is_some();
         }
-        let Some(now) = self.as_published().or_else(|| self.fallback_revision()) else { return false };
-        let is_whole =
-            self.publication.iter().flat_map(Publication::needed).all(|needed| self.at_hand(needed).is_some());
-        self.served = Some(now);
-        if is_whole {
+        let Some(served) = self.as_published().or_else(|| self.fallback_revision()) else { return false };
+        let is_complete =
+            self.publication.iter().flat_map(Publication::needed).all(|needed| self.available(needed).is_some());
+        self.served = Some(served);
+        if is_complete {
             self.fetched.clear();
         }
         true
@@ -166,20 +166,20 @@ impl PublishedRevisions {
 
     /// The fallback revision for all pods, if it is fetched.
     fn fallback_revision(&self) -> Option<Served> {
-        let profile = self.at_hand(self.instead()?)?;
+        let profile = self.available(self.fallback()?)?;
         let kept = &self.publication.as_ref()?.kept;
         Some(Served { profile, stage: None, kept: Arc::clone(kept) })
     }
 
-    /// The published revision, if all of it is fetched.
+    /// The published revision, if all parts of it are fetched.
     fn as_published(&self) -> Option<Served> {
         let published = self.publication.as_ref()?;
-        let profile = self.at_hand(&published.newest)?;
+        let profile = self.available(&published.newest)?;
         let stage = match published.staged() {
             None => None,
             Some((rollout, promoted)) => {
                 let promoted = match promoted {
-                    Some(promoted) => Some(self.at_hand(promoted)?),
+                    Some(promoted) => Some(self.available(promoted)?),
                     None => None,
                 };
                 let percent = rollout.percent.unwrap_or(100);

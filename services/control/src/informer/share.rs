@@ -1,18 +1,19 @@
-//! Bounds the memory of namespaced profiles, for each namespace and for all of them together.
+//! Limits the memory of namespaced profiles, for each namespace and for all namespaces together.
 //!
-//! Compiled profiles are in the memory of every replica. Without a bound, one namespace with many large profiles would
-//! exhaust the memory of all replicas. A limit rejects only new profiles; accepted ones are never removed for it.
+//! Every replica has the compiled profiles in memory. Without a limit, one namespace with many large profiles would
+//! exhaust the memory of all replicas. A limit only rejects new profiles, and never removes accepted ones.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The limits.
+/// The memory limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes for the profiles of one namespace.
     pub of_namespace: usize,
-    /// Bytes for the profiles of all namespaces together. No namespace takes more than half of what the others leave.
+    /// Bytes for the profiles of all namespaces together. A namespace gets at most half of the bytes that the others
+    /// leave.
     pub of_all: usize,
 }
 
@@ -23,7 +24,7 @@ impl Default for Limits {
     }
 }
 
-/// Bytes that a namespace gets, and by which a profile may grow, also where that is more than half of the free memory.
+/// Bytes that each namespace gets, and by which a profile may grow, even if that is more than half of the free memory.
 const SMALL: usize = 64 << 10;
 
 /// Grants memory to namespaces and counts it.
@@ -46,21 +47,21 @@ struct Granted {
 }
 
 impl Shares {
-    /// Without any grants.
+    /// Creates shares without any grant.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self { limits, ..Self::default() }
     }
 
-    /// Checks that a namespace may have `bytes`. `replaced` is an earlier grant that these bytes replace.
+    /// Checks that a namespace may have `bytes`. These bytes replace the grant `replaced`, if there is one.
     ///
-    /// A namespace may take [`Limits::of_namespace`], and at most half of what the other namespaces leave of
-    /// [`Limits::of_all`], so a few large namespaces do not take everything. While there is memory, each namespace gets
-    /// 64 KiB, and a replacement may be larger by as much. A smaller replacement is always allowed.
+    /// A namespace gets up to [`Limits::of_namespace`], and at most half of the bytes that the other namespaces leave
+    /// of [`Limits::of_all`]. So a few large namespaces do not take all memory. While there is memory, each namespace
+    /// gets 64 KiB, and a replacement may be larger by as much. A smaller replacement is always allowed.
     ///
     /// # Errors
-    /// The bytes that all profiles of the namespace may take now.
-    pub fn fits(&self, namespace: &str, bytes: usize, replaced: Option<&Grant>) -> Result<(), usize> {
+    /// Returns the bytes that all profiles of the namespace may take now.
+    pub(crate) fn fits(&self, namespace: &str, bytes: usize, replaced: Option<&Grant>) -> Result<(), usize> {
         let freed = replaced.map_or(0, |grant| grant.0.bytes);
         if bytes <= freed {
             return Ok(());
@@ -74,11 +75,11 @@ impl Shares {
         if after <= limit { Ok(()) } else { Err(limit) }
     }
 
-    /// Grants these bytes, even beyond the limits: for texts that were accepted before, or that fit. The caller drops
-    /// the replaced grant afterwards.
-    pub fn grant(&mut self, namespace: &str, bytes: usize) -> Grant {
+    /// Grants these bytes even beyond the limits. Callers use it for texts that were accepted before, or that fit. The
+    /// caller drops the replaced grant afterwards.
+    pub(crate) fn grant(&mut self, namespace: &str, bytes: usize) -> Grant {
         if !self.of_namespaces.contains_key(namespace) {
-            // Drop the totals of namespaces that have no profiles any more.
+            // Remove the totals of namespaces that no longer have profiles.
             self.of_namespaces.retain(|_, taken| Arc::strong_count(taken) > 1);
         }
         let of_namespace = self.of_namespaces.entry(namespace.into()).or_default();
@@ -91,7 +92,7 @@ impl Shares {
 }
 
 impl Grant {
-    /// Bytes granted in total.
+    /// Bytes of the grant.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_namespaces_leave_memory_to_others() {
+    fn large_namespaces_leave_memory_to_others() {
         let mut shares = Shares::new(Limits { of_namespace: 16 << 20, of_all: 128 << 20 });
         let mut grants = Vec::new();
         for namespace in 0..14 {

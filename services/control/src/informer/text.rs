@@ -1,13 +1,13 @@
-//! The stored text of a profile, and the last version of it that compiled.
+//! The stored text of a profile, and its last version that compiled.
 //!
-//! A stored profile may be one that this build cannot read (a field of a newer version) or that does not compile. Then
-//! the last valid version stays active, and the errors are reported once for each generation: a mistake in one profile
-//! must neither remove an active version nor stop the watch that would deliver the fix.
+//! This build may be unable to read a stored profile (a field of a newer version), or the profile may not compile. Then
+//! the last valid version stays active, and the errors are reported once for each generation. A mistake in one profile
+//! must not remove an active version. Nor may it stop the watch that would deliver the correction.
 //!
-//! A profile that extends another one is compiled when its parent is known, and again when the parent changes. If its
-//! own text is broken by then, the last valid text is compiled. If that fails too, or the parent is gone, the last
-//! valid version stays active. A namespaced profile that is bounded only by its parent is the exception: it would keep
-//! what the platform has withdrawn.
+//! A profile that extends another one is compiled when its parent is known, and again when the parent changes. If the
+//! stored text is broken by then, the last valid text is compiled. If that fails too, or if the parent is deleted, the
+//! last valid version stays active. The exception is a namespaced profile that only its parent limits: it would keep
+//! permissions that the platform has withdrawn.
 
 use std::sync::Arc;
 
@@ -22,13 +22,13 @@ use crate::informer::share::{Grant, Shares};
 /// A profile whose stored version is not active.
 #[derive(Clone, Debug)]
 pub struct Broken {
-    /// Its name.
+    /// The profile's name.
     pub name: ProfileName,
-    /// The broken generation.
+    /// The generation that is broken.
     pub generation: Option<i64>,
-    /// Revision of the last valid version, which stays active; `None` if there is none.
+    /// The revision of the last valid version, which stays active; `None` if there is none.
     pub serving: Option<Box<str>>,
-    /// The errors; at least one.
+    /// The errors, at least one.
     pub diagnostics: Vec<Diagnostic>,
 }
 
@@ -36,41 +36,43 @@ pub struct Broken {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Text {
     pub(crate) json: Arc<str>,
-    /// The name of its parent.
+    /// The name of the parent profile.
     pub(crate) parent: Option<Box<str>>,
 }
 
-/// What is known of the text of a profile.
+/// The state of a profile's text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TextState {
     pub(crate) generation: Option<i64>,
     /// The last version that compiled.
     pub(crate) good: Option<Arc<CompiledProfile>>,
-    /// Its text, if it may be needed again: other profiles may extend it, or it extends one.
+    /// The text of the last valid version. It is kept only if it may be needed again: this profile extends another one,
+    /// or other profiles may extend it.
     pub(crate) accepted: Option<Text>,
     pub(crate) broken: bool,
     /// The stored text, if it extends another profile.
     pub(crate) extending: Option<Text>,
-    /// It must be compiled: the profile or its parent has changed.
+    /// Whether the text must be compiled, since the profile or its parent has changed.
     pub(crate) due: bool,
     /// The memory grant of a namespaced profile.
     pub(crate) grant: Option<Grant>,
-    /// Bytes that the stored text needs, if it lacked memory; 0 if that is not known yet. The text is not kept.
-    pub(crate) lacks: Option<usize>,
-    /// The parent of a text that is not kept.
-    pub(crate) lacks_with: Option<Box<str>>,
+    /// If the stored text lacked memory, the bytes that it needs; 0 if they are not known yet. The text itself is not
+    /// kept.
+    pub(crate) lacking_bytes: Option<usize>,
+    /// The parent of a text that was not kept for lack of memory.
+    pub(crate) lacking_parent: Option<Box<str>>,
 }
 
-/// A profile that lacks memory.
+/// The error for a profile that lacks memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lack {
-    /// Bytes that it needs.
+pub(crate) struct MemoryLack {
+    /// Bytes that the profile needs.
     pub(crate) bytes: usize,
-    /// Bytes for all profiles of its namespace.
+    /// Bytes for all profiles of the namespace.
     limit: usize,
 }
 
-impl Lack {
+impl MemoryLack {
     pub(crate) fn diagnostic(self, name: &ProfileName) -> Diagnostic {
         let mib = |bytes: usize| format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20);
         let message = format!(
@@ -86,15 +88,15 @@ impl Lack {
     }
 }
 
-/// Checks that a namespaced profile has memory, in place of an earlier grant.
+/// Checks that there is memory for a profile, in place of an earlier grant.
 pub(crate) fn check_memory(
     name: &ProfileName,
     bytes: usize,
     instead_of: Option<&Grant>,
     shares: &Shares,
-) -> Result<(), Lack> {
+) -> Result<(), MemoryLack> {
     let Some(namespace) = &name.namespace else { return Ok(()) };
-    shares.fits(namespace, bytes, instead_of).map_err(|limit| Lack { bytes, limit })
+    shares.fits(namespace, bytes, instead_of).map_err(|limit| MemoryLack { bytes, limit })
 }
 
 impl TextState {
@@ -102,8 +104,8 @@ impl TextState {
         Self { generation, ..Self::default() }
     }
 
-    /// The state after `stored` was seen, and its new errors. `known` is the state before, of the same object; `seed` is a
-    /// text that an earlier leader accepted.
+    /// Returns the state after `stored` was seen, and its new errors. `known` is the earlier state of the same object.
+    /// `seed` is a text that an earlier leader accepted.
     pub(crate) fn next(
         known: Option<&Self>,
         stored: &StoredProfile,
@@ -111,7 +113,7 @@ impl TextState {
         keeps_text: bool,
     ) -> (Self, Option<Broken>) {
         let StoredProfile { name, generation, spec, .. } = stored;
-        if let Some(known) = known.filter(|known| known.is_generation(*generation) && known.lacks.is_none()) {
+        if let Some(known) = known.filter(|known| known.is_generation(*generation) && known.lacking_bytes.is_none()) {
             return (known.clone(), None);
         }
         let good = known.and_then(|known| known.good.clone());
@@ -135,7 +137,7 @@ impl TextState {
             }
             Err(diagnostics) => {
                 state.broken = true;
-                // A text that was accepted before this index started is not compiled yet.
+                // A text that was accepted before this index was created is not compiled yet.
                 state.due = state.good.is_none() && state.accepted.is_some();
                 let broken = state.to_broken(name, diagnostics);
                 (state, Some(broken))
@@ -143,7 +145,7 @@ impl TextState {
         }
     }
 
-    /// Reports the errors of the stored generation.
+    /// Creates the report of these errors for the stored generation.
     pub(crate) fn to_broken(&self, name: &ProfileName, diagnostics: Vec<Diagnostic>) -> Broken {
         let serving = self.good.as_ref().map(|profile| profile.revision().into());
         Broken { name: name.clone(), generation: self.generation, serving, diagnostics }
@@ -153,8 +155,8 @@ impl TextState {
         generation.is_some() && self.generation == generation
     }
 
-    /// Charges what is kept to the namespace's share, in place of the grant `before`. A rollout or a rollback may serve older revisions of a profile as
-    /// well. So the profile keeps its largest grant until it is deleted.
+    /// Charges the kept data to the namespace's share, in place of the grant `before`. A rollout or a rollback may also
+    /// serve older revisions of a profile. So the profile keeps its largest grant until it is deleted.
     ///
     /// # Errors
     /// The share lacks memory for new data.
@@ -165,12 +167,12 @@ impl TextState {
         is_same_profile: bool,
         is_accepted: bool,
         shares: &mut Shares,
-    ) -> Result<(), Lack> {
-        let once = before.filter(|_| is_same_profile).map_or(0, Grant::bytes);
+    ) -> Result<(), MemoryLack> {
+        let earlier = before.filter(|_| is_same_profile).map_or(0, Grant::bytes);
         if !is_accepted {
-            check_memory(name, self.bytes().max(once), before, shares)?;
+            check_memory(name, self.bytes().max(earlier), before, shares)?;
         }
-        self.take_memory(name, once, shares);
+        self.take_memory(name, earlier, shares);
         Ok(())
     }
 
@@ -183,21 +185,21 @@ impl TextState {
         }
     }
 
-    /// Bytes of what is kept. Until a text is compiled, the version that it replaces does not count.
+    /// Bytes of the kept data. Until a new text is compiled, the version that it replaces does not count.
     fn bytes(&self) -> usize {
         let texts = self.accepted.iter().chain(&self.extending).map(|text| text.json.len());
         let good = self.good.as_ref().filter(|_| !self.due).map_or(0, |good| good.memory());
         texts.sum::<usize>() + good
     }
 
-    /// The parents of its texts.
+    /// The parents of all texts of the profile.
     pub(crate) fn parents(&self) -> impl Iterator<Item = &str> {
         let of_texts = self.extending.iter().chain(&self.accepted).filter_map(|text| text.parent.as_deref());
-        of_texts.chain(self.lacks_with.as_deref())
+        of_texts.chain(self.lacking_parent.as_deref())
     }
 
-    /// Replaces the active version; `None` if there is none any more. Returns whether the revision changed.
-    pub(crate) fn put_to_work(&mut self, now: Option<CompiledProfile>) -> bool {
+    /// Replaces the active version; `None` removes it. Returns whether the active version changed.
+    pub(crate) fn activate(&mut self, now: Option<CompiledProfile>) -> bool {
         let keep = match (&self.good, &now) {
             (Some(good), Some(now)) => is_same_profile(good, now),
             (Some(good), None) => good.limits() != Limits::Parent,
@@ -242,17 +244,17 @@ fn unreadable(error: &serde_path_to_error::Error<serde_json::Error>) -> Diagnost
     }
 }
 
-fn is_same_profile(one: &CompiledProfile, other: &CompiledProfile) -> bool {
-    one.revision() == other.revision()
-        && one.limits() == other.limits()
-        && one.ancestors().eq(other.ancestors())
-        && one.rollout() == other.rollout()
+fn is_same_profile(a: &CompiledProfile, b: &CompiledProfile) -> bool {
+    a.revision() == b.revision()
+        && a.limits() == b.limits()
+        && a.ancestors().eq(b.ancestors())
+        && a.rollout() == b.rollout()
 }
 
 /// Whether both are the same compiled version.
-pub(crate) fn is_same_version(one: Option<&Arc<CompiledProfile>>, other: Option<&Arc<CompiledProfile>>) -> bool {
-    match (one, other) {
-        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+pub(crate) fn is_same_version(a: Option<&Arc<CompiledProfile>>, b: Option<&Arc<CompiledProfile>>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
         (None, None) => true,
         _ => false,
     }

@@ -1,13 +1,12 @@
 //! Runs the watches and publishes snapshots.
 //!
-//! One task takes the events of all watches, as many at a time as have arrived, and is the only writer of the snapshot.
-//! So a burst costs one publication, and writers never race. A watch that is cut off restarts after a growing pause;
-//! until then the last snapshot stays.
+//! One task receives the events of all watches, as many at a time as have arrived, and is the only writer of the
+//! snapshot. So a burst of events costs one publication, and writers never race. A watch that is interrupted restarts
+//! after a growing pause. Until then, the last snapshot stays.
 //!
-//! A watch ends after three quarters of a minute and continues with the next one. So the API server is heard of at
-//! least that often, and a lost connection is noticed soon. Lists come in pages, and only one page is in memory at a
-//! time. Each object is reduced to what is kept, so the client's `reflector`, whose store holds whole objects, is not
-//! used.
+//! A watch ends after 45 seconds, and the next one continues. So the API server responds at least that often, and a
+//! lost connection is noticed soon. Lists are read in pages, and only one page is in memory at a time. Each object is
+//! reduced to the parts that are kept. kube's `reflector` is not used, since its store has whole objects.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -30,9 +29,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::client::{chain, config, described, help, pauses};
+use crate::client::{chain, config, error_message, help, pauses};
 use crate::guard::guarded;
-use crate::informer::cache_metrics::{CacheMetrics, Kind, Reason, noting};
+use crate::informer::cache_metrics::{CacheMetrics, InterruptionReason, WatchedKind, recording};
 use crate::informer::fetch::{self, Fetches};
 use crate::informer::index::{Index, Status, Update};
 use crate::informer::namespaces;
@@ -41,18 +40,18 @@ use crate::informer::published::{Fetched, RevisionKey};
 use crate::informer::share;
 use crate::informer::text::Broken;
 
-/// Maximum number of changes in one publication, so that publications continue during a constant stream of changes.
+/// Maximum number of changes in one publication, so that a constant stream of changes does not delay publications.
 const BATCH: usize = 1024;
 
-/// Namespaces per page of a list. A page is in memory with complete objects.
-const NAMESPACES_A_PAGE: u32 = 250;
-/// Profiles per page: they are larger.
-pub(crate) const PROFILES_A_PAGE: u32 = 100;
+/// Namespaces per page of a list. A page is in memory with whole objects.
+const NAMESPACES_PER_PAGE: u32 = 250;
+/// Profiles per page of a list. They are larger than namespaces.
+pub(crate) const PROFILES_PER_PAGE: u32 = 100;
 
-/// Maximum number of changed profiles that one publication logs, one line each: a first list may have thousands.
-const LOGGED: usize = 100;
+/// Maximum number of changed profiles that one publication logs, one line each. A first list may have thousands.
+const MAX_LOGGED: usize = 100;
 
-/// The watches ended without a shutdown: a bug in this program. The caller should exit too.
+/// The watches ended without a shutdown, which is a bug of Pillion. The caller should exit too.
 #[derive(Debug, thiserror::Error)]
 #[error("the watches of the API server ended by themselves")]
 pub struct WatchesEnded;
@@ -69,7 +68,7 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes into `published` as its only writer; its guardrails stay. The status reports the first snapshot.
+    /// Creates the only writer of `published`, and a receiver of its status. The guardrails in `published` stay.
     pub fn new(published: Arc<ArcSwap<Snapshot>>) -> (Self, watch::Receiver<Status>) {
         let (status, seen) = watch::channel(Status::default());
         let index = Index::from_snapshot(published.load().as_ref().clone());
@@ -87,7 +86,7 @@ impl Publisher {
         Self { index: self.index.of_revisions(), ..self }
     }
 
-    /// Also compiles and keeps the stored texts, for the leader, which accepts them.
+    /// Compiles and keeps the stored texts too, for the leader, which accepts them.
     pub(crate) fn accepting_texts(self, memory: share::Limits) -> Self {
         Self { index: self.index.of_revisions().keeping_texts().bounded_by(memory), ..self }
     }
@@ -110,8 +109,8 @@ impl Publisher {
     pub(crate) fn watch(&self, client: Client) -> Watches {
         let (metrics, reads_texts) = (&self.metrics, self.index.reads_texts());
         let updates = stream::select_all([
-            profiles_of::<ClusterInjectionProfile>(&client, Kind::ClusterProfiles, metrics, reads_texts),
-            profiles_of::<InjectionProfile>(&client, Kind::Profiles, metrics, reads_texts),
+            profiles_of::<ClusterInjectionProfile>(&client, WatchedKind::ClusterProfiles, metrics, reads_texts),
+            profiles_of::<InjectionProfile>(&client, WatchedKind::Profiles, metrics, reads_texts),
             namespaces_of(&client, metrics, &self.opt_in),
         ]);
         Watches { batches: updates.boxed().ready_chunks(BATCH), fetches: Fetches::new(Some(client)) }
@@ -128,7 +127,7 @@ impl Publisher {
                 for broken in self.index.update(update) {
                     report(&broken);
                 }
-                // Compiling takes time, and the same threads serve requests.
+                // Compiling takes time, and these threads also serve requests.
                 tokio::task::coop::consume_budget().await;
             }
             self.publish(&mut watches);
@@ -140,26 +139,26 @@ impl Publisher {
         &self.index
     }
 
-    /// The index, to apply updates.
+    /// The index, for applying updates.
     pub(crate) const fn index_mut(&mut self) -> &mut Index {
         &mut self.index
     }
 
     /// Fetches the revisions that the index needs, and publishes the next snapshot and the status if they changed.
     pub(crate) fn publish(&mut self, watches: &mut Watches) {
-        watches.fetches.ask(self.index.take_unfetched());
+        watches.fetches.queue(self.index.take_unfetched());
         let first = !self.status.borrow().synced;
-        // The last snapshot and status stay: a replica that has just started must not appear ready.
+        // After a panic, the last snapshot and status stay: a replica that has just started must not become ready.
         let publication = guarded(&"the snapshot", || self.index.publish());
         let Ok(publication) = publication else { return };
         if let Some(snapshot) = publication {
             let before = self.published.swap(Arc::clone(&snapshot));
             self.metrics.published();
-            log_news(&news(before.profiles(), snapshot.profiles()));
+            log_activations(&activation_changes(before.profiles(), snapshot.profiles()));
         }
-        for kind in Kind::ALL {
+        for kind in WatchedKind::ALL {
             let (synced, objects) = self.index.known(kind);
-            self.metrics.known(kind, synced, objects);
+            self.metrics.set_objects(kind, synced, objects);
         }
         let status = self.index.status();
         let changed = self.status.send_if_modified(|known| std::mem::replace(known, status) != status);
@@ -179,11 +178,11 @@ pub(crate) struct Watches {
 }
 
 impl Watches {
-    /// The next updates, to be applied to the index; `None` if the watches ended. Cancel-safe.
+    /// Returns the next updates for the index, or `None` if the watches ended. Cancel-safe.
     pub(crate) async fn next(&mut self, index: &mut Index) -> Option<Vec<Update>> {
         tokio::select! {
             biased;
-            // Cancel-safe: changes outside a batch stay in their stream.
+            // Cancel-safe: changes outside of a batch stay in their stream.
             batch = self.batches.next() => batch,
             // Cancel-safe: unfinished fetches keep running.
             (key, paused, outcome) = self.fetches.next() => {
@@ -192,7 +191,7 @@ impl Watches {
         }
     }
 
-    /// The update after a fetch, which is retried if it may succeed later.
+    /// Returns the update after a fetch, and retries a fetch that may succeed later.
     fn fetched(
         &mut self,
         index: &mut Index,
@@ -201,11 +200,11 @@ impl Watches {
         outcome: fetch::FetchResult,
     ) -> Option<Update> {
         match outcome {
-            Ok(came) => {
-                if matches!(came, Fetched::Missing(_)) && index.still_needs(&key) {
-                    self.fetches.ask_again(key.clone(), paused);
+            Ok(fetched) => {
+                if matches!(fetched, Fetched::Missing(_)) && index.still_needs(&key) {
+                    self.fetches.queue_retry(key.clone(), paused);
                 }
-                Some(Update::Fetched(key, came))
+                Some(Update::Fetched(key, fetched))
             }
             Err(error) => {
                 let error = chain(&error);
@@ -218,9 +217,9 @@ impl Watches {
                 if !index.still_needs(&key) {
                     return None;
                 }
-                self.fetches.ask_again(key.clone(), paused);
-                fetch::is_out_of_patience(paused).then(|| {
-                    let missing = fetch::not_to_be_had(&key, &error);
+                self.fetches.queue_retry(key.clone(), paused);
+                fetch::exceeds_wait(paused).then(|| {
+                    let missing = fetch::unavailable_revision(&key, &error);
                     Update::Fetched(key, missing)
                 })
             }
@@ -228,22 +227,27 @@ impl Watches {
     }
 }
 
-/// Watches profiles, of which only what the index needs is read. They are read as any JSON: one that this build cannot
-/// read must not break the stream.
-fn profiles_of<K>(client: &Client, kind: Kind, metrics: &CacheMetrics, reads_texts: bool) -> BoxStream<'static, Update>
+/// Watches profiles, and reads only the parts that the index needs. Profiles are read as arbitrary JSON: one that this
+/// build cannot parse must not break the stream.
+fn profiles_of<K>(
+    client: &Client,
+    kind: WatchedKind,
+    metrics: &CacheMetrics,
+    reads_texts: bool,
+) -> BoxStream<'static, Update>
 where
     K: Resource<DynamicType = ()>,
 {
     let read = move |object| read_profile(object, reads_texts);
     let key = |object: DynamicObject| objects::name(object.metadata);
-    let client = noting(client.clone(), metrics.heard(kind).clone());
+    let client = recording(client.clone(), metrics.last_response(kind).clone());
     let events =
-        watcher(Api::<DynamicObject>::all_with(client, &ApiResource::erase::<K>(&())), config(PROFILES_A_PAGE));
+        watcher(Api::<DynamicObject>::all_with(client, &ApiResource::erase::<K>(&())), config(PROFILES_PER_PAGE));
     let changes = changes(events, kind, metrics.clone(), read, key);
-    changes.map(move |change| Update::of_profiles(change, matches!(kind, Kind::ClusterProfiles))).boxed()
+    changes.map(move |change| Update::of_profiles(change, matches!(kind, WatchedKind::ClusterProfiles))).boxed()
 }
 
-/// Reduces a profile to its status, and its text if that is needed.
+/// Reduces a profile to its status, and to its text if that is needed.
 pub(crate) fn read_profile(mut object: DynamicObject, reads_text: bool) -> StoredProfile {
     let mut part = |name: &str| object.data.get_mut(name).map_or(Value::Null, Value::take);
     let spec = if reads_text { part("spec") } else { Value::Null };
@@ -251,29 +255,30 @@ pub(crate) fn read_profile(mut object: DynamicObject, reads_text: bool) -> Store
     StoredProfile::new(object.metadata, spec).with_status(status)
 }
 
-/// Requests only the metadata of namespaces, and reduces it at once.
+/// Watches the metadata of namespaces, and reduces it.
 fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &OptIn) -> BoxStream<'static, Update> {
     let opt_in = opt_in.clone();
-    let client = noting(client.clone(), metrics.heard(Kind::Namespaces).clone());
+    let client = recording(client.clone(), metrics.last_response(WatchedKind::Namespaces).clone());
     let api = Api::<PartialObjectMeta<Namespace>>::all(client);
     let read = move |object: PartialObjectMeta<Namespace>| {
         let name = object.metadata.name.clone().unwrap_or_default();
         guarded(&format_args!("namespace {name}"), || namespaces::read(object.metadata, &opt_in)).ok()
     };
     let key = |object: PartialObjectMeta<Namespace>| -> Box<str> { object.metadata.name.unwrap_or_default().into() };
-    let events = watcher(api, config(NAMESPACES_A_PAGE));
-    let changes = changes(events, Kind::Namespaces, metrics.clone(), read, key);
-    // An unreadable namespace keeps its last state, or stays unknown: a review of its pods then looks it up.
+    let events = watcher(api, config(NAMESPACES_PER_PAGE));
+    let changes = changes(events, WatchedKind::Namespaces, metrics.clone(), read, key);
+    // An unreadable namespace keeps its last state. If it has none, the reviews of its pods look it up.
     changes.filter_map(|change| std::future::ready(change.known())).map(Update::Namespace).boxed()
 }
 
-/// The changes from a watch. After an error, which is logged, the stream restarts after a growing pause.
+/// Converts the events of a watch to changes. After an error, which is logged, the stream restarts after a growing
+/// pause.
 ///
-/// The event that announces a list is removed: it precedes each attempt, and any event resets the pause. The error
-/// reports an interrupted list instead.
+/// `Init` events are removed: one precedes each attempt, and any event resets the pause. An interrupted list is
+/// reported by its error instead.
 pub(crate) fn changes<O, K, T>(
     events: impl Stream<Item = watcher::Result<Event<O>>> + Send + 'static,
-    kind: Kind,
+    kind: WatchedKind,
     metrics: CacheMetrics,
     read: impl Fn(O) -> T + Send + 'static,
     key: impl Fn(O) -> K + Send + 'static,
@@ -283,18 +288,18 @@ where
 {
     let lists = metrics.clone();
     let events = events.try_filter(move |event| {
-        let announces = matches!(event, Event::Init);
-        if announces {
+        let is_init = matches!(event, Event::Init);
+        if is_init {
             lists.list_begins(kind);
         }
-        std::future::ready(!announces)
+        std::future::ready(!is_init)
     });
     events.backoff(pauses()).map(move |event| match event {
         Ok(event) => Change::from_event(event, &read, &key),
         Err(error) => {
-            metrics.restarted(kind, Reason::of(&error));
+            metrics.restarted(kind, InterruptionReason::of(&error));
             let help = help(&error);
-            let error = described(&error);
+            let error = error_message(&error);
             warn!(kind = kind.as_str(), error, help, "not watched at present, what was last known stays; trying again");
             Change::Restarted
         }
@@ -303,17 +308,17 @@ where
 
 /// A profile whose active revision changed, or that is no longer active.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct News {
-    /// Its name.
+struct ActivationChange {
+    /// The profile's name.
     name: ProfileName,
     /// The earlier active revision; `None` if the profile is new.
     before: Option<Box<str>>,
-    /// The active revision; `None` if the profile is gone.
+    /// The active revision; `None` if the profile is no longer active.
     now: Option<Box<str>>,
 }
 
-/// The changes of active profiles, by name.
-fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
+/// The differences between two sets of active profiles, by name.
+fn activation_changes(before: &ProfileSet, now: &ProfileSet) -> Vec<ActivationChange> {
     if std::ptr::eq(before, now) {
         return Vec::new();
     }
@@ -324,7 +329,7 @@ fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
     }
     let changed = all.into_iter().filter(|(_, (before, now))| before != now);
     changed
-        .map(|(name, (before, now))| News {
+        .map(|(name, (before, now))| ActivationChange {
             name: name.clone(),
             before: before.map(Into::into),
             now: now.map(Into::into),
@@ -332,9 +337,9 @@ fn news(before: &ProfileSet, now: &ProfileSet) -> Vec<News> {
         .collect()
 }
 
-/// Logs which profiles became active, so that operators need not ask a replica.
-fn log_news(news: &[News]) {
-    for News { name, before, now } in news.iter().take(LOGGED) {
+/// Logs which profiles became active, so that operators need not query a replica.
+fn log_activations(changes: &[ActivationChange]) {
+    for ActivationChange { name, before, now } in changes.iter().take(MAX_LOGGED) {
         let (old_revision, revision) = (before.as_deref(), now.as_deref());
         if revision.is_some() {
             info!(profile = %name, old_revision, revision, "the profile is at work");
@@ -342,7 +347,7 @@ fn log_news(news: &[News]) {
             info!(profile = %name, old_revision, "the profile is gone");
         }
     }
-    if let Some(more) = news.len().checked_sub(LOGGED).filter(|more| *more > 0) {
+    if let Some(more) = changes.len().checked_sub(MAX_LOGGED).filter(|more| *more > 0) {
         info!(more, "more profiles are at work or gone");
     }
 }

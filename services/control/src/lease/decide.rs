@@ -1,5 +1,5 @@
-//! The content of the Lease, and the decision of the election: it takes the observed Lease and the local clock, and
-//! returns the action.
+//! The content of the Lease, and the decision of the election. The decision takes the observed Lease and the local
+//! clock, and returns the next action.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use tokio::time::Instant;
 
 use super::Settings;
 
-/// The contents of a Lease that the election uses. Its times are only compared with their earlier values: a change
-/// means that the holder wrote.
+/// The fields of a Lease that the election uses. Times are only compared with their earlier values: any change means
+/// that the holder wrote.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct LeaseContent {
     /// The holder; `None` after a release.
     pub holder: Option<String>,
-    /// How long other candidates must wait, as the holder promised.
+    /// The lease duration: how long other candidates must wait.
     pub duration: Duration,
     /// When the holder took it, by the holder's clock.
     pub acquired: Option<Timestamp>,
@@ -26,7 +26,7 @@ pub struct Held {
     pub transitions: i32,
 }
 
-impl Held {
+impl LeaseContent {
     /// Reads a Lease. Negative numbers, which only manual edits cause, count as missing.
     #[must_use]
     pub fn of(lease: &Lease) -> Self {
@@ -54,18 +54,18 @@ impl Held {
     }
 }
 
-/// A holder may promise a longer lease duration than this controller's settings, as another version does. It counts up
-/// to this multiple of the settings, so that a Lease edited by hand does not stop the controllers for ever.
-const LONGEST: u32 = 4;
+/// The maximum lease duration that is respected, in lease durations of this controller's settings. A holder of another
+/// version may use a longer duration. Without a maximum, a Lease edited by hand could stop the controllers for ever.
+const MAX_DURATION_FACTOR: u32 = 4;
 
 /// One controller's view of the Lease.
 #[derive(Clone, Debug)]
-pub struct View {
-    /// Its contents; `None` if there is no Lease.
-    pub held: Option<Held>,
-    /// When this controller first saw it unchanged.
+pub struct LeaseView {
+    /// The contents of the Lease; `None` if it does not exist.
+    pub content: Option<LeaseContent>,
+    /// When this controller first saw these contents.
     pub since: Instant,
-    /// If this controller leads: when it sent its last successful write.
+    /// When this leader sent its last successful write; `None` if this controller does not lead.
     pub claim: Option<Instant>,
 }
 
@@ -74,11 +74,12 @@ pub struct View {
 pub enum Action {
     /// Create the Lease, and hold it.
     Create,
-    /// Take the Lease, which has expired or has no holder; the leader keeps it if it was emptied.
+    /// Take the Lease, which has expired or has no holder. A leader does the same if another client removed it as the
+    /// holder.
     Acquire,
     /// Renew the held Lease.
     Renew,
-    /// Another controller holds it: wait until this time or a change.
+    /// Another controller holds the Lease: wait until this time or a change.
     Wait {
         /// When it may be taken.
         until: Instant,
@@ -90,29 +91,29 @@ pub enum Action {
 /// Why a leader must stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// It could not write for too long, or was paused for too long.
+    /// The leader could not write for too long, or was paused for too long.
     Deadline,
     /// Another controller holds the Lease.
     Taken,
 }
 
-impl View {
-    /// Without any observation yet.
+impl LeaseView {
+    /// Creates a view without any observation.
     #[must_use]
     pub const fn unknown(now: Instant) -> Self {
-        Self { held: None, since: now, claim: None }
+        Self { content: None, since: now, claim: None }
     }
 
-    /// Records the Lease. Only its fields count: a changed label does not prove that its holder is alive.
-    pub fn see(&mut self, held: Option<Held>, now: Instant) {
-        if self.held != held {
-            (self.held, self.since) = (held, now);
+    /// Records the Lease. Only its election fields count: a changed label does not prove that the holder is alive.
+    pub fn observe(&mut self, content: Option<LeaseContent>, now: Instant) {
+        if self.content != content {
+            (self.content, self.since) = (content, now);
         }
     }
 
     /// Records a successful write that was sent at this time.
-    pub fn wrote(&mut self, held: Held, sent: Instant, now: Instant) {
-        self.see(Some(held), now);
+    pub fn record_write(&mut self, content: LeaseContent, sent: Instant, now: Instant) {
+        self.observe(Some(content), now);
         self.claim = Some(sent);
     }
 
@@ -125,39 +126,39 @@ impl View {
 
 /// Returns the next action. `identity` must be unique to this process.
 #[must_use]
-pub fn decide(settings: &Settings, identity: &str, view: &View, now: Instant) -> Action {
-    // The clock comes first: a controller that was paused has an outdated view of the Lease.
+pub fn decide(settings: &Settings, identity: &str, view: &LeaseView, now: Instant) -> Action {
+    // Check the clock first: a controller that was paused has an outdated view of the Lease.
     if view.deadline(settings).is_some_and(|deadline| now >= deadline) {
         return Action::Lost(Loss::Deadline);
     }
     let leads = view.claim.is_some();
-    let Some(held) = &view.held else { return Action::Create };
-    match held.holder.as_deref() {
+    let Some(content) = &view.content else { return Action::Create };
+    match content.holder.as_deref() {
         None => Action::Acquire,
         Some(holder) if holder == identity => {
             if leads {
                 Action::Renew
             } else {
-                // This controller's write lost its response, or its earlier leadership ended without a release.
+                // The response to this process's last write was lost, or its last term ended without a release.
                 Action::Acquire
             }
         }
         Some(_) if leads => Action::Lost(Loss::Taken),
         Some(_) => {
-            let until = view.since + patience(settings, held.duration);
+            let until = view.since + wait_for_holder(settings, content.duration);
             if now >= until { Action::Acquire } else { Action::Wait { until } }
         }
     }
 }
 
-/// How long to wait for a silent holder: as long as it promised, and at least as long as the settings say, since its
-/// settings may be the same.
-fn patience(settings: &Settings, promised: Duration) -> Duration {
-    promised.clamp(settings.lease_duration, settings.lease_duration * LONGEST)
+/// How long to wait for a silent holder: for its lease duration, but at least for this controller's own, since the
+/// holder may use the same settings.
+fn wait_for_holder(settings: &Settings, lease_duration: Duration) -> Duration {
+    lease_duration.clamp(settings.lease_duration, settings.lease_duration * MAX_DURATION_FACTOR)
 }
 
-/// The number of changes of the holder, after `identity` takes it.
-pub(super) fn transitions(before: &Held, identity: &str) -> i32 {
+/// The number of changes of the holder after `identity` takes the Lease.
+pub(super) fn transitions(before: &LeaseContent, identity: &str) -> i32 {
     before.transitions.saturating_add(i32::from(before.holder.as_deref() != Some(identity)))
 }
 
@@ -167,60 +168,72 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn by(holder: &str) -> Held {
-        Held { holder: Some(holder.to_owned()), duration: 15 * SECOND, ..Held::default() }
+    fn by(holder: &str) -> LeaseContent {
+        LeaseContent { holder: Some(holder.to_owned()), duration: 15 * SECOND, ..LeaseContent::default() }
     }
 
-    /// The action of `me` at second 100. The Lease is unchanged since second `since`; `claim` is its last own write.
+    /// The action of `me` at second 100. The Lease has not changed since second `since`. `me` sent its last successful
+    /// write at second `claim`.
     struct Case {
         what: &'static str,
-        held: Option<Held>,
+        content: Option<LeaseContent>,
         since: u32,
         claim: Option<u32>,
-        /// The action, from the time of second 0.
+        /// Returns the expected action, given the time of second 0.
         does: fn(Instant) -> Action,
     }
 
     const fn case(
         what: &'static str,
-        held: Option<Held>,
+        content: Option<LeaseContent>,
         since: u32,
         claim: Option<u32>,
         does: fn(Instant) -> Action,
     ) -> Case {
-        Case { what, held, since, claim, does }
+        Case { what, content, since, claim, does }
     }
 
     #[test]
     fn decides_by_lease_and_clock() {
-        let released = || Some(Held::default());
+        let released = || Some(LeaseContent::default());
         let other = || Some(by("other"));
         let mine = || Some(by("me"));
-        let promised = |seconds: u32| Some(Held { duration: seconds * SECOND, ..by("other") });
+        let lease_duration = |seconds: u32| Some(LeaseContent { duration: seconds * SECOND, ..by("other") });
         let cases = [
-            case("there is none", None, 99, None, |_| Action::Create),
-            case("there is none any more, while leading", None, 99, Some(95), |_| Action::Create),
+            case("no Lease", None, 99, None, |_| Action::Create),
+            case("the leader's Lease was deleted", None, 99, Some(95), |_| Action::Create),
             case("released", released(), 100, None, |_| Action::Acquire),
-            case("emptied, while leading", released(), 100, Some(98), |_| Action::Acquire),
-            case("another's, fresh", other(), 99, None, |zero| Action::Wait { until: zero + 114 * SECOND }),
-            case("another's, at its end", other(), 86, None, |zero| Action::Wait { until: zero + 101 * SECOND }),
-            case("another's, unchanged for its duration", other(), 85, None, |_| Action::Acquire),
-            case("who promised more", promised(30), 85, None, |zero| Action::Wait { until: zero + 115 * SECOND }),
-            case("who promised no time", promised(0), 99, None, |zero| Action::Wait { until: zero + 114 * SECOND }),
-            case("who promised years", promised(1 << 30), 41, None, |zero| Action::Wait { until: zero + 101 * SECOND }),
-            case("who promised years, long ago", promised(1 << 30), 40, None, |_| Action::Acquire),
-            case("mine", mine(), 99, Some(98), |_| Action::Renew),
-            case("mine, at the last moment", mine(), 91, Some(91), |_| Action::Renew),
-            case("mine, too late", mine(), 90, Some(90), |_| Action::Lost(Loss::Deadline)),
-            case("mine, the write was seen late", mine(), 99, Some(90), |_| Action::Lost(Loss::Deadline)),
-            case("there is none, too late", None, 99, Some(90), |_| Action::Lost(Loss::Deadline)),
-            case("released, too late", released(), 99, Some(90), |_| Action::Lost(Loss::Deadline)),
-            case("taken", other(), 100, Some(99), |_| Action::Lost(Loss::Taken)),
-            case("mine, and I do not lead", mine(), 99, None, |_| Action::Acquire),
+            case("the leader was removed from the Lease", released(), 100, Some(98), |_| Action::Acquire),
+            case("held by another, just renewed", other(), 99, None, |zero| Action::Wait {
+                until: zero + 114 * SECOND,
+            }),
+            case("held by another, expires in a second", other(), 86, None, |zero| Action::Wait {
+                until: zero + 101 * SECOND,
+            }),
+            case("held by another, expired", other(), 85, None, |_| Action::Acquire),
+            case("held by another with a longer duration", lease_duration(30), 85, None, |zero| Action::Wait {
+                until: zero + 115 * SECOND,
+            }),
+            case("held by another without a duration", lease_duration(0), 99, None, |zero| Action::Wait {
+                until: zero + 114 * SECOND,
+            }),
+            case("held by another for years", lease_duration(1 << 30), 41, None, |zero| Action::Wait {
+                until: zero + 101 * SECOND,
+            }),
+            case("held by another for years, silent for long", lease_duration(1 << 30), 40, None, |_| Action::Acquire),
+            case("held by me", mine(), 99, Some(98), |_| Action::Renew),
+            case("held by me, just before the deadline", mine(), 91, Some(91), |_| Action::Renew),
+            case("held by me, at the deadline", mine(), 90, Some(90), |_| Action::Lost(Loss::Deadline)),
+            case("held by me, response was late", mine(), 99, Some(90), |_| Action::Lost(Loss::Deadline)),
+            case("no Lease, at the deadline", None, 99, Some(90), |_| Action::Lost(Loss::Deadline)),
+            case("released, at the deadline", released(), 99, Some(90), |_| Action::Lost(Loss::Deadline)),
+            case("taken by another", other(), 100, Some(99), |_| Action::Lost(Loss::Taken)),
+            case("held by me, without leading", mine(), 99, None, |_| Action::Acquire),
         ];
-        for Case { what, held, since, claim, does } in cases {
+        for Case { what, content, since, claim, does } in cases {
             let zero = Instant::now();
-            let view = View { held, since: zero + since * SECOND, claim: claim.map(|claim| zero + claim * SECOND) };
+            let view =
+                LeaseView { content, since: zero + since * SECOND, claim: claim.map(|claim| zero + claim * SECOND) };
             assert_eq!(decide(&Settings::default(), "me", &view, zero + 100 * SECOND), does(zero), "{what}");
         }
     }
@@ -228,47 +241,47 @@ mod tests {
     #[test]
     fn only_changed_fields_prove_the_holder_alive() {
         let zero = Instant::now();
-        let mut view = View::unknown(zero);
-        view.see(Some(by("other")), zero + SECOND);
-        view.see(Some(by("other")), zero + 9 * SECOND);
+        let mut view = LeaseView::unknown(zero);
+        view.observe(Some(by("other")), zero + SECOND);
+        view.observe(Some(by("other")), zero + 9 * SECOND);
         assert_eq!(view.since, zero + SECOND);
         // Even a remote clock that runs backwards proves that the holder is alive.
-        let backwards = Held { renewed: Some("1970-01-01T00:00:00Z".parse().unwrap()), ..by("other") };
-        view.see(Some(backwards), zero + 10 * SECOND);
+        let backwards = LeaseContent { renewed: Some("1970-01-01T00:00:00Z".parse().unwrap()), ..by("other") };
+        view.observe(Some(backwards), zero + 10 * SECOND);
         assert_eq!(view.since, zero + 10 * SECOND);
     }
 
     #[test]
     fn holder_gives_up_before_others_may_take() {
-        // The deadline counts from sending the write, whenever its success is seen.
+        // The deadline counts from when the write was sent, not from its response.
         let settings = Settings::default();
         let sent = Instant::now();
-        let mut holder = View::unknown(sent);
-        holder.wrote(by("me"), sent, sent + 3 * SECOND);
+        let mut holder = LeaseView::unknown(sent);
+        holder.record_write(by("me"), sent, sent + 3 * SECOND);
         for seen in [sent, sent + SECOND] {
-            let mut other = View::unknown(seen);
-            other.see(Some(by("me")), seen);
+            let mut other = LeaseView::unknown(seen);
+            other.observe(Some(by("me")), seen);
             for milliseconds in (0..20_000).step_by(50) {
                 let now = sent + Duration::from_millis(milliseconds);
                 let leads = decide(&settings, "me", &holder, now) == Action::Renew;
                 let takes = decide(&settings, "other", &other, now) == Action::Acquire;
-                assert!(!(leads && takes), "both at {milliseconds} ms");
+                assert!(!(leads && takes), "two leaders after {milliseconds} ms");
             }
         }
     }
 
     #[test]
     fn transitions_count_changes_of_the_holder() {
-        let held = Held { transitions: 7, ..by("other") };
-        assert_eq!(transitions(&held, "me"), 8);
-        assert_eq!(transitions(&held, "other"), 7);
-        assert_eq!(transitions(&Held { holder: None, ..held }, "other"), 8);
+        let content = LeaseContent { transitions: 7, ..by("other") };
+        assert_eq!(transitions(&content, "me"), 8);
+        assert_eq!(transitions(&content, "other"), 7);
+        assert_eq!(transitions(&LeaseContent { holder: None, ..content }, "other"), 8);
     }
 
     #[test]
     fn lease_content_round_trips() {
         let now: Timestamp = "2026-11-21T12:00:00.123456Z".parse().unwrap();
-        let held = Held {
+        let content = LeaseContent {
             holder: Some("a".to_owned()),
             duration: Duration::from_secs(15),
             acquired: Some(now),
@@ -276,12 +289,12 @@ mod tests {
             transitions: 3,
         };
         let mut lease = Lease::default();
-        held.write_to(&mut lease);
-        assert_eq!(Held::of(&lease), held);
+        content.write_to(&mut lease);
+        assert_eq!(LeaseContent::of(&lease), content);
 
-        let scaled = Held { duration: Duration::from_millis(1_200), holder: None, ..held };
+        let scaled = LeaseContent { duration: Duration::from_millis(1_200), holder: None, ..content };
         scaled.write_to(&mut lease);
-        assert_eq!(Held::of(&lease), Held { duration: Duration::from_secs(2), ..scaled });
+        assert_eq!(LeaseContent::of(&lease), LeaseContent { duration: Duration::from_secs(2), ..scaled });
     }
 
     #[test]
@@ -292,7 +305,7 @@ mod tests {
             lease_transitions: Some(-1),
             ..LeaseSpec::default()
         };
-        assert_eq!(Held::of(&Lease { spec: Some(spec), ..Lease::default() }), Held::default());
-        assert_eq!(Held::of(&Lease::default()), Held::default());
+        assert_eq!(LeaseContent::of(&Lease { spec: Some(spec), ..Lease::default() }), LeaseContent::default());
+        assert_eq!(LeaseContent::of(&Lease::default()), LeaseContent::default());
     }
 }

@@ -16,15 +16,15 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
-use super::decide::{Action, Held, Loss, View, decide, transitions};
+use super::decide::{Action, LeaseContent, LeaseView, Loss, decide, transitions};
 use super::{LeaseMetrics, LeaseOperation, Settings, SettingsError, TermEnd};
-use crate::client::WATCH_FOR;
+use crate::client::WATCH_DURATION;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::random;
 use crate::release::Release;
 
-/// In lease durations: the longest pause between two terms, and how long a term must last to reset the pause.
-const LONGEST_PAUSE: u32 = 4;
+/// The longest pause between two terms, in lease durations. A term that lasts this long resets the pause.
+const MAX_PAUSE_FACTOR: u32 = 4;
 
 /// A term of leadership, for the leader's tasks.
 #[derive(Clone, Debug)]
@@ -33,20 +33,20 @@ pub struct Claim {
     until: Arc<Mutex<Instant>>,
 }
 
-/// One candidate.
+/// A candidate in the election.
 pub struct Elector {
     leases: Api<Lease>,
     name: String,
     identity: String,
     settings: Settings,
     metrics: LeaseMetrics,
-    view: View,
-    /// The Lease as last read, for its `resourceVersion`; `None` if there is none.
+    view: LeaseView,
+    /// The Lease as last read, for its `resourceVersion`; `None` if it does not exist.
     lease: Option<Lease>,
     /// Whether the Lease must be read before a write: it was never read, or a write failed.
     stale: bool,
-    /// Whether this candidate may hold the Lease without knowing: a write was sent, and its response was lost.
-    unsure: bool,
+    /// Whether this candidate may hold the Lease without knowing it: a write was sent, and its response was lost.
+    may_hold: bool,
     changes: Option<Changes>,
 }
 
@@ -82,8 +82,8 @@ impl Claim {
         LeaderContext { client, release, stop: self.stop.clone() }
     }
 
-    /// Whether the term continues, by the clock: `false` also right after a long pause of the process, before
-    /// [`Claim::stop`] is cancelled.
+    /// Whether the term continues, by the clock. After a long pause of the process, it returns `false` at once, even
+    /// before [`Claim::stop`] is cancelled.
     #[must_use]
     pub fn holds(&self) -> bool {
         !self.stop.is_cancelled() && Instant::now() < *self.until.lock().unwrap_or_else(PoisonError::into_inner)
@@ -105,8 +105,8 @@ impl fmt::Debug for Elector {
 }
 
 impl Elector {
-    /// A candidate for the release's Lease. The Lease's `holderIdentity` has the name of the `pod`, with a random
-    /// suffix: it differs from all other candidates and from earlier processes of the same pod.
+    /// Creates a candidate for the release's Lease. Its `holderIdentity` is the name of the `pod` with a random suffix.
+    /// So it differs from all other candidates, and from earlier processes of the same pod.
     ///
     /// # Errors
     /// The settings would allow two leaders.
@@ -124,10 +124,10 @@ impl Elector {
             identity: format!("{pod}_{}", random::token()),
             settings,
             metrics,
-            view: View::unknown(Instant::now()),
+            view: LeaseView::unknown(Instant::now()),
             lease: None,
             stale: true,
-            unsure: false,
+            may_hold: false,
             changes: None,
         })
     }
@@ -138,11 +138,11 @@ impl Elector {
         &self.identity
     }
 
-    /// Takes part until `stop`. Each time it becomes the leader, it runs `lead` with the [`Claim`] as a separate task.
-    /// At the end of the term, it cancels the claim's token, and the task has [`Settings::grace`] to end. At `stop`, it
+    /// Takes part in the election until `stop`. In each term, it runs `lead` with the [`Claim`] as a separate task. At
+    /// the end of a term, it cancels the claim's token, and the task has [`Settings::grace`] to end. At `stop`, it
     /// holds the Lease until the task has ended, and then releases it.
     ///
-    /// A task that returns early gives up the leadership.
+    /// A task that returns early ends the term.
     pub async fn run<F, Fut>(mut self, stop: CancellationToken, mut lead: F)
     where
         F: FnMut(Claim) -> Fut,
@@ -161,13 +161,13 @@ impl Elector {
                 self.release().await;
             }
             self.view.claim = None;
-            // Another candidate may have more success, so this one pauses.
+            // Give another candidate the chance to take over.
             if end != TermEnd::Stopped {
                 pause = pause_after(&self.settings, pause, end, began.elapsed());
-                rest(pause, &stop).await;
+                sleep_with_jitter(pause, &stop).await;
             }
         }
-        if self.unsure {
+        if self.may_hold {
             self.release().await;
         }
     }
@@ -175,11 +175,11 @@ impl Elector {
     /// Runs one term, until the leader's task has ended.
     async fn term(&mut self, stop: &CancellationToken, claim: &Claim, mut task: AbortOnDropHandle<()>) -> TermEnd {
         let grace = self.settings.grace;
-        let keep = self.keep(claim);
-        tokio::pin!(keep);
+        let renewal = self.renew_until_lost(claim);
+        tokio::pin!(renewal);
         let end = tokio::select! {
             biased;
-            loss = &mut keep => loss.into(),
+            loss = &mut renewal => loss.into(),
             () = stop.cancelled() => TermEnd::Stopped,
             ended = &mut task => {
                 if let Err(error) = ended {
@@ -195,7 +195,7 @@ impl Elector {
             // Hold the Lease while the tasks end, so that no other leader starts.
             tokio::select! {
                 ended = ending => ended,
-                loss = keep => {
+                loss = renewal => {
                     debug!(?loss, "the Lease was lost while the leader's tasks ended");
                     return loss.into();
                 }
@@ -210,7 +210,7 @@ impl Elector {
         end
     }
 
-    /// Waits until it becomes the leader; `None` at `stop`.
+    /// Waits until this candidate becomes the leader. Returns `None` at `stop`.
     async fn acquire(&mut self, stop: &CancellationToken) -> Option<Claim> {
         loop {
             let attempt = self.attempt(stop);
@@ -224,7 +224,7 @@ impl Elector {
                 Ok(None) => {}
                 Err((operation, error)) => {
                     self.failed(operation, &error);
-                    rest(self.settings.retry_period, stop).await;
+                    sleep_with_jitter(self.settings.retry_period, stop).await;
                 }
             }
         }
@@ -237,7 +237,7 @@ impl Elector {
         }
         match decide(&self.settings, &self.identity, &self.view, Instant::now()) {
             Action::Wait { until } => {
-                // Random, so that not all candidates try at once.
+                // Add a random delay, so that not all candidates try at once.
                 let until = until + random::up_to(self.settings.retry_period);
                 self.wait(until).await.map_err(|error| (LeaseOperation::Read, error))?;
                 Ok(None)
@@ -256,7 +256,7 @@ impl Elector {
     }
 
     /// Renews the Lease until it is lost.
-    async fn keep(&mut self, claim: &Claim) -> Loss {
+    async fn renew_until_lost(&mut self, claim: &Claim) -> Loss {
         let mut next = Instant::now() + self.settings.retry_period;
         loop {
             let Some(deadline) = self.view.deadline(&self.settings) else { return Loss::Deadline };
@@ -265,7 +265,7 @@ impl Elector {
             let action = decide(&self.settings, &self.identity, &self.view, now);
             let outcome = match action {
                 Action::Lost(loss) => return loss,
-                // Cannot happen while leading.
+                // This action is impossible while leading.
                 Action::Wait { .. } => return Loss::Taken,
                 // The result of the last write is unknown.
                 _ if self.stale => {
@@ -279,9 +279,9 @@ impl Elector {
             };
             let retry = self.settings.retry_period;
             next = match outcome {
-                // The deadline has passed; the next round handles it.
+                // The deadline has passed, and the next round handles it.
                 Err(_) => now,
-                // A read is followed by the write at once.
+                // After a read, write at once.
                 Ok(Ok(())) if self.view.claim.is_none_or(|sent| sent < now) => now,
                 Ok(Ok(())) => now + retry,
                 Ok(Err((operation, error))) => {
@@ -298,61 +298,61 @@ impl Elector {
 
     /// Reads the Lease.
     async fn read(&mut self) -> Result<(), RequestError> {
-        let lease = limited(self.settings.request_timeout, self.leases.get_opt(&self.name)).await?;
-        self.see(lease);
+        let lease = with_timeout(self.settings.request_timeout, self.leases.get_opt(&self.name)).await?;
+        self.observe(lease);
         self.stale = false;
         Ok(())
     }
 
-    fn see(&mut self, lease: Option<Lease>) {
-        self.view.see(lease.as_ref().map(Held::of), Instant::now());
+    fn observe(&mut self, lease: Option<Lease>) {
+        self.view.observe(lease.as_ref().map(LeaseContent::of), Instant::now());
         self.lease = lease;
     }
 
     /// Writes the Lease as its holder; fails with a conflict if it has changed since it was read.
     async fn write(&mut self) -> Result<(), RequestError> {
         let clock = Timestamp::now();
-        let before = self.view.held.clone().unwrap_or_default();
+        let before = self.view.content.clone().unwrap_or_default();
         let stays = before.holder.as_deref() == Some(self.identity.as_str());
-        let held = Held {
+        let content = LeaseContent {
             holder: Some(self.identity.clone()),
             duration: self.settings.lease_duration,
             acquired: before.acquired.filter(|_| stays).or(Some(clock)),
             renewed: Some(clock),
-            // A new Lease had no earlier holder.
+            // A new Lease has had no other holder.
             transitions: if self.lease.is_some() { transitions(&before, &self.identity) } else { 0 },
         };
         let sent = Instant::now();
-        let lease = self.put(&held).await?;
-        self.view.wrote(Held::of(&lease), sent, Instant::now());
+        let lease = self.put(&content).await?;
+        self.view.record_write(LeaseContent::of(&lease), sent, Instant::now());
         self.lease = Some(lease);
         self.stale = false;
         Ok(())
     }
 
-    async fn put(&mut self, held: &Held) -> Result<Lease, RequestError> {
+    async fn put(&mut self, content: &LeaseContent) -> Result<Lease, RequestError> {
         // Until the response arrives, the result of the write is unknown.
-        (self.stale, self.unsure) = (true, true);
+        (self.stale, self.may_hold) = (true, true);
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let mut lease = self.lease.clone().unwrap_or_else(|| Lease {
             metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
             spec: None,
         });
-        held.write_to(&mut lease);
-        // The API server sets this field, and it is larger than everything else.
+        content.write_to(&mut lease);
+        // The API server maintains this field, and it is larger than all others together.
         lease.metadata.managed_fields = None;
         let limit = self.settings.request_timeout;
         let outcome = if self.lease.is_some() {
-            limited(limit, self.leases.replace(&self.name, &params, &lease)).await
+            with_timeout(limit, self.leases.replace(&self.name, &params, &lease)).await
         } else {
-            limited(limit, self.leases.create(&params, &lease)).await
+            with_timeout(limit, self.leases.create(&params, &lease)).await
         };
-        self.unsure = !matches!(outcome, Ok(_) | Err(RequestError::Conflict));
+        self.may_hold = !matches!(outcome, Ok(_) | Err(RequestError::Conflict));
         outcome
     }
 
-    /// Releases the Lease if it is still held. Tries twice, since the result of the last write may be unknown, and
-    /// briefly, since other candidates can wait for its expiry.
+    /// Releases the Lease if this candidate holds it. Tries twice, since the result of the last write may be unknown.
+    /// Does not try longer, since the Lease expires anyway.
     async fn release(&mut self) {
         let limit = self.settings.request_timeout * 2;
         let tries = async {
@@ -367,20 +367,20 @@ impl Elector {
         if timeout(limit, tries).await.is_err() {
             warn!(lease = self.name, "the Lease was not released in time: others wait until it runs out");
         }
-        self.unsure = false;
+        self.may_hold = false;
     }
 
     async fn release_once(&mut self) -> Result<(), RequestError> {
         if self.stale {
             self.read().await?;
         }
-        let Some(held) = self.view.held.clone() else { return Ok(()) };
-        if held.holder.as_deref() != Some(self.identity.as_str()) {
+        let Some(content) = self.view.content.clone() else { return Ok(()) };
+        if content.holder.as_deref() != Some(self.identity.as_str()) {
             return Ok(());
         }
-        let released = Held { holder: None, duration: Duration::from_secs(1), ..held };
+        let released = LeaseContent { holder: None, duration: Duration::from_secs(1), ..content };
         let lease = self.put(&released).await?;
-        self.see(Some(lease));
+        self.observe(Some(lease));
         self.stale = false;
         Ok(())
     }
@@ -388,30 +388,31 @@ impl Elector {
     /// Waits until this time or a change of the Lease.
     async fn wait(&mut self, until: Instant) -> Result<(), RequestError> {
         let next = tokio::time::timeout_at(until, self.next_change());
-        // The time is over.
+        // The time has come without a change.
         let Ok(change) = next.await else { return Ok(()) };
         match change {
             Ok(lease) => {
-                self.see(lease);
+                self.observe(lease);
                 Ok(())
             }
             Err(error) => {
                 let lived = self.changes.take().map(|changes| changes.since.elapsed());
                 self.stale = true;
-                // A watch ends regularly; the next read shows changes.
+                // A watch ends regularly, and the next read shows any changes.
                 let is_old = lived.is_some_and(|lived| lived > self.settings.retry_period);
                 if is_old && matches!(error, RequestError::Ended) { Ok(()) } else { Err(error) }
             }
         }
     }
 
-    /// The Lease after its next change; `None` if it was deleted.
+    /// Returns the Lease after its next change, or `None` if it was deleted.
     async fn next_change(&mut self) -> Result<Option<Lease>, RequestError> {
         if self.changes.is_none() {
-            let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
+            let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
             let params = WatchParams::default().fields(&format!("metadata.name={}", self.name)).timeout(seconds);
             let version = self.lease.as_ref().and_then(ResourceExt::resource_version).unwrap_or_default();
-            let stream = limited(self.settings.request_timeout, self.leases.watch(&params, &version)).await?.boxed();
+            let stream =
+                with_timeout(self.settings.request_timeout, self.leases.watch(&params, &version)).await?.boxed();
             self.changes = Some(Changes { stream, since: Instant::now() });
         }
         let Some(changes) = &mut self.changes else { return Err(RequestError::Ended) };
@@ -437,7 +438,7 @@ impl Elector {
     }
 }
 
-async fn limited<T>(limit: Duration, request: impl Future<Output = kube::Result<T>>) -> Result<T, RequestError> {
+async fn with_timeout<T>(limit: Duration, request: impl Future<Output = kube::Result<T>>) -> Result<T, RequestError> {
     match timeout(limit, request).await {
         Err(_) => Err(RequestError::Timeout(limit)),
         Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(RequestError::Conflict),
@@ -445,14 +446,14 @@ async fn limited<T>(limit: Duration, request: impl Future<Output = kube::Result<
     }
 }
 
-/// The pause after a term before taking part again. A term begins with lists of the whole cluster. If an overloaded API
-/// server ends terms early, each next term would add load.
+/// Returns the pause after a term. A term begins with lists of the whole cluster. If an overloaded API server ends
+/// terms early, each new term would add load.
 fn pause_after(settings: &Settings, before: Duration, end: TermEnd, lasted: Duration) -> Duration {
-    let longest = settings.lease_duration * LONGEST_PAUSE;
+    let longest = settings.lease_duration * MAX_PAUSE_FACTOR;
     if end == TermEnd::Deadline && lasted < longest { (before * 2).min(longest) } else { settings.retry_period }
 }
 
-async fn rest(retry: Duration, stop: &CancellationToken) {
+async fn sleep_with_jitter(retry: Duration, stop: &CancellationToken) {
     tokio::select! {
         () = stop.cancelled() => {}
         () = sleep(retry / 2 + random::up_to(retry / 2)) => {}
@@ -467,7 +468,7 @@ mod tests {
     fn pause_grows_after_short_terms() {
         let settings = Settings::default();
         let minute = Duration::from_mins(1);
-        assert_eq!(settings.lease_duration * LONGEST_PAUSE, minute);
+        assert_eq!(settings.lease_duration * MAX_PAUSE_FACTOR, minute);
         let mut pause = settings.retry_period;
         let pauses = std::iter::from_fn(|| {
             pause = pause_after(&settings, pause, TermEnd::Deadline, minute / 2);

@@ -1,37 +1,36 @@
 //! Leader election among the controllers, by a Lease.
 //!
 //! The holder renews the Lease every few seconds, and all other candidates watch it. Clocks of different machines are
-//! never compared: a Lease is lost when its content has not changed for as long as it promises, *measured by the
-//! watcher's own monotonic clock*. A fast clock steals nothing.
+//! never compared. A candidate may take the Lease when it has not changed for the lease duration, *measured by the
+//! candidate's own monotonic clock*. So a candidate with a wrong clock cannot take the Lease early.
 //!
-//! The holder gives up earlier than others may take over: [`Settings::renew_deadline`] after it *sent* its last
-//! successful write. [`Claim::holds`] reads the clock, so a process that was paused notices at once. Each write names
-//! the `resourceVersion` that was read, so one of two concurrent writers gets a conflict. The Lease does not fence the
-//! leader's other writes: those guard themselves.
+//! The holder stops leading before others may take over: [`Settings::renew_deadline`] after it *sent* its last
+//! successful write. [`Claim::holds`] reads the clock, so a process that was paused notices this at once. Each write
+//! names the `resourceVersion` that was read, so one of two concurrent writers gets a conflict. The Lease does not
+//! guard the leader's other writes: each of them has its own guard.
 //!
-//! At the end of a term the leader's tasks end first. Then the holder is removed from the Lease, and the next candidate
-//! takes over at once, since it watches.
+//! At the end of a term, the leader's tasks end first. Then the holder is removed from the Lease. The other candidates
+//! watch the Lease, so the next one takes over at once.
 //!
-//! [`decide`](decide::decide) is the pure decision; [`elector`] executes it. kube-rs has no leader election. RBAC permissions: `get`, `update` and
-//! `watch` on the one Lease by name, and `create`.
+//! [`decide`](decide::decide) is the pure decision; [`elector`] executes it. kube-rs has no leader election. RBAC
+//! permissions: `get`, `update` and `watch` on the one Lease by name, and `create`.
 
 pub mod decide;
 pub mod elector;
 
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use self::decide::Loss;
-use crate::labels::labelled;
+use crate::labels::{Label, labelled};
 
 pub use elector::{Claim, Elector};
 
-/// Durations of the election. Tests scale them down; the Lease itself has whole seconds, rounded up.
+/// Durations of the election. Tests use shorter ones. The lease duration is written in whole seconds, rounded up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -72,23 +71,11 @@ pub struct SettingsError {
 }
 
 impl Settings {
-    /// Divides all durations, for tests.
-    #[must_use]
-    pub fn scaled_down(&self, by: u32) -> Self {
-        let by = by.max(1);
-        Self {
-            lease_duration: self.lease_duration / by,
-            renew_deadline: self.renew_deadline / by,
-            retry_period: self.retry_period / by,
-            request_timeout: self.request_timeout / by,
-            grace: self.grace / by,
-        }
-    }
-
     /// Checks that an election with these settings is safe.
     ///
     /// # Errors
-    /// The holder would not give up before others may take the Lease, or would give up before its next attempt.
+    /// The holder would lead for longer than the lease duration, or would stop leading before its second attempt to
+    /// write.
     pub fn check(&self) -> Result<(), SettingsError> {
         let Self { lease_duration, renew_deadline, retry_period, .. } = *self;
         if renew_deadline < lease_duration && retry_period < renew_deadline {
@@ -133,18 +120,8 @@ labelled! {
 pub struct LeaseMetrics {
     leader: Gauge,
     began: Counter,
-    ended: Family<ReasonLabel, Counter>,
-    errors: Family<OperationLabel, Counter>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OperationLabel {
-    operation: &'static str,
+    ended: Family<Label, Counter>,
+    errors: Family<Label, Counter>,
 }
 
 impl From<Loss> for TermEnd {
@@ -171,10 +148,10 @@ impl LeaseMetrics {
                     lost, among them";
         registry.register("lease_errors", text, metrics.errors.clone());
         for operation in LeaseOperation::ALL {
-            drop(metrics.errors.get_or_create_owned(&OperationLabel { operation: operation.as_str() }));
+            drop(metrics.errors.get_or_create_owned(&[("operation", operation.as_str())]));
         }
         for end in TermEnd::ALL {
-            drop(metrics.ended.get_or_create_owned(&ReasonLabel { reason: end.as_str() }));
+            drop(metrics.ended.get_or_create_owned(&[("reason", end.as_str())]));
         }
         metrics
     }
@@ -192,17 +169,17 @@ impl LeaseMetrics {
 
     pub(super) fn ended(&self, end: TermEnd) {
         self.leader.set(0);
-        self.ended.get_or_create_owned(&ReasonLabel { reason: end.as_str() }).inc();
+        self.ended.get_or_create_owned(&[("reason", end.as_str())]).inc();
     }
 
     pub(super) fn failed(&self, operation: LeaseOperation) {
-        self.errors.get_or_create_owned(&OperationLabel { operation: operation.as_str() }).inc();
+        self.errors.get_or_create_owned(&[("operation", operation.as_str())]).inc();
     }
 
     /// Number of failed requests for this operation.
     #[must_use]
     pub fn failures(&self, operation: LeaseOperation) -> u64 {
-        self.errors.get_or_create_owned(&OperationLabel { operation: operation.as_str() }).get()
+        self.errors.get_or_create_owned(&[("operation", operation.as_str())]).get()
     }
 }
 
@@ -213,12 +190,11 @@ mod tests {
     #[test]
     fn rejects_deadline_beyond_lease_duration() {
         assert_eq!(Settings::default().check(), Ok(()));
-        assert_eq!(Settings::default().scaled_down(10).check(), Ok(()));
-        let outstays = Settings { renew_deadline: Duration::from_secs(15), ..Settings::default() };
-        let error = outstays.check().unwrap_err().to_string();
+        let late_deadline = Settings { renew_deadline: Duration::from_secs(15), ..Settings::default() };
+        let error = late_deadline.check().unwrap_err().to_string();
         assert!(error.contains("renewDeadline (15s)"), "{error}");
-        let hasty = Settings { retry_period: Duration::from_secs(10), ..Settings::default() };
-        assert!(hasty.check().is_err());
+        let long_retry = Settings { retry_period: Duration::from_secs(10), ..Settings::default() };
+        assert!(long_retry.check().is_err());
     }
 
     #[test]
@@ -229,8 +205,7 @@ mod tests {
         metrics.ended(TermEnd::Taken);
         metrics.began();
         metrics.failed(LeaseOperation::Renew);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = crate::labels::exposition(&registry);
         for line in [
             "pillion_controller_leader 1",
             "pillion_controller_leaderships_total 2",

@@ -1,4 +1,4 @@
-//! Opens a TLS connection to an endpoint, and judges the certificate that it serves: of which CA it is, and whether an
+//! Opens a TLS connection to an endpoint, and judges the certificate that it serves: which CA signed it, and whether an
 //! API server would accept it. The handshake proves that the endpoint has the key.
 
 use std::fmt;
@@ -25,9 +25,9 @@ use crate::release::Release;
 /// A CA of the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownAuthority {
-    /// Its number.
+    /// The number of the CA.
     pub generation: Generation,
-    /// Its certificate.
+    /// The CA's certificate.
     pub certificate: CertificateDer<'static>,
 }
 
@@ -38,10 +38,10 @@ pub struct Expected {
     pub server_name: ServerName<'static>,
     /// The CAs of the record, trusted or not.
     pub known: Vec<KnownAuthority>,
-    /// The newest of them, which should sign all served certificates. `None` with another issuer.
+    /// The newest known CA, which should sign all served certificates. `None` with another issuer.
     pub newest: Option<Generation>,
-    /// The certificates that API servers trust. While it is empty, no API server calls the webhook, and `known` is used
-    /// instead.
+    /// The certificates that API servers trust. While this is empty, no API server calls the webhook, and `known` is
+    /// used instead.
     pub bundle: Vec<CertificateDer<'static>>,
     /// The epoch of the record at which the serving certificate last had to change.
     pub leaf_epoch: u64,
@@ -50,15 +50,15 @@ pub struct Expected {
 /// The verdict on an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// A valid certificate of the newest CA.
+    /// The endpoint serves a valid certificate of the newest CA.
     Newest,
-    /// A certificate of another known CA.
+    /// The endpoint serves a certificate of another known CA.
     Older(Generation),
-    /// A certificate of another issuer that the bundle trusts.
+    /// The endpoint serves a certificate of another issuer that the bundle trusts.
     Trusted,
-    /// An untrusted certificate.
+    /// The endpoint serves an untrusted certificate.
     Untrusted,
-    /// An invalid certificate of the right CA.
+    /// The endpoint serves an invalid certificate of the right CA.
     Invalid(Defect),
     /// The endpoint could not be probed.
     Unreachable(Unreachable),
@@ -67,26 +67,26 @@ pub enum Verdict {
 /// Why a certificate of the right CA is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Defect {
-    /// It expires soon.
+    /// The certificate expires soon.
     Expiring,
-    /// It has expired.
+    /// The certificate has expired.
     Expired,
-    /// It is not valid yet.
+    /// The certificate is not valid yet.
     NotYetValid,
-    /// It has other names.
+    /// The certificate has other names.
     WrongName,
-    /// Its CA has expired or is not valid yet, which the API server checks too.
+    /// The CA has expired or is not valid yet. The API server checks that too.
     Authority,
-    /// It is no server certificate, or is broken.
+    /// The certificate is no server certificate, or is damaged.
     Unusable,
 }
 
 /// The verdict on an endpoint's certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judgement {
-    /// What kind of certificate it serves.
+    /// The verdict on the certificate.
     pub verdict: Verdict,
-    /// Whether API servers with the bundle would trust it now.
+    /// Whether API servers with the bundle would trust the certificate now.
     pub trusted: bool,
     /// End of the certificate's validity, if readable.
     pub not_after: Option<Timestamp>,
@@ -94,7 +94,7 @@ pub struct Judgement {
 
 impl Verdict {
     /// The labels of all verdicts.
-    pub const LABELS: [&str; 7] = ["newest", "older", "trusted", "stranger", "expiring", "unfit", "unreachable"];
+    pub(crate) const LABELS: [&str; 7] = ["newest", "older", "trusted", "stranger", "expiring", "unfit", "unreachable"];
 
     /// The verdict as a metric label.
     #[must_use]
@@ -112,9 +112,8 @@ impl Verdict {
 }
 
 impl Expected {
-    /// The requirements on a release's endpoints.
-    ///
-    /// `None` if the release's name is not a DNS name, which [`Release`] does not allow.
+    /// The requirements on a release's endpoints. `None` if the release's name is not a DNS name, which [`Release`]
+    /// does not allow.
     #[must_use]
     pub fn of(
         release: &Release,
@@ -128,7 +127,7 @@ impl Expected {
         Some(Self { server_name, known, newest, bundle, leaf_epoch })
     }
 
-    /// The same for certificates of another issuer: only the bundle is known.
+    /// The requirements with certificates of another issuer: only the bundle is known.
     #[must_use]
     pub fn of_other_issuer(release: &Release, bundle: Vec<CertificateDer<'static>>) -> Option<Self> {
         Self::of(release, Vec::new(), None, bundle, 0)
@@ -176,7 +175,7 @@ impl Expected {
         let valid = valid_at(authorities, now);
         match self.verify(chain, &valid, now) {
             Ok(()) => {}
-            // The CA that signed it is not valid now.
+            // The CA that signed the certificate is not valid now.
             Err(CertificateError::UnknownIssuer) => return Some(Defect::Authority),
             Err(error) => return Some(defect_of(&error)),
         }
@@ -184,8 +183,8 @@ impl Expected {
         self.verify(chain, &valid_at(&valid, later), later).err().map(|_| Defect::Expiring)
     }
 
-    /// Whether one of these CAs signed the certificate, whatever its names and the CA's validity. `from` is the start of
-    /// the certificate's validity.
+    /// Whether one of these CAs signed the certificate. Its names and the validity of the CA do not matter. `from` is
+    /// the start of the certificate's validity.
     fn is_signed_by(
         &self,
         authorities: &[&CertificateDer<'static>],
@@ -194,7 +193,7 @@ impl Expected {
     ) -> bool {
         match self.verify(chain, authorities, from) {
             Ok(()) => true,
-            // Names are checked after the signature, so a wrong name means a valid signature.
+            // Names are checked after the signature, so the error of a wrong name means that the signature is valid.
             Err(error) => defect_of(&error) == Defect::WrongName,
         }
     }
@@ -218,7 +217,7 @@ impl Expected {
     }
 }
 
-/// Those of the certificates that are valid at this time.
+/// Returns the certificates that are valid at this time.
 fn valid_at<'c>(authorities: &[&'c CertificateDer<'static>], time: Timestamp) -> Vec<&'c CertificateDer<'static>> {
     authorities.iter().copied().filter(|authority| is_valid_at(authority, time)).collect()
 }
@@ -236,41 +235,43 @@ labelled! {
     /// Why an endpoint could not be probed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Unreachable {
-        /// It has no address, or no port with this name.
+        /// The endpoint has no address, or no port with this name.
         NoAddress => "no_address",
         /// The connection failed or was closed.
         Connection => "connection",
-        /// It did not respond in time.
+        /// The endpoint did not respond in time.
         Timeout => "timeout",
         /// The TLS handshake failed: for example, the endpoint lacks the key of its certificate.
         Handshake => "handshake",
     }
 }
 
-/// An endpoint's certificate chain, its serving certificate first; never empty.
+/// An endpoint's certificate chain, with its serving certificate first. It is never empty.
 pub type Chain = Vec<CertificateDer<'static>>;
 
-/// Returns the certificate chain of an endpoint, within the limit.
+/// Connects to an endpoint within the limit, and returns its certificate chain.
 ///
 /// # Errors
 /// The endpoint could not be probed.
-pub async fn dial(socket: SocketAddr, name: ServerName<'static>, limit: Duration) -> Result<Chain, Unreachable> {
+pub(crate) async fn dial(socket: SocketAddr, name: ServerName<'static>, limit: Duration) -> Result<Chain, Unreachable> {
     timeout(limit, connect(socket, name)).await.unwrap_or(Err(Unreachable::Timeout))
 }
 
 async fn connect(socket: SocketAddr, name: ServerName<'static>) -> Result<Chain, Unreachable> {
-    let shown = Arc::new(Shown::new());
-    let config = ClientConfig::builder_with_provider(Arc::clone(&shown.provider))
+    let collector = Arc::new(CertificateCollector::new());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&collector.provider))
         .with_safe_default_protocol_versions()
         .map_err(|_| Unreachable::Handshake)?;
-    let mut config =
-        config.dangerous().with_custom_certificate_verifier(Arc::<Shown>::clone(&shown)).with_no_client_auth();
+    let mut config = config
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::<CertificateCollector>::clone(&collector))
+        .with_no_client_auth();
     // The protocol that the API server uses.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let stream = TcpStream::connect(socket).await.map_err(|_| Unreachable::Connection)?;
     match TlsConnector::from(Arc::new(config)).connect(name, stream).await {
         Ok(mut stream) => {
-            // Close the connection without a request. The endpoint need not notice.
+            // Close the connection without a request. The endpoint may ignore that.
             let _ = stream.shutdown().await;
         }
         Err(error) => {
@@ -278,23 +279,23 @@ async fn connect(socket: SocketAddr, name: ServerName<'static>) -> Result<Chain,
             return Err(if by_tls { Unreachable::Handshake } else { Unreachable::Connection });
         }
     }
-    shown.chain().filter(|chain| !chain.is_empty()).ok_or(Unreachable::Handshake)
+    collector.chain().filter(|chain| !chain.is_empty()).ok_or(Unreachable::Handshake)
 }
 
 /// Keeps the peer's certificates, whether valid or not. It verifies the handshake's signature, which proves that the
 /// peer has the key.
-struct Shown {
+struct CertificateCollector {
     provider: Arc<CryptoProvider>,
     chain: Mutex<Option<Chain>>,
 }
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for CertificateCollector {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Shown").finish_non_exhaustive()
     }
 }
 
-impl Shown {
+impl CertificateCollector {
     fn new() -> Self {
         Self { provider: Arc::new(rustls::crypto::aws_lc_rs::default_provider()), chain: Mutex::default() }
     }
@@ -304,7 +305,7 @@ impl Shown {
     }
 }
 
-impl ServerCertVerifier for Shown {
+impl ServerCertVerifier for CertificateCollector {
     fn verify_server_cert(
         &self,
         leaf: &CertificateDer<'_>,
@@ -354,7 +355,7 @@ mod tests {
 
     const DAY: Duration = Duration::from_hours(24);
 
-    /// A CA; times are in days from now.
+    /// A CA for the tests. Times are in days from now.
     struct Authority {
         generation: Generation,
         issuer: CertifiedIssuer<'static, KeyPair>,
@@ -375,7 +376,7 @@ mod tests {
     fn set_validity(params: &mut CertificateParams, from: i64, until: i64) {
         let day = |days: i64| {
             let seconds = Timestamp::now().as_second() + days * 86_400;
-            // rcgen uses another crate's time type; both know a date and a number of seconds.
+            // rcgen uses another crate's time type, so the time is a date plus seconds.
             rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(u64::try_from(seconds).unwrap())
         };
         (params.not_before, params.not_after) = (day(from), day(until));
@@ -501,7 +502,7 @@ mod tests {
         let (over, ending) = (Authority::valid(2, -30, -2), Authority::valid(3, -30, 1));
         let expected_over = expected(&[&over], 2, &[&over]);
         assert_eq!(judge(&expected_over, &over.leaf(&GOOD)), (Verdict::Invalid(Defect::Authority), false));
-        // The certificate has seven days left, but its CA only one.
+        // The certificate has seven days left, but its CA has only one.
         let soon = expected(&[&ending], 3, &[&ending]).judge(&ending.leaf(&GOOD), Timestamp::now(), 2 * DAY);
         assert_eq!((soon.verdict, soon.trusted), (Verdict::Invalid(Defect::Expiring), true));
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -14,15 +14,15 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::{Probed, Verdict};
 use crate::certificates::rotation::Endpoints;
-use crate::labels::labelled;
+use crate::labels::{Label, labelled};
 
 labelled! {
     /// The result of a round.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RoundResult {
-        /// Every endpoint serves the required certificate.
+        /// Every endpoint serves a valid certificate of the newest CA, or of another trusted issuer.
         Passed => "passed",
-        /// Some endpoint does not, or there is none.
+        /// Some endpoint does not, or there is no endpoint.
         Failed => "failed",
         /// The endpoints could not be listed.
         Error => "error",
@@ -32,8 +32,8 @@ labelled! {
 /// Gauges and counters of probes. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct ProbeMetrics {
-    endpoints: Family<ResultLabel, Gauge>,
-    rounds: Family<OutcomeLabel, Counter>,
+    endpoints: Family<Label, Gauge>,
+    rounds: Family<Label, Counter>,
     passed: Gauge,
     expiry: Expiry,
 }
@@ -41,16 +41,6 @@ pub struct ProbeMetrics {
 /// The earliest end of an endpoint's certificate. The time left is computed when metrics are scraped.
 #[derive(Clone, Debug, Default)]
 struct Expiry(Arc<Mutex<Option<Timestamp>>>);
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabel {
-    outcome: &'static str,
-}
 
 impl ProbeMetrics {
     /// Creates the metrics and registers them with the prefix `pillion_controller`.
@@ -66,34 +56,34 @@ impl ProbeMetrics {
         let text = "Rounds in a row that found every endpoint with a leaf of the newest authority";
         registry.register("probe_rounds_in_a_row", text, metrics.passed.clone());
         registry.register_collector(Box::new(metrics.expiry.clone()));
-        metrics.forget();
+        metrics.reset();
         for outcome in RoundResult::ALL {
-            drop(metrics.rounds.get_or_create_owned(&OutcomeLabel { outcome: outcome.as_str() }));
+            drop(metrics.rounds.get_or_create_owned(&[("outcome", outcome.as_str())]));
         }
         metrics
     }
 
     /// Records a round.
-    pub(super) fn found(&self, probed: &[Probed], folded: Endpoints) {
+    pub(super) fn record_round(&self, probed: &[Probed], folded: Endpoints) {
         for result in Verdict::LABELS {
             let number = probed.iter().filter(|each| each.verdict.as_str() == result).count();
-            self.endpoints.get_or_create_owned(&ResultLabel { result }).set(i64::try_from(number).unwrap_or(i64::MAX));
+            self.endpoints.get_or_create_owned(&[("result", result)]).set(i64::try_from(number).unwrap_or(i64::MAX));
         }
         self.passed.set(i64::from(folded.rounds));
         self.expiry.set(probed.iter().filter_map(|each| each.not_after).min());
         let good = |each: &Probed| matches!(each.verdict, Verdict::Newest | Verdict::Trusted);
         let passed = !probed.is_empty() && probed.iter().all(good);
-        self.ended(if passed { RoundResult::Passed } else { RoundResult::Failed });
+        self.count_round(if passed { RoundResult::Passed } else { RoundResult::Failed });
     }
 
-    pub(super) fn ended(&self, outcome: RoundResult) {
-        self.rounds.get_or_create_owned(&OutcomeLabel { outcome: outcome.as_str() }).inc();
+    pub(super) fn count_round(&self, outcome: RoundResult) {
+        self.rounds.get_or_create_owned(&[("outcome", outcome.as_str())]).inc();
     }
 
     /// Resets the results when probing ends.
-    pub(super) fn forget(&self) {
+    pub(super) fn reset(&self) {
         for result in Verdict::LABELS {
-            self.endpoints.get_or_create_owned(&ResultLabel { result }).set(0);
+            self.endpoints.get_or_create_owned(&[("result", result)]).set(0);
         }
         self.passed.set(0);
         self.expiry.set(None);
@@ -121,20 +111,15 @@ impl Collector for Expiry {
 mod tests {
     use std::time::Duration;
 
-    use super::super::{Endpoint, UNKNOWN};
+    use super::super::{Endpoint, NO_RESULTS};
     use super::*;
-
-    fn text(registry: &Registry) -> String {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-        text
-    }
+    use crate::labels::exposition;
 
     #[test]
     fn endpoints_are_counted_with_earliest_expiry() {
         let mut registry = Registry::default();
         let metrics = ProbeMetrics::register(&mut registry);
-        assert!(!text(&registry).contains("earliest_expiry_seconds "), "nothing was found yet");
+        assert!(!exposition(&registry).contains("earliest_expiry_seconds "), "no round was run yet");
         let probed = |verdict, days: u64| Probed {
             endpoint: Endpoint { address: "10.0.0.1".to_owned(), port: Some(1) },
             verdict,
@@ -142,8 +127,8 @@ mod tests {
             not_after: Some(Timestamp::now() + Duration::from_hours(24 * days)),
         };
         let all = [probed(Verdict::Newest, 7), probed(Verdict::Newest, 3), probed(Verdict::Untrusted, 9)];
-        metrics.found(&all, Endpoints { rounds: 2, ..UNKNOWN });
-        let page = text(&registry);
+        metrics.record_round(&all, Endpoints { rounds: 2, ..NO_RESULTS });
+        let page = exposition(&registry);
         for line in [
             "pillion_controller_endpoints{result=\"newest\"} 2",
             "pillion_controller_endpoints{result=\"stranger\"} 1",
@@ -161,7 +146,7 @@ mod tests {
         let left: f64 = left.parse().unwrap();
         assert!((left - 3.0 * 86_400.0).abs() < 60.0, "{left}");
 
-        metrics.forget();
-        assert!(text(&registry).contains("pillion_controller_endpoints{result=\"newest\"} 0"));
+        metrics.reset();
+        assert!(exposition(&registry).contains("pillion_controller_endpoints{result=\"newest\"} 0"));
     }
 }

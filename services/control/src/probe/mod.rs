@@ -1,20 +1,20 @@
 //! Connects to every endpoint of the webhook and checks the certificate that it serves.
 //!
-//! The Secret does not prove what a replica serves, and a ready replica need not be one that the API server trusts. So
-//! each address behind the Service gets a TLS connection of its own, whether it is ready, not ready or terminating. Its
-//! certificate is checked against the *bundle* that API servers have, and against the *newest* CA alone. The handshake
+//! The Secret does not prove what a replica serves, and API servers need not trust a ready replica. So each address
+//! behind the Service is probed by a separate TLS connection, whether it is ready, not ready or terminating. Its
+//! certificate is checked against the *bundle* of the API servers, and against the *newest* CA alone. The handshake
 //! proves that the replica has the key.
 //!
-//! [`targets`] selects the endpoints, [`judge`] connects and gives the verdict. This file repeats it, and summarises the
-//! verdicts for the rotation. With certificates of another issuer (such as cert-manager) nothing rotates, and probing is
-//! the same: [`Expected::of_other_issuer`] knows only the bundle.
+//! [`targets`] selects the endpoints. [`judge`] connects to them and gives the verdicts. This file repeats the probes,
+//! and summarises the verdicts for the rotation. With certificates of another issuer, such as cert-manager, nothing
+//! rotates. Such endpoints are probed too, but [`Expected::of_other_issuer`] knows only the bundle.
 //!
-//! The loop runs at a fixed interval, because what endpoints serve is in no object of the API server. So it is no
-//! `Controller` of kube-rs.
+//! No object of the API server shows which certificate an endpoint serves. So the loop runs at a fixed interval, and is
+//! no `Controller` of kube-rs.
 //!
-//! RBAC permissions: `list` on endpoint slices in the release's namespace; `get` on its Service and `list` on pods
-//! there, if [`Settings::pods`] is set; and for [`report`] `get` on the webhook configuration, and `get` and `create`
-//! on the `ConfigMap` of the kill switch.
+//! RBAC permissions: `list` on endpoint slices in the release's namespace. If [`Settings::pods`] is set: `get` on its
+//! Service and `list` on pods there. For [`report`]: `get` on the webhook configuration, and `get` and `create` on the
+//! `ConfigMap` of the kill switch.
 
 pub mod judge;
 pub mod metrics;
@@ -49,17 +49,17 @@ pub use targets::{Endpoint, Selected};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Time between two rounds. Rounds with less time between them count as one.
+    /// Time between two rounds. Rounds that follow sooner count as one.
     pub gap: Duration,
     /// Timeout for one endpoint, connection and handshake together.
     pub timeout: Duration,
-    /// Number of concurrent probes.
+    /// Maximum number of concurrent probes.
     pub parallel: usize,
     /// How long a certificate must stay valid, at least.
     pub least_left: Duration,
-    /// The name of the probed port of the Service. If a slice has only one port, that one is used.
+    /// The name of the probed port of the Service. If a slice has only one port, that port is probed.
     pub port: String,
-    /// Whether to probe the pods that the Service selects as well as its endpoints: the list of endpoints may lag
+    /// Whether to probe the pods that the Service selects as well as its endpoints. The list of endpoints may lag
     /// behind the pods.
     pub pods: bool,
 }
@@ -82,49 +82,49 @@ impl Default for Settings {
 pub struct Probed {
     /// The endpoint.
     pub endpoint: Endpoint,
-    /// What it serves.
+    /// The verdict on its certificate.
     pub verdict: Verdict,
-    /// Whether API servers with the bundle would trust it.
+    /// Whether API servers with the bundle would trust the certificate.
     pub trusted: bool,
-    /// End of its certificate's validity, if readable.
+    /// End of the certificate's validity, if readable.
     pub not_after: Option<Timestamp>,
 }
 
 /// Results of a round.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct ProbeRound {
     /// The requirements on the endpoints.
     pub expected: Arc<Expected>,
     /// The summary for the rotation.
     pub endpoints: Endpoints,
     /// The result for every endpoint, for logs.
     pub probed: Vec<Probed>,
-    /// Start of the round: it does not reflect later changes.
+    /// Start of the round. The results do not reflect later changes.
     pub began: Instant,
 }
 
-/// Probes endpoints in rounds and counts the passed ones.
+/// Probes endpoints in rounds, and counts consecutive passed rounds.
 #[derive(Debug)]
 pub struct Prober {
     settings: Settings,
     metrics: ProbeMetrics,
-    rounds: Rounds,
+    rounds: RoundCounter,
     clock: Option<Clock>,
 }
 
-impl Found {
-    /// The summary for these requirements; unknown if the round had other ones.
+impl ProbeRound {
+    /// The summary for these requirements. It is unknown if the round had other requirements.
     #[must_use]
     pub fn of(found: Option<&Self>, expected: &Expected) -> Endpoints {
-        found.filter(|found| *found.expected == *expected).map_or(UNKNOWN, |found| found.endpoints)
+        found.filter(|found| *found.expected == *expected).map_or(NO_RESULTS, |found| found.endpoints)
     }
 }
 
 impl Prober {
-    /// Without any passed round yet.
+    /// Creates a prober without any passed round.
     #[must_use]
     pub fn new(settings: Settings, metrics: ProbeMetrics) -> Self {
-        Self { settings, metrics, rounds: Rounds::default(), clock: None }
+        Self { settings, metrics, rounds: RoundCounter::default(), clock: None }
     }
 
     /// Judges validity by the API server's time instead of the local time.
@@ -137,13 +137,18 @@ impl Prober {
     ///
     /// # Errors
     /// The endpoints could not be listed.
-    pub async fn round(&mut self, client: &Client, release: &Release, expected: &Arc<Expected>) -> kube::Result<Found> {
+    pub async fn round(
+        &mut self,
+        client: &Client,
+        release: &Release,
+        expected: &Arc<Expected>,
+    ) -> kube::Result<ProbeRound> {
         let began = Instant::now();
         let listed = tokio::time::timeout(self.settings.timeout, Selected::list(client, release, &self.settings)).await;
         let selected = match listed {
             Ok(Ok(selected)) => selected,
             failed => {
-                self.metrics.ended(RoundResult::Error);
+                self.metrics.count_round(RoundResult::Error);
                 return Err(match failed {
                     Ok(Err(error)) => error,
                     _ => kube::Error::Service("the endpoint slices were not listed in time".into()),
@@ -152,8 +157,8 @@ impl Prober {
         };
         let probed = self.probe(selected, expected).await;
         let endpoints = self.rounds.add((&**expected).into(), &probed, began, self.settings.gap);
-        self.metrics.found(&probed, endpoints);
-        Ok(Found { expected: Arc::clone(expected), endpoints, probed, began })
+        self.metrics.record_round(&probed, endpoints);
+        Ok(ProbeRound { expected: Arc::clone(expected), endpoints, probed, began })
     }
 
     async fn probe(&self, selected: Selected, expected: &Expected) -> Vec<Probed> {
@@ -175,14 +180,14 @@ impl Prober {
 }
 
 /// Probes while this controller leads: at once when the requirements change, then every [`Settings::gap`]. Without
-/// requirements or a list of endpoints, there are no results.
+/// requirements, or if the endpoints cannot be listed, there are no results.
 pub async fn run(
     leading: LeaderContext,
     settings: Settings,
     metrics: ProbeMetrics,
     clock: Clock,
     mut expected: watch::Receiver<Option<Arc<Expected>>>,
-    found: watch::Sender<Option<Found>>,
+    found: watch::Sender<Option<ProbeRound>>,
 ) {
     let gap = settings.gap;
     let mut prober = Prober::new(settings, metrics.clone()).by(clock);
@@ -214,16 +219,16 @@ pub async fn run(
         }
     }
     found.send_replace(None);
-    metrics.forget();
+    metrics.reset();
 }
 
-/// Probes endpoints with certificates of another issuer, against the `caBundle`s of the webhook configuration, and logs
-/// the results. Once API servers would trust an endpoint, it also creates the `ConfigMap` of the kill switch: no other
-/// task does so here, and guardrails need it.
+/// Probes endpoints with certificates of another issuer against the `caBundle`s of the webhook configuration, and logs
+/// the results. Once API servers would trust an endpoint, it also creates the `ConfigMap` of the kill switch. With
+/// another issuer, no other task creates it, and guardrails need it.
 pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMetrics) {
     let gap = settings.gap;
     let mut prober = Prober::new(settings, metrics.clone());
-    let (mut reported, mut is_called, mut creator) = (Vec::new(), false, SwitchCreator::default());
+    let (mut reported, mut is_trusted, mut creator) = (Vec::new(), false, SwitchCreator::default());
     let configurations: Api<MutatingWebhookConfiguration> = Api::all(leading.client.clone());
     let rounds = async {
         loop {
@@ -238,9 +243,9 @@ pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMe
             };
             let round = round.await;
             log_changes(&mut reported, round.as_ref());
-            is_called |= round.is_ok_and(|found| found.endpoints.answering > 0);
-            if is_called {
-                keep_switch(&leading, &mut creator).await;
+            is_trusted |= round.is_ok_and(|found| found.endpoints.answering > 0);
+            if is_trusted {
+                ensure_switch(&leading, &mut creator).await;
             }
             sleep_until(began + gap).await;
         }
@@ -249,22 +254,22 @@ pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMe
         () = leading.stop.cancelled() => {}
         () = rounds => {}
     }
-    metrics.forget();
+    metrics.reset();
 }
 
-/// Creates the `ConfigMap` of the kill switch if it is missing. It is read once per round, which is often enough
-/// without a watch.
-async fn keep_switch(leading: &LeaderContext, creator: &mut SwitchCreator) {
+/// Creates the `ConfigMap` of the kill switch if it is missing. Reading it once per round is often enough, so it is not
+/// watched.
+async fn ensure_switch(leading: &LeaderContext, creator: &mut SwitchCreator) {
     let LeaderContext { client, release, .. } = leading;
     let switches = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
-    // If reading fails, try to create it: that does no harm to an existing one.
+    // If reading fails, try to create the `ConfigMap`. That does not change an existing one.
     if let Ok(found) = switches.get_metadata_opt(release.switch()).await {
         creator.seen(found.is_some());
     }
     creator.create(client, release).await;
 }
 
-/// All CA certificates of all entries.
+/// The CA certificates of all entries.
 fn bundle(configuration: &MutatingWebhookConfiguration) -> Vec<CertificateDer<'static>> {
     let entries = configuration.webhooks.iter().flatten();
     let mut all: Vec<_> = entries
@@ -276,8 +281,8 @@ fn bundle(configuration: &MutatingWebhookConfiguration) -> Vec<CertificateDer<'s
     all
 }
 
-/// Logs what has changed since the previous round.
-fn log_changes(reported: &mut Vec<Probed>, round: Result<&Found, &kube::Error>) {
+/// Logs the changes since the previous round.
+fn log_changes(reported: &mut Vec<Probed>, round: Result<&ProbeRound, &kube::Error>) {
     let found = match round {
         Ok(found) => found,
         Err(error) => {
@@ -302,7 +307,7 @@ fn log_changes(reported: &mut Vec<Probed>, round: Result<&Found, &kube::Error>) 
     reported.clone_from(&found.probed);
 }
 
-/// What a count of rounds is about. Rounds count together only if this stays the same, as well as the set of endpoints.
+/// The requirements for which rounds are counted. The count starts again when they change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RoundKey {
     leaf_epoch: u64,
@@ -311,15 +316,15 @@ struct RoundKey {
 
 /// The number of consecutive passed rounds.
 #[derive(Debug, Default)]
-struct Rounds {
+struct RoundCounter {
     of: Option<(RoundKey, BTreeSet<Endpoint>)>,
     passed: u32,
     /// Start of the last counted round.
     last: Option<Instant>,
 }
 
-/// Without results, nothing is proven.
-pub(crate) const UNKNOWN: Endpoints =
+/// The summary without results, which proves nothing.
+pub(crate) const NO_RESULTS: Endpoints =
     Endpoints { answering: 0, rounds: 0, older: false, untrusted: false, unreachable: 0 };
 
 impl From<&Expected> for RoundKey {
@@ -328,17 +333,17 @@ impl From<&Expected> for RoundKey {
     }
 }
 
-impl Rounds {
-    /// Adds a round over all endpoints, which began at `began`.
+impl RoundCounter {
+    /// Adds a round over all endpoints that began at `began`.
     ///
     /// A round is passed if there are endpoints and each serves the newest certificate. It counts if it began at least
-    /// `gap` after the last counted one. The count starts again after a failed round, or when the certificate, the CA
+    /// `gap` after the last counted round. The count starts again after a failed round, or when the certificate, the CA
     /// or the set of endpoints changes.
     fn add(&mut self, key: RoundKey, probed: &[Probed], began: Instant, gap: Duration) -> Endpoints {
         let endpoints: BTreeSet<_> = probed.iter().map(|each| each.endpoint.clone()).collect();
         let is_passed = !probed.is_empty() && probed.iter().all(|each| each.verdict == Verdict::Newest);
-        let goes_on = self.of.as_ref().is_some_and(|(of, all)| (of, all) == (&key, &endpoints));
-        if !goes_on || !is_passed {
+        let continues = self.of.as_ref().is_some_and(|(of, all)| (of, all) == (&key, &endpoints));
+        if !continues || !is_passed {
             *self = Self { of: Some((key, endpoints)), ..Self::default() };
         }
         if is_passed && self.last.is_none_or(|last| began.saturating_duration_since(last) >= gap) {
@@ -348,7 +353,7 @@ impl Rounds {
         Endpoints {
             answering: probed.iter().filter(|each| each.trusted).count(),
             rounds: self.passed,
-            older: probed.iter().any(|each| is_another(each.verdict)),
+            older: probed.iter().any(|each| is_other_authority(each.verdict)),
             untrusted: probed.iter().any(|each| matches!(each.verdict, Verdict::Trusted | Verdict::Untrusted)),
             unreachable: probed.iter().filter(|each| matches!(each.verdict, Verdict::Unreachable(_))).count(),
         }
@@ -356,7 +361,7 @@ impl Rounds {
 }
 
 /// Whether a client that trusts only the newest CA would reject the endpoint now.
-const fn is_another(verdict: Verdict) -> bool {
+const fn is_other_authority(verdict: Verdict) -> bool {
     match verdict {
         Verdict::Newest | Verdict::Invalid(Defect::Expiring) | Verdict::Unreachable(_) => false,
         Verdict::Older(_) | Verdict::Trusted | Verdict::Untrusted | Verdict::Invalid(_) => true,
@@ -387,10 +392,10 @@ mod tests {
     /// The verdicts of a round, by address.
     type Verdicts<'v> = &'v [(&'v str, Verdict)];
 
-    /// The count after each of these rounds, which begin `seconds` after the first.
+    /// Returns the count after each of these rounds, which begin `seconds` after the first.
     fn after(rounds: &[(u64, RoundKey, Verdicts<'_>)]) -> Vec<u32> {
         let zero = Instant::now();
-        let mut count = Rounds::default();
+        let mut count = RoundCounter::default();
         let mut passed = Vec::new();
         for (seconds, key, verdicts) in rounds {
             let began = zero + Duration::from_secs(*seconds);
@@ -411,7 +416,7 @@ mod tests {
     fn failed_round_restarts_the_count() {
         let all: &[_] = &[("a", Verdict::Newest), ("b", Verdict::Newest)];
         let k = key(5, 2);
-        let spoilt = [
+        let failed = [
             OLD,
             Verdict::Untrusted,
             Verdict::Trusted,
@@ -419,9 +424,9 @@ mod tests {
             Verdict::Invalid(Defect::WrongName),
             Verdict::Unreachable(Unreachable::Timeout),
         ];
-        for verdict in spoilt {
-            let spoilt: &[_] = &[("a", Verdict::Newest), ("b", verdict)];
-            let passed = after(&[(0, k, all), (10, k, all), (20, k, spoilt), (30, k, all), (40, k, all)]);
+        for verdict in failed {
+            let failed: &[_] = &[("a", Verdict::Newest), ("b", verdict)];
+            let passed = after(&[(0, k, all), (10, k, all), (20, k, failed), (30, k, all), (40, k, all)]);
             assert_eq!(passed, [1, 2, 0, 1, 2], "{verdict:?}");
         }
     }
@@ -446,17 +451,21 @@ mod tests {
 
     #[test]
     fn summary_counts_endpoints_by_kind() {
-        let add =
-            |verdicts: &[(&str, Verdict)]| Rounds::default().add(key(5, 2), &probed(verdicts), Instant::now(), GAP);
+        let add = |verdicts: &[(&str, Verdict)]| {
+            RoundCounter::default().add(key(5, 2), &probed(verdicts), Instant::now(), GAP)
+        };
         let all = add(&[("a", Verdict::Newest), ("b", OLD), ("c", Verdict::Unreachable(Unreachable::Handshake))]);
         let expected = Endpoints { answering: 2, rounds: 0, older: true, untrusted: false, unreachable: 1 };
         assert_eq!(all, expected);
-        // An untrusted certificate also counts as one of another CA.
+        // An untrusted certificate also counts as a certificate of another CA.
         let stranger = add(&[("a", Verdict::Untrusted)]);
-        assert_eq!(stranger, Endpoints { older: true, untrusted: true, ..UNKNOWN });
-        // An expired certificate counts as another CA's; an expiring one does not.
+        assert_eq!(stranger, Endpoints { older: true, untrusted: true, ..NO_RESULTS });
+        // An expired certificate counts as a certificate of another CA. An expiring one does not.
         assert!(add(&[("a", Verdict::Invalid(Defect::Expired))]).older);
         assert!(!add(&[("a", Verdict::Invalid(Defect::Expiring))]).older);
-        assert_eq!(add(&[("a", Verdict::Unreachable(Unreachable::Timeout))]), Endpoints { unreachable: 1, ..UNKNOWN });
+        assert_eq!(
+            add(&[("a", Verdict::Unreachable(Unreachable::Timeout))]),
+            Endpoints { unreachable: 1, ..NO_RESULTS }
+        );
     }
 }

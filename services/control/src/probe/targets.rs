@@ -1,4 +1,4 @@
-//! Selects the targets of probes: every address behind the Service, and every pod that it selects.
+//! Selects the endpoints to probe: every address behind the Service, and every pod that the Service selects.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,9 +16,9 @@ use crate::release::Release;
 /// An endpoint in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
-    /// Its address: an IP address, unless a slice was written by hand.
+    /// The address. It is an IP address, unless a slice was written by hand.
     pub address: String,
-    /// Its port; `None` if the slice has no port with the requested name.
+    /// The port; `None` if the slice has no port with the requested name.
     pub port: Option<u16>,
 }
 
@@ -32,18 +32,18 @@ pub struct Selected {
 /// How a Service selects its pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replicas {
-    /// Its label selector, as text for a list request.
+    /// The label selector, as a string for a list request.
     pub selector: String,
     /// The target port in the pods.
     pub port: IntOrString,
-    /// Its IP families (`IPv4`, `IPv6`); empty if not specified.
+    /// The Service's IP families (`IPv4`, `IPv6`); empty if not specified.
     pub families: Vec<String>,
 }
 
 impl Endpoint {
     /// The socket address, if the endpoint has a valid one.
     #[must_use]
-    pub fn socket(&self) -> Option<SocketAddr> {
+    pub(crate) fn socket(&self) -> Option<SocketAddr> {
         let address: IpAddr = self.address.parse().ok()?;
         Some(SocketAddr::new(address, self.port?))
     }
@@ -62,7 +62,7 @@ impl fmt::Display for Endpoint {
 impl Selected {
     /// Selects the endpoints in slices of one Service, at the port with this name.
     #[must_use]
-    pub fn of_slices<'s>(slices: impl IntoIterator<Item = &'s EndpointSlice>, port: &str) -> Self {
+    pub(crate) fn of_slices<'s>(slices: impl IntoIterator<Item = &'s EndpointSlice>, port: &str) -> Self {
         let mut endpoints = BTreeSet::new();
         for slice in slices {
             let port = port_of(slice, port);
@@ -74,9 +74,10 @@ impl Selected {
 
     /// Adds the addresses of pods at the Service's target port: all pods that have an address and have not ended.
     ///
-    /// In a dual-stack cluster each pod has addresses of both families, whichever it listens on. Only the Service's
-    /// families count: no other address receives its traffic, and a probe of it might never be answered.
-    pub fn add_pods<'p>(&mut self, pods: impl IntoIterator<Item = &'p Pod>, replicas: &Replicas) {
+    /// In a dual-stack cluster, each pod has addresses of both families, even if it listens on only one of them. Only
+    /// addresses of the Service's families are added. Other addresses get no traffic of the Service, and a probe of
+    /// them might get no response.
+    pub(crate) fn add_pods<'p>(&mut self, pods: impl IntoIterator<Item = &'p Pod>, replicas: &Replicas) {
         for pod in pods {
             let Some(status) = &pod.status else { continue };
             if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
@@ -93,7 +94,7 @@ impl Selected {
         }
     }
 
-    /// Lists them from the API server, not from a cache.
+    /// Lists the endpoints from the API server, not from a cache.
     ///
     /// # Errors
     /// The list request failed.
@@ -115,7 +116,7 @@ impl Selected {
 }
 
 impl Replicas {
-    /// Reads how a Service selects pods and reaches them. `None` if its endpoints are managed by hand.
+    /// Reads how a Service selects and reaches its pods. Returns `None` if its endpoints are managed by hand.
     fn of(service: &Service, port: &str) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         let selector = spec.selector.as_ref().filter(|selector| !selector.is_empty())?;
@@ -142,7 +143,7 @@ impl Replicas {
     }
 }
 
-/// The target port of a pod, by number or by a container's port name.
+/// The target port of a pod, by number or by the name of a container port.
 fn target_port(pod: &Pod, target: &IntOrString) -> Option<u16> {
     let number = match target {
         IntOrString::Int(number) => *number,
@@ -155,7 +156,7 @@ fn target_port(pod: &Pod, target: &IntOrString) -> Option<u16> {
     u16::try_from(number).ok()
 }
 
-/// The port with this name, or the only one.
+/// The port with this name, or the only port.
 fn port_of(slice: &EndpointSlice, name: &str) -> Option<u16> {
     let ports = slice.ports.as_deref().unwrap_or_default();
     let port = match ports {
@@ -269,7 +270,7 @@ mod tests {
         let service = |spec: Value| -> Service { serde_json::from_value(json!({"spec": spec})).unwrap() };
         let ports = json!([{"name": "metrics", "port": 9090}, {"name": "https", "port": 443, "targetPort": "tls"}]);
         let of = |spec| Replicas::of(&service(spec), "https");
-        assert_eq!(of(json!({"ports": ports})), None, "its endpoints are written by hand");
+        assert_eq!(of(json!({"ports": ports})), None, "a Service without a selector");
         let replicas = of(json!({
             "ports": ports, "selector": {"app": "pillion", "part": "webhook"}, "ipFamilies": ["IPv6", "IPv4"],
         }))

@@ -1,9 +1,9 @@
-//! Finds profiles that interfere with one another by their texts alone, for the condition `Conflicted`.
+//! Finds profiles that conflict with one another by their texts alone, for the condition `Conflicted`.
 //!
-//! * If two profiles of one scope share a key, a value such as `true` selects neither of them, and the pod gets none.
-//! * If a namespaced profile has the name of a cluster profile, the name means the namespaced one in its namespace.
+//! - If two profiles of one scope share a key, a value such as `true` selects neither of them, and the pod gets none.
+//! - If a namespaced profile has the name of a cluster profile, the name means the namespaced profile in its namespace.
 //!
-//! How two profiles affect the same pod is not considered here: that is decided with the pod, and reported by its
+//! Conflicts over the same pod are not considered here. They are found when the pod is created, and reported by
 //! warnings and by the audit.
 
 use std::collections::{BTreeSet, HashMap};
@@ -11,14 +11,14 @@ use std::collections::{BTreeSet, HashMap};
 use pillion_api::profile::Activation;
 use pillion_engine::profile::{CompiledProfile, ProfileName};
 
-/// Maximum number of profiles with a shared key that are compared with each one, and that are named.
+/// The maximum number of profiles with the same key that are compared with each one, and that a message names.
 const COMPARED: usize = 64;
 const NAMED: usize = 5;
 
 /// A conflict of a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Conflict {
-    /// A value that asks for the default of this key may also mean these profiles.
+    /// A value that requests the default profile of this key may also mean these profiles.
     AmbiguousRequest { key: Box<str>, others: Vec<Box<str>> },
     /// A cluster profile has the same name.
     SharesName(Box<str>),
@@ -33,7 +33,7 @@ impl Conflict {
         }
     }
 
-    /// The explanation, and what to do.
+    /// The explanation, with instructions.
     pub(super) fn message(&self) -> String {
         match self {
             Self::AmbiguousRequest { key, others } => format!(
@@ -49,22 +49,22 @@ impl Conflict {
     }
 }
 
-/// The conflict of each profile that has one.
+/// Returns the conflict of each profile that has one.
 pub(super) fn conflicts<'p>(profiles: impl Iterator<Item = &'p CompiledProfile>) -> HashMap<ProfileName, Conflict> {
-    let at_work: Vec<_> = profiles.filter(|profile| profile.activation() != Activation::Never).collect();
-    let mut platforms = BTreeSet::new();
+    let active: Vec<_> = profiles.filter(|profile| profile.activation() != Activation::Never).collect();
+    let mut cluster_names = BTreeSet::new();
     let mut by_key: HashMap<(Option<&str>, &str), Vec<&CompiledProfile>> = HashMap::new();
-    for profile in &at_work {
+    for profile in &active {
         let ProfileName { namespace, name } = profile.name();
         if namespace.is_none() {
-            platforms.insert(&**name);
+            cluster_names.insert(&**name);
         }
         for key in profile.request_keys() {
             by_key.entry((namespace.as_deref(), key)).or_default().push(profile);
         }
     }
     let mut found = HashMap::new();
-    for profile in &at_work {
+    for profile in &active {
         let ProfileName { namespace, name } = profile.name();
         for key in profile.request_keys() {
             let sharing = by_key.get(&(namespace.as_deref(), key)).into_iter().flatten().take(COMPARED);
@@ -74,7 +74,7 @@ pub(super) fn conflicts<'p>(profiles: impl Iterator<Item = &'p CompiledProfile>)
                 found.insert(profile.name().clone(), Conflict::AmbiguousRequest { key: key.into(), others });
             }
         }
-        if namespace.is_some() && platforms.contains(&**name) {
+        if namespace.is_some() && cluster_names.contains(&**name) {
             found.entry(profile.name().clone()).or_insert_with(|| Conflict::SharesName(name.clone()));
         }
     }
@@ -112,7 +112,7 @@ mod tests {
         let expected = [
             (cluster("java"), ambiguous("python")),
             (cluster("python"), ambiguous("java")),
-            // A namespace's own default is meant to take precedence over the platform's.
+            // A namespace's own default profile takes precedence over the platform's, so this is no conflict.
             (shop("nginx"), Conflict::SharesName("nginx".into())),
         ];
         assert_eq!(found, HashMap::from(expected));

@@ -1,8 +1,8 @@
-//! The dry run of an accepted revision: builds the object for the API server, and interprets the response. Pure.
+//! The dry run of an accepted revision: builds the object for the API server, and interprets the response. It does no
+//! I/O.
 //!
-//! The engine applies the revision alone to a minimal pod. The API server validates the result as a `PodTemplate`,
-//! because it validates the template in one as it validates a pod, without calling Pod Security or webhooks for pods.
-//! Nothing is stored.
+//! The engine applies the revision alone to a minimal pod. The API server validates the result in a `PodTemplate`: it
+//! validates the template like a pod, but without calling Pod Security or webhooks for pods. Nothing is stored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use serde_json::{Value as Json, json};
 use crate::client::chain;
 use crate::leader::FIELD_MANAGER;
 
-/// Maximum bytes of a profile's errors in its status. The schema allows 32 KiB, but shorter messages are readable.
+/// Maximum bytes of a profile's errors in its status. The schema allows 32 KiB, but shorter messages are easier to
+/// read.
 pub(super) const MESSAGE_BYTES: usize = 2_000;
 
 /// Name of the pod, and of its namespace for a cluster profile.
@@ -51,8 +52,8 @@ impl Verdict {
     pub(super) fn condition(&self, revision: &str) -> (&'static str, &'static str, String) {
         match self {
             Self::Valid => ("True", "DryRun", format!("the API server accepts a pod with revision {revision}")),
-            Self::Rejected(words) => {
-                ("False", "DryRun", format!("the API server rejects a pod with revision {revision}: {words}"))
+            Self::Rejected(message) => {
+                ("False", "DryRun", format!("the API server rejects a pod with revision {revision}: {message}"))
             }
             Self::Invalid(why) => {
                 ("False", "Invalid", format!("the API server would reject a pod with revision {revision}: {why}"))
@@ -69,7 +70,7 @@ impl Verdict {
     }
 }
 
-/// Reason of the condition while there is no response from the API server.
+/// The condition's reason while there is no response from the API server.
 pub(super) const NOT_ASKED: &str = "NotAsked";
 
 /// Builds the object for the dry run.
@@ -129,7 +130,7 @@ fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, Verdict> {
     Ok(pod)
 }
 
-/// A pod that requests a profile by name, with the defaults that the API server sets before it calls webhooks.
+/// A pod that requests a profile by name. It has the defaults that the API server sets before it calls webhooks.
 fn minimal_pod(namespace: &str, profile: &str, labels: &BTreeMap<String, String>) -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -148,7 +149,7 @@ fn minimal_pod(namespace: &str, profile: &str, labels: &BTreeMap<String, String>
     })
 }
 
-/// Labels that match a selector, if there are any.
+/// Returns labels that match a selector. If no labels can match, the result does not match either.
 fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
     let Some(LabelSelector { match_labels, match_expressions }) = selector else { return BTreeMap::new() };
     let mut labels = match_labels.clone();
@@ -161,8 +162,8 @@ fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
     labels
 }
 
-/// Interprets the response to the dry run. Only the API server's own validation rejects a pod: a policy or a quota for
-/// `PodTemplates` says nothing about pods.
+/// Interprets the response to the dry run. Only a validation error rejects the pod: a policy or a quota for
+/// `PodTemplates` does not apply to pods.
 pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
     let error = match answer {
         Ok(()) => return Verdict::Valid,
@@ -170,11 +171,12 @@ pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
     };
     let bounded = |text: &str| text.get(..text.floor_char_boundary(MESSAGE_BYTES)).unwrap_or_default().to_owned();
     if let kube::Error::Api(status) = &error {
-        // `PodTemplate "pillion-dry-run" is invalid: template.spec…`: the name means nothing to authors.
+        // The message is `PodTemplate "pillion-dry-run" is invalid: template.spec…`, and the name has no meaning for
+        // authors.
         let invalid = status.message.strip_prefix("PodTemplate \"").and_then(|rest| rest.split_once("\" is invalid: "));
         let unreadable = || status.message.contains("cannot be handled as a PodTemplate");
         match (status.code, invalid) {
-            (422, Some((_, words))) => return Verdict::Rejected(bounded(words)),
+            (422, Some((_, message))) => return Verdict::Rejected(bounded(message)),
             (400, _) if unreadable() => return Verdict::Rejected(bounded(&status.message)),
             _ => return Verdict::NotAsked(bounded(&status.message)),
         }
@@ -200,18 +202,19 @@ mod tests {
     }
 
     #[test]
-    fn asks_about_pod_with_profile_applied() {
+    fn dry_run_pod_has_profile_applied() {
         let names = [ProfileName::cluster("proxy"), ProfileName::namespaced("shop", "proxy")];
-        let picky = json!({
+        let selecting = json!({
             "objectSelector": {"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "team", "operator": "Exists"}]},
         });
-        let somewhere = json!({
+        let conditional = json!({
             "namespaceSelector": {"matchExpressions": [
                 {"key": "stage", "operator": "In", "values": ["prod", "test"]}, {"key": "old", "operator": "DoesNotExist"},
             ]},
             "matchConditions": [{"name": "account", "expression": "serviceAccount.?name.orValue('') == 'default'"}],
         });
-        for (name, spec) in [(&names[0], json!({})), (&names[1], json!({})), (&names[0], picky), (&names[0], somewhere)]
+        for (name, spec) in
+            [(&names[0], json!({})), (&names[1], json!({})), (&names[0], selecting), (&names[0], conditional)]
         {
             let object = pod_template(&profile(name, sidecar(&spec))).unwrap();
             let object = json!(object);
@@ -225,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_why_profile_changes_nothing() {
+    fn dry_run_explains_unchanged_pod() {
         let name = ProfileName::cluster("proxy");
         let condition = json!({"matchConditions": [{"name": "never", "expression": "1 > 2"}]});
         let parameter = json!({
@@ -248,10 +251,10 @@ mod tests {
             (sidecar(&json!({"activation": "Never"})), "profile"),
             (json!({"validations": [{"name": "never", "expression": "false"}]}), "the profile only validates"),
         ] {
-            let Err(Verdict::NotApplicable(told)) = pod_template(&profile(&name, spec.clone())) else {
+            let Err(Verdict::NotApplicable(reason)) = pod_template(&profile(&name, spec.clone())) else {
                 panic!("{spec}")
             };
-            assert!(told.contains(why), "{spec}: {told}");
+            assert!(reason.contains(why), "{spec}: {reason}");
         }
     }
 
@@ -262,9 +265,10 @@ mod tests {
 
     #[test]
     fn only_validation_of_api_server_rejects_pod() {
-        let words = "template.spec.containers[1].name: Invalid value: \"Bad_Name\": a lowercase RFC 1123 label must …";
-        let invalid = format!("PodTemplate \"pillion-dry-run\" is invalid: {words}");
-        assert_eq!(answer(422, &invalid), Verdict::Rejected(words.to_owned()));
+        let message =
+            "template.spec.containers[1].name: Invalid value: \"Bad_Name\": a lowercase RFC 1123 label must …";
+        let invalid = format!("PodTemplate \"pillion-dry-run\" is invalid: {message}");
+        assert_eq!(answer(422, &invalid), Verdict::Rejected(message.to_owned()));
         let unreadable =
             "PodTemplate in version \"v1\" cannot be handled as a PodTemplate: json: cannot unmarshal string";
         assert_eq!(answer(400, unreadable), Verdict::Rejected(unreadable.to_owned()));

@@ -26,9 +26,9 @@ use tracing::{info, warn};
 
 use super::dry_run::{Verdict, pod_template, verdict};
 use super::observe::{self, RevisionStore};
-use super::plan::{News, Plan, plan};
-use super::schedule::{Budget, Ended, Schedule};
-use super::trials::Question;
+use super::plan::{Plan, ProfileEvent, plan};
+use super::schedule::{Budget, PassResult, Schedule};
+use super::trials::DryRunRequest;
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
 use crate::client::chain;
 use crate::guard::guarded;
@@ -41,38 +41,38 @@ use crate::revisions::profile_status::{self, kind};
 /// Maximum number of changes handled at once.
 const BATCH: usize = 1024;
 /// Maximum number of profiles that are read again in one pass.
-const READ_AT_ONCE: usize = 256;
-/// Profiles that are written concurrently.
-const AT_ONCE: usize = 8;
-/// Consecutive rounds in one pass: first a revision, then the status that publishes it.
+const MAX_READS: usize = 256;
+/// Maximum number of profiles that are written concurrently.
+const CONCURRENT_WRITES: usize = 8;
+/// Number of consecutive rounds in one pass: first a revision is created, then the status publishes it.
 const ROUNDS: usize = 3;
-/// Concurrent dry runs.
+/// Maximum number of concurrent dry runs.
 const DRY_RUNS: usize = 4;
 /// Timeout of a dry run. The API server may call other webhooks for it.
 const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes of an Event's note; the API server allows 1 KiB.
+/// Maximum bytes of an Event's note. The API server allows 1 KiB.
 const NOTE_BYTES: usize = 1_000;
 
 /// Result of the actions for a profile.
-enum Done {
-    Made(Box<ObjectMeta>),
+enum ActionResult {
+    Created(Box<ObjectMeta>),
     Written {
         metadata: Box<ObjectMeta>,
         status: Box<ProfileStatus>,
         /// The deleted revisions.
         deleted: Vec<Box<str>>,
         /// Whether some revision could not be deleted.
-        in_vain: bool,
+        failed: bool,
     },
-    /// The profile has changed since it was observed; the watch delivers the change.
-    TooLate,
+    /// The profile has changed since it was observed. The watch delivers the change.
+    Outdated,
     /// The action failed and must be retried.
-    InVain,
+    Failed,
     Nothing,
 }
 
 /// Accepts and publishes profiles while this controller leads. `publisher` publishes snapshots of the served revisions,
-/// from the same watches.
+/// and shares its watches with this task.
 pub async fn run(leading: LeaderContext, settings: Settings, metrics: Metrics, publisher: Publisher) {
     let stop = leading.stop.clone();
     tokio::select! {
@@ -95,14 +95,14 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
     let mut revisions = observe::watch_revisions(&client).ready_chunks(BATCH);
     let mut schedule = Schedule::new(settings.clone());
     // No other work waits for a dry run, or for a profile that is read again.
-    let (questions, asked) = unbounded();
+    let (dry_runs, requested) = unbounded();
     let pod_templates = Api::namespaced_with(client.clone(), home, &ApiResource::erase::<PodTemplate>(&()));
-    let mut answers = asked.map(|question| ask(&pod_templates, question)).buffer_unordered(DRY_RUNS);
+    let mut answers = requested.map(|dry_run| ask(&pod_templates, dry_run)).buffer_unordered(DRY_RUNS);
     let (to_read, reading) = unbounded();
-    let mut reads = reading.map(|profile| read_again(&client, profile)).buffer_unordered(AT_ONCE);
+    let mut reads = reading.map(|profile| read_again(&client, profile)).buffer_unordered(CONCURRENT_WRITES);
     let mut round: Option<(Pass, Writes)> = None;
     loop {
-        let next = schedule.next_look();
+        let next = schedule.next_pass();
         let is_writing = round.is_some();
         let pass_due = async {
             match next {
@@ -116,7 +116,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                 None => std::future::pending().await,
             }
         };
-        // All are cancel-safe: what is unfinished stays in its stream, and the writes go on where they were.
+        // All branches are cancel-safe: unfinished items stay in their streams, and writes continue.
         let pass = tokio::select! {
             updates = watches.next(store.index_mut()) => {
                 let Some(updates) = updates else { return };
@@ -141,9 +141,9 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                 }
                 continue;
             }
-            Some((question, verdict)) = answers.next() => {
+            Some((dry_run, verdict)) = answers.next() => {
                 let now = Instant::now();
-                store.trials.answered(&question.name, &question.revision, verdict, now);
+                store.trials.record_verdict(&dry_run.name, &dry_run.revision, verdict, now);
                 schedule.changed(now);
                 continue;
             }
@@ -158,36 +158,36 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                     Err(error) => {
                         let error = chain(&error);
                         warn!(profile = %profile.name, error, "the profile could not be read again; trying again");
-                        schedule.ended(Ended::InVain, now);
+                        schedule.end_pass(PassResult::Failed, now);
                     }
                 }
                 continue;
             }
             () = pass_due, if !is_writing => {
-                let begun = Instant::now();
-                if schedule.begins(store.namespaces_changed(), begun) {
-                    store.count_anew();
+                let start = Instant::now();
+                if schedule.start_pass(store.namespaces_changed(), start) {
+                    store.reset_counts();
                 }
-                for profile in store.take_readable(READ_AT_ONCE) {
-                    // The receiver lives as long as this task.
+                for profile in store.take_readable(MAX_READS) {
+                    // The receiver exists as long as this task.
                     let _ = to_read.unbounded_send(profile);
                 }
-                Pass { begun, rounds: 0, in_vain: HashSet::new(), is_late: false }
+                Pass { start, rounds: 0, failed: HashSet::new(), is_outdated: false }
             }
-            done = written, if is_writing => {
+            result = written, if is_writing => {
                 let Some((mut pass, _)) = round.take() else { continue };
-                for (profile, done) in done {
-                    pass.apply(&mut store, &profile, done);
+                for (profile, result) in result {
+                    pass.apply(&mut store, &profile, result);
                 }
                 pass
             }
         };
-        match pass.next_round(&mut store, &writer, &questions, settings.keep) {
+        match pass.next_round(&mut store, &writer, &dry_runs, settings.keep) {
             Ok(next) => round = Some(next),
-            Err((pass, ended)) => {
-                schedule.ended(ended, Instant::now());
-                if let Some(at) = store.trials.next_after(pass.begun) {
-                    schedule.look_by(at);
+            Err((pass, result)) => {
+                schedule.end_pass(result, Instant::now());
+                if let Some(at) = store.trials.next_after(pass.start) {
+                    schedule.schedule_by(at);
                 }
                 metrics.rejected.set(i64::try_from(store.rejected()).unwrap_or(i64::MAX));
             }
@@ -196,7 +196,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
 }
 
 impl RevisionStore {
-    /// Takes in a profile that was read again. Returns false if it is gone or has changed since: the watch delivers
+    /// Applies a profile that was read again. Returns false if it was deleted or has changed since: the watch delivers
     /// that.
     fn apply_read(
         &mut self,
@@ -217,7 +217,7 @@ impl RevisionStore {
     }
 }
 
-/// Reads a namespaced profile again that lacked memory and now fits; `None` if it is gone.
+/// Reads a namespaced profile again that lacked memory and now fits. Returns `None` if it was deleted.
 async fn read_again(
     client: &Client,
     profile: Arc<StoredProfile>,
@@ -226,17 +226,17 @@ async fn read_again(
     (profile, read.map(|found| found.map(|object| read_profile(object, true))))
 }
 
-/// The writes of one round, with the profiles as they were observed.
-type Writes = BoxFuture<'static, Vec<(Arc<StoredProfile>, Done)>>;
+/// The writes of one round. Returns the result for each observed profile.
+type Writes = BoxFuture<'static, Vec<(Arc<StoredProfile>, ActionResult)>>;
 
-/// A pass over all profiles: a few rounds of plans and their writes. A failure for one profile is not retried in the same
-/// pass and does not block others.
+/// A pass over all profiles: a few rounds of plans and their writes. A failure for one profile is not retried in the
+/// same pass, and does not block others.
 struct Pass {
-    begun: Instant,
+    start: Instant,
     rounds: usize,
-    in_vain: HashSet<ProfileName>,
-    /// Whether some profile had changed when it was written.
-    is_late: bool,
+    failed: HashSet<ProfileName>,
+    /// Whether some profile had changed before it was written.
+    is_outdated: bool,
 }
 
 impl Pass {
@@ -248,68 +248,68 @@ impl Pass {
         mut self,
         store: &mut RevisionStore,
         writer: &Writer,
-        questions: &UnboundedSender<Question>,
+        dry_runs: &UnboundedSender<DryRunRequest>,
         keep: usize,
-    ) -> Result<(Self, Writes), (Self, Ended)> {
-        let ended = if self.in_vain.is_empty() { Ended::Well } else { Ended::InVain };
-        if self.is_late || self.rounds == ROUNDS {
-            // There is more to do.
-            return Err((self, ended.max(Ended::Open)));
+    ) -> Result<(Self, Writes), (Self, PassResult)> {
+        let result = if self.failed.is_empty() { PassResult::Complete } else { PassResult::Failed };
+        if self.is_outdated || self.rounds == ROUNDS {
+            // There is more to do in the next pass.
+            return Err((self, result.max(PassResult::Incomplete)));
         }
         self.rounds += 1;
-        store.tidy();
+        store.remove_stale();
         let all: Vec<_> =
-            store.index().stored().filter(|stored| !self.in_vain.contains(&stored.name)).cloned().collect();
+            store.index().stored().filter(|stored| !self.failed.contains(&stored.name)).cloned().collect();
         let mut work = Vec::new();
         for profile in all {
-            // A panic over one profile must not end leadership: the next leader would read the same profile.
+            // A panic over one profile must not end leadership, since the next leader would read the same profile.
             let decided = guarded(&format_args!("the plan of {}", profile.name), || decide(store, &profile, keep));
             if let Ok(Some((plan, revision))) = decided {
                 work.push((profile, plan, revision));
             }
         }
-        for question in store.questions.drain(..) {
-            // The receiver lives as long as this task.
-            let _ = questions.unbounded_send(question);
+        for dry_run in store.dry_runs.drain(..) {
+            // The receiver exists as long as this task.
+            let _ = dry_runs.unbounded_send(dry_run);
         }
         if work.is_empty() {
-            return Err((self, ended));
+            return Err((self, result));
         }
-        store.begin_writes();
+        store.start_writes();
         let writer = writer.clone();
         let results = stream::iter(work).map(move |(profile, plan, revision)| {
             let writer = writer.clone();
             async move {
-                let done = writer.act(&profile, plan, revision).await;
-                (profile, done)
+                let result = writer.act(&profile, plan, revision).await;
+                (profile, result)
             }
         });
-        Ok((self, results.buffer_unordered(AT_ONCE).collect().boxed()))
+        Ok((self, results.buffer_unordered(CONCURRENT_WRITES).collect().boxed()))
     }
 
     /// Applies the result of a write before the watch delivers it.
-    fn apply(&mut self, store: &mut RevisionStore, profile: &Arc<StoredProfile>, done: Done) {
-        match done {
-            Done::Made(metadata) => store.made(*metadata),
-            Done::Written { metadata, status, deleted, in_vain } => {
+    fn apply(&mut self, store: &mut RevisionStore, profile: &Arc<StoredProfile>, result: ActionResult) {
+        match result {
+            ActionResult::Created(metadata) => store.add_created(*metadata),
+            ActionResult::Written { metadata, status, deleted, failed } => {
                 for revision in deleted {
-                    store.unmade(&profile.name, &revision);
+                    store.remove_revision(&profile.name, &revision);
                 }
-                if in_vain {
-                    self.in_vain.insert(profile.name.clone());
+                if failed {
+                    self.failed.insert(profile.name.clone());
                 }
                 store.index_mut().set_status(profile, metadata.resource_version, *status);
             }
-            Done::TooLate => self.is_late = true,
-            Done::InVain => {
-                self.in_vain.insert(profile.name.clone());
+            ActionResult::Outdated => self.is_outdated = true,
+            ActionResult::Failed => {
+                self.failed.insert(profile.name.clone());
             }
-            Done::Nothing => {}
+            ActionResult::Nothing => {}
         }
     }
 }
 
-/// The plan for a profile, with the revision to create; `None` if there is nothing to do.
+/// Returns the plan for a profile, with the revision to create. Returns `None` if there is nothing to do.
 pub(super) fn decide(
     store: &mut RevisionStore,
     profile: &StoredProfile,
@@ -325,19 +325,19 @@ pub(super) fn decide(
         None => None,
         Some(accepted) => {
             let kept = guarded(&format_args!("the revision of {name}"), || {
-                let whole = store.index().whole(name);
+                let whole = store.index().accepted_text(name);
                 whole.map(|(whole, source)| whole.to_revision(name, profile.generation, Some(&source)))
             });
             match kept.unwrap_or_else(|panicked| Some(Err(panicked.diagnostic())))? {
                 Ok(kept) if *kept.revision != *accepted => {
-                    // Another build wrote the missing revision, and this build serializes its text differently.
+                    // Another build created the missing revision, and this build serializes its text differently.
                     store.forget_alias(name);
                     return decide(store, profile, keep);
                 }
                 Ok(kept) => Some(kept),
                 Err(fault) => {
-                    store.refuse(name.clone(), accepted, fault);
-                    // The status reports it, without a new revision.
+                    store.set_unstorable(name.clone(), accepted, fault);
+                    // The status reports the error, without a new revision.
                     return decide(store, profile, keep);
                 }
             }
@@ -345,18 +345,18 @@ pub(super) fn decide(
     };
     if let Some(accepted) = observed.accepted.as_ref().filter(|_| plan.dry_run)
         && let Some(good) = store.index().state(name).and_then(|state| state.good).cloned()
-        && let Some(question) = store.trials.begin(name, &accepted.revision, &good, Instant::now())
+        && let Some(dry_run) = store.trials.begin(name, &accepted.revision, &good, Instant::now())
     {
-        store.questions.push(question);
+        store.dry_runs.push(dry_run);
     }
     let is_idle = plan.status.is_none() && plan.delete.is_empty() && revision.is_none();
     (!is_idle).then_some((plan, revision))
 }
 
 /// Runs the dry run of a revision.
-async fn ask(pod_templates: &Api<DynamicObject>, question: Question) -> (Question, Verdict) {
-    let name = &question.name;
-    let applied = guarded(&format_args!("the dry run of {name}"), || pod_template(&question.profile));
+async fn ask(pod_templates: &Api<DynamicObject>, dry_run: DryRunRequest) -> (DryRunRequest, Verdict) {
+    let name = &dry_run.name;
+    let applied = guarded(&format_args!("the dry run of {name}"), || pod_template(&dry_run.profile));
     let answer = match applied {
         Err(panicked) => Verdict::NotApplicable(panicked.to_string()),
         Ok(Err(answer)) => answer,
@@ -369,9 +369,9 @@ async fn ask(pod_templates: &Api<DynamicObject>, question: Question) -> (Questio
         }
     };
     if let Verdict::NotAsked(error) = &answer {
-        warn!(profile = %name, revision = %question.revision, error, "no answer to the dry run of a revision; trying again");
+        warn!(profile = %name, revision = %dry_run.revision, error, "no answer to the dry run of a revision; trying again");
     }
-    (question, answer)
+    (dry_run, answer)
 }
 
 /// Writes revisions and status.
@@ -383,20 +383,20 @@ struct Writer {
 }
 
 impl Writer {
-    async fn act(&self, profile: &StoredProfile, plan: Plan, revision: Option<RevisionSpec>) -> Done {
+    async fn act(&self, profile: &StoredProfile, plan: Plan, revision: Option<RevisionSpec>) -> ActionResult {
         let name = &profile.name;
         if let Some(revision) = revision {
-            return match self.make(profile, revision).await {
-                Ok(Some(metadata)) => Done::Made(Box::new(metadata)),
-                Ok(None) => Done::InVain,
+            return match self.create(profile, revision).await {
+                Ok(Some(metadata)) => ActionResult::Created(Box::new(metadata)),
+                Ok(None) => ActionResult::Failed,
                 Err(error) => {
                     let error = chain(&error);
                     warn!(profile = %name, error, "the accepted text could not be kept as a revision; trying again");
-                    Done::InVain
+                    ActionResult::Failed
                 }
             };
         }
-        let Plan { status, news, delete, .. } = plan;
+        let Plan { status, events, delete, .. } = plan;
         let (metadata, status) = match status {
             None => (
                 ObjectMeta { resource_version: profile.resource_version.clone(), ..ObjectMeta::default() },
@@ -407,26 +407,26 @@ impl Writer {
                     self.metrics.write("written").inc();
                     (metadata, status)
                 }
-                Err(kube::Error::Api(answer)) if answer.code == 404 => return Done::Nothing,
+                Err(kube::Error::Api(answer)) if answer.code == 404 => return ActionResult::Nothing,
                 Err(kube::Error::Api(answer)) if answer.code == 409 => {
                     self.metrics.write("conflict").inc();
-                    return Done::TooLate;
+                    return ActionResult::Outdated;
                 }
                 Err(error) => {
                     self.metrics.write("failed").inc();
                     let error = chain(&error);
                     warn!(profile = %name, error, "the status of the profile could not be written; trying again");
-                    return Done::InVain;
+                    return ActionResult::Failed;
                 }
             },
         };
-        for news in news {
-            info!(profile = %name, ?news, "recording an event");
-            if !self.events.record(name, &profile.uid, news).await {
+        for event in events {
+            info!(profile = %name, ?event, "recording an event");
+            if !self.events.record(name, &profile.uid, event).await {
                 self.metrics.events_dropped.inc();
             }
         }
-        let (mut deleted, mut in_vain) = (Vec::new(), false);
+        let (mut deleted, mut failed) = (Vec::new(), false);
         for revision in delete {
             match self.delete(name, &revision).await {
                 Ok(()) => {
@@ -434,17 +434,17 @@ impl Writer {
                     deleted.push(revision);
                 }
                 Err(error) => {
-                    in_vain = true;
+                    failed = true;
                     let error = chain(&error);
                     warn!(profile = %name, %revision, error, "a revision that is not kept any longer could not be deleted");
                 }
             }
         }
-        Done::Written { metadata: Box::new(metadata), status: Box::new(status), deleted, in_vain }
+        ActionResult::Written { metadata: Box::new(metadata), status: Box::new(status), deleted, failed }
     }
 
-    /// Creates a revision; `None` if it must be retried.
-    async fn make(&self, profile: &StoredProfile, spec: RevisionSpec) -> kube::Result<Option<ObjectMeta>> {
+    /// Creates a revision. Returns `None` if the creation must be retried.
+    async fn create(&self, profile: &StoredProfile, spec: RevisionSpec) -> kube::Result<Option<ObjectMeta>> {
         let name = &profile.name;
         let object = object_name(&name.name, &spec.revision);
         let mut labels = BTreeMap::from([(PROFILE_LABEL.to_owned(), label_value(&name.name))]);
@@ -470,19 +470,19 @@ impl Writer {
         let body = DynamicObject::new(&object, &resource).data(json!({"spec": spec}));
         let body = DynamicObject { metadata, ..body };
         match api.create(&parameters, &body).await {
-            Ok(made) => {
+            Ok(created) => {
                 self.metrics.created.inc();
                 info!(profile = %name, revision = %spec.revision, "a generation is accepted");
-                Ok(Some(made.metadata))
+                Ok(Some(created.metadata))
             }
             Err(kube::Error::Api(answer)) if answer.code == 409 => {
                 let Some(there) = api.get_metadata_opt(&object).await? else { return Ok(None) };
                 let owners = there.metadata.owner_references.iter().flatten();
                 if owners.into_iter().any(|owner| *owner.uid == *profile.uid) {
-                    // The same text has the same name, so this is the wanted revision.
+                    // The revision's name has the hash of its text, so this is the same revision.
                     return Ok(Some(there.metadata));
                 }
-                // It belongs to a deleted profile of this name and will be deleted with it.
+                // The revision belongs to a deleted profile of this name, and Kubernetes would delete it anyway.
                 let preconditions = Preconditions { uid: there.metadata.uid, resource_version: None };
                 let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
                 let _ = api.delete(&object, &parameters).await?;
@@ -525,7 +525,7 @@ impl Writer {
     }
 }
 
-/// Records Events, within a budget.
+/// Records Events within a budget.
 struct EventRecorder {
     recorder: Recorder,
     budget: Mutex<Budget>,
@@ -538,16 +538,16 @@ impl EventRecorder {
         Self { recorder, budget: Mutex::default() }
     }
 
-    /// Returns whether the Event was recorded.
-    async fn record(&self, name: &ProfileName, uid: &str, news: News) -> bool {
+    /// Records an Event. Returns whether it was recorded.
+    async fn record(&self, name: &ProfileName, uid: &str, event: ProfileEvent) -> bool {
         if !self.budget.lock().await.take(name.namespace.as_deref(), Instant::now()) {
             return false;
         }
-        let (type_, reason, action, mut note) = match news {
-            News::Rejected(note) => (EventType::Warning, "Rejected", "Accept", note),
-            News::Published(note) => (EventType::Normal, "Published", "Publish", note),
-            News::RolledBack(note) => (EventType::Normal, "RolledBack", "Publish", note),
-            News::Invalid(note) => (EventType::Warning, "Invalid", "DryRun", note),
+        let (type_, reason, action, mut note) = match event {
+            ProfileEvent::Rejected(note) => (EventType::Warning, "Rejected", "Accept", note),
+            ProfileEvent::Published(note) => (EventType::Normal, "Published", "Publish", note),
+            ProfileEvent::RolledBack(note) => (EventType::Normal, "RolledBack", "Publish", note),
+            ProfileEvent::Invalid(note) => (EventType::Warning, "Invalid", "DryRun", note),
         };
         note.truncate(note.floor_char_boundary(NOTE_BYTES));
         let reference = ObjectReference {

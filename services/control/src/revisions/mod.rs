@@ -1,22 +1,24 @@
-//! Accepts profiles: the leader compiles each generation of a profile, keeps it as an immutable revision if it
-//! compiles, and publishes it in the profile's status. Replicas serve what is published ([`crate::informer::published`]).
+//! Accepts profiles. The leader compiles each generation of a profile. If it compiles, the leader stores it as an
+//! immutable revision, and publishes it in the profile's status. Replicas serve the published revisions
+//! ([`crate::informer::published`]).
 //!
-//! * `plan`: decides what to do about one profile; a pure function of the observed state.
-//! * `conflicts`: finds profiles that interfere with one another.
-//! * `dry_run`: builds the pod for the API server's dry run, and interprets the response.
-//! * `observe`: watches profiles and their revisions.
-//! * `execute`: carries out plans; `schedule` says when. `trials`: tracks dry runs.
-//! * `profile_status`: writes the status of a profile.
+//! - `plan`: decides the actions for one profile; a pure function of the observed state.
+//! - `conflicts`: finds profiles that conflict with one another.
+//! - `dry_run`: builds the pod for the API server's dry run, and interprets the response.
+//! - `observe`: watches profiles and their revisions.
+//! - `execute`: executes the plans. `schedule` decides when. `trials` tracks dry runs.
+//! - `profile_status`: writes the status of a profile.
 //!
-//! The task is level-triggered: after a change it plans all profiles again, and a profile in its desired state costs a
-//! comparison. Accepted revisions are in the cluster, so the next leader continues where the last one stopped: before
-//! it watches, it reads the accepted texts and uses them for profiles that are broken now. The watches of profiles and
-//! namespaces are those of a [`Publisher`](crate::informer::watch::Publisher), which also publishes the snapshot of the
-//! leader's other tasks. The client's `Controller` is not used: it reconciles object by object, and a plan depends on
-//! all profiles (conflicts, parents, shares of memory) and on the number of namespaces.
+//! The task is level-triggered: after a change, it plans all profiles again. A profile in its desired state costs only
+//! a comparison. Accepted revisions are stored in the cluster, so the next leader continues from there. Before it
+//! watches, it reads the accepted texts, and uses them for profiles that are broken now.
 //!
-//! A revision is written before its profile's status names it, and deleted after the status no longer does. Writes of
-//! the status carry the `resourceVersion` that was observed, so a leader that was paused gets a conflict.
+//! The watches of profiles and namespaces are those of a [`Publisher`](crate::informer::watch::Publisher), which also
+//! publishes the snapshot for the leader's other tasks. kube's `Controller` is not used: it reconciles one object at a
+//! time. But a plan depends on all profiles (conflicts, parents, shares of memory) and on the number of namespaces.
+//!
+//! A revision is created before its profile's status names it, and deleted after the status no longer names it. Writes
+//! of the status have the observed `resourceVersion`, so a leader that was paused gets a conflict.
 
 mod conflicts;
 mod dry_run;
@@ -29,7 +31,6 @@ mod trials;
 
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -38,29 +39,30 @@ use prometheus_client::registry::Registry;
 pub use execute::run;
 
 use crate::informer::share;
+use crate::labels::Label;
 
-/// The label for how a revision is bounded: a watch of the metadata alone needs it.
+/// The label with the bounds of a revision, for watches of the metadata alone.
 const BOUNDS_LABEL: &str = "pillion.dev/bounds";
-/// Its value for a revision that is bounded only by its parent.
+/// The label's value for a revision that only its parent bounds.
 const BOUNDED_BY_PARENT: &str = "Parent";
 
 /// Settings of the revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Number of latest revisions of a profile that are kept, besides the published ones.
+    /// Number of the latest revisions of a profile that are kept, besides the published ones.
     pub keep: usize,
     /// How long changes are collected before all profiles are planned.
     pub settle: Duration,
     /// Minimum time between two counts of matching namespaces.
     pub count_every: Duration,
-    /// Pause after a failed write, whatever changes meanwhile.
+    /// Pause after a failed write, even if something changes meanwhile.
     pub retry: Duration,
-    /// The memory for namespaced profiles.
+    /// The memory limits of namespaced profiles.
     pub memory: share::Limits,
 }
 
 impl Default for Settings {
-    /// 10 revisions, 100 ms, one minute, and 2 s.
+    /// 10 revisions, 100 ms, one minute and 2 s, with the default memory limits.
     fn default() -> Self {
         Self {
             keep: 10,
@@ -78,13 +80,8 @@ pub struct Metrics {
     rejected: Gauge,
     created: Counter,
     deleted: Counter,
-    writes: Family<WriteLabels, Counter>,
+    writes: Family<Label, Counter>,
     pub(crate) events_dropped: Counter,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WriteLabels {
-    outcome: &'static str,
 }
 
 impl Metrics {
@@ -107,6 +104,6 @@ impl Metrics {
     }
 
     fn write(&self, outcome: &'static str) -> Counter {
-        self.writes.get_or_create_owned(&WriteLabels { outcome })
+        self.writes.get_or_create_owned(&[("outcome", outcome)])
     }
 }

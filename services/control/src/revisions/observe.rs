@@ -1,4 +1,4 @@
-//! The leader's state of profiles and their revisions, from the watches and from what was stored before.
+//! The leader's state of profiles and their revisions, from the watches and from the texts that were accepted before.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use serde_json::Value;
 
 use super::conflicts::{Conflict, conflicts};
 use super::plan::{Accepted, Observed, Rollback};
-use super::trials::{Question, Trials};
+use super::trials::{DryRunRequest, Trials};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::client::config;
 use crate::guard::guarded;
-use crate::informer::cache_metrics::{CacheMetrics, Kind};
+use crate::informer::cache_metrics::{CacheMetrics, WatchedKind};
 use crate::informer::index::{Index, Update};
 use crate::informer::objects::{self, Change, StoredProfile, read_status};
 use crate::informer::share;
-use crate::informer::watch::{self, PROFILES_A_PAGE, Publisher, Watches, changes};
+use crate::informer::watch::{self, PROFILES_PER_PAGE, Publisher, Watches, changes};
 
 /// An existing revision.
 #[derive(Clone, Debug)]
 pub(super) struct ExistingRevision {
     owner: Box<str>,
-    made: Timestamp,
+    created: Timestamp,
     bounded_by_parent: bool,
 }
 
@@ -46,21 +46,21 @@ pub(super) struct RevisionObject {
     namespace: Option<Box<str>>,
     object: Box<str>,
     owner: Box<str>,
-    made: Timestamp,
+    created: Timestamp,
     bounded_by_parent: bool,
 }
 
 /// The existing revisions of one profile, with their creation times.
 #[derive(Default)]
-pub(super) struct Existing {
-    pub(super) made: BTreeMap<Box<str>, Timestamp>,
+pub(super) struct ExistingRevisions {
+    pub(super) created: BTreeMap<Box<str>, Timestamp>,
     pub(super) bounded_by_parent: BTreeSet<Box<str>>,
 }
 
 /// Namespace and name of an object.
 type ObjectKey = (Option<Box<str>>, Box<str>);
 
-/// The list of the revisions of one kind of profile.
+/// The list of revisions of one kind of profile.
 #[derive(Default)]
 struct RevisionList {
     unfinished: BTreeSet<ObjectKey>,
@@ -74,22 +74,22 @@ pub(super) struct RevisionStore {
     revisions: BTreeMap<ObjectKey, ExistingRevision>,
     cluster: RevisionList,
     namespaced: RevisionList,
-    /// Revisions that were deleted while a round of writes runs.
+    /// Revisions that were deleted during the current round of writes.
     deleted: BTreeSet<ObjectKey>,
-    /// Accepted texts that cannot be stored, and why.
-    refused: HashMap<ProfileName, (Box<str>, Vec<Diagnostic>)>,
+    /// Accepted texts that cannot be stored, with their errors.
+    unstorable: HashMap<ProfileName, (Box<str>, Vec<Diagnostic>)>,
     /// Errors of the stored generations.
     diagnostics: HashMap<ProfileName, Vec<Diagnostic>>,
     /// The bounds of the accepted revisions.
     pub(super) bounds: HashMap<ProfileName, RevisionBounds>,
-    /// This build's hash of a text that another build accepted, and that build's hash.
+    /// For a text that another build accepted: the hash of this build, and the hash of the other build.
     aliases: HashMap<ProfileName, (Box<str>, Box<str>)>,
     /// Conflicts of profiles.
     conflicts: HashMap<ProfileName, Conflict>,
     /// The dry runs of accepted revisions.
     pub(super) trials: Trials,
     /// Dry runs to start.
-    pub(super) questions: Vec<Question>,
+    pub(super) dry_runs: Vec<DryRunRequest>,
     namespaces_changed: bool,
     counts: HashMap<String, i64>,
 }
@@ -116,19 +116,19 @@ impl RevisionStore {
             cluster: RevisionList::default(),
             namespaced: RevisionList::default(),
             deleted: BTreeSet::new(),
-            refused: HashMap::new(),
+            unstorable: HashMap::new(),
             diagnostics: HashMap::new(),
             bounds: HashMap::new(),
             aliases: HashMap::new(),
             conflicts: HashMap::new(),
             trials: Trials::default(),
-            questions: Vec::new(),
+            dry_runs: Vec::new(),
             namespaces_changed: true,
             counts: HashMap::new(),
         }
     }
 
-    /// Reads the texts that were accepted before the watches start.
+    /// Reads the texts that were accepted before, to be called before the watches start.
     ///
     /// # Errors
     /// The API server is unavailable or returned an error.
@@ -158,7 +158,7 @@ impl RevisionStore {
         each::<ProfileRevision, _>(client, &mut seed).await
     }
 
-    /// Adds a revision that an earlier leader had accepted.
+    /// Adds a revision that an earlier leader accepted.
     fn accept(&mut self, name: ProfileName, uid: Box<str>, spec: &RevisionSpec) {
         self.bounds.insert(name.clone(), spec.bounds);
         let now =
@@ -179,7 +179,7 @@ impl RevisionStore {
         self.publisher.index()
     }
 
-    /// The index, to apply updates that are none of the watches'.
+    /// The index, to apply updates that do not come from the watches.
     pub(super) const fn index_mut(&mut self) -> &mut Index {
         self.publisher.index_mut()
     }
@@ -213,13 +213,13 @@ impl RevisionStore {
     }
 
     /// Removes the data of deleted profiles, and the errors of corrected ones.
-    pub(super) fn tidy(&mut self) {
+    pub(super) fn remove_stale(&mut self) {
         let index = self.publisher.index();
         let exists = |name: &ProfileName| index.state(name).is_some();
         self.diagnostics.retain(|name, _| index.state(name).is_some_and(|state| state.broken));
         self.bounds.retain(|name, _| exists(name));
         self.aliases.retain(|name, _| exists(name));
-        self.refused.retain(|name, _| exists(name));
+        self.unstorable.retain(|name, _| exists(name));
         self.trials.retain(exists);
         let good = index.stored().filter_map(|stored| index.state(&stored.name)?.good);
         if let Ok(found) = guarded(&"the conflicts of profiles", || conflicts(good.map(|good| &**good))) {
@@ -263,17 +263,17 @@ impl RevisionStore {
     }
 
     fn add_revision(&mut self, object: RevisionObject) {
-        let RevisionObject { namespace, object, owner, made, bounded_by_parent } = object;
-        self.revisions.insert((namespace, object), ExistingRevision { owner, made, bounded_by_parent });
+        let RevisionObject { namespace, object, owner, created, bounded_by_parent } = object;
+        self.revisions.insert((namespace, object), ExistingRevision { owner, created, bounded_by_parent });
     }
 
-    /// Marks the beginning of a round of writes.
-    pub(super) fn begin_writes(&mut self) {
+    /// Marks the start of a round of writes.
+    pub(super) fn start_writes(&mut self) {
         self.deleted.clear();
     }
 
-    /// Adds a created revision before the watch delivers it, unless it was deleted since.
-    pub(super) fn made(&mut self, metadata: ObjectMeta) {
+    /// Adds a created revision before the watch delivers it, unless it was deleted meanwhile.
+    pub(super) fn add_created(&mut self, metadata: ObjectMeta) {
         let object = RevisionObject::new(metadata);
         if !self.deleted.contains(&(object.namespace.clone(), object.object.clone())) {
             self.add_revision(object);
@@ -281,12 +281,12 @@ impl RevisionStore {
     }
 
     /// Records that an accepted text cannot be stored.
-    pub(super) fn refuse(&mut self, name: ProfileName, revision: Box<str>, fault: Diagnostic) {
-        self.refused.insert(name, (revision, vec![fault]));
+    pub(super) fn set_unstorable(&mut self, name: ProfileName, revision: Box<str>, fault: Diagnostic) {
+        self.unstorable.insert(name, (revision, vec![fault]));
     }
 
     /// Removes a deleted revision.
-    pub(super) fn unmade(&mut self, name: &ProfileName, revision: &str) {
+    pub(super) fn remove_revision(&mut self, name: &ProfileName, revision: &str) {
         self.revisions.remove(&(name.namespace.clone(), object_name(&name.name, revision).into()));
     }
 
@@ -301,10 +301,10 @@ impl RevisionStore {
     }
 
     /// The existing revisions of a profile, by hash.
-    pub(super) fn existing(&self, name: &ProfileName, uid: &str) -> Existing {
-        let mut existing = Existing::default();
+    pub(super) fn existing(&self, name: &ProfileName, uid: &str) -> ExistingRevisions {
+        let mut existing = ExistingRevisions::default();
         self.each_of(name, uid, |revision, known| {
-            existing.made.insert(revision.into(), known.made);
+            existing.created.insert(revision.into(), known.created);
             if known.bounded_by_parent {
                 existing.bounded_by_parent.insert(revision.into());
             }
@@ -313,7 +313,7 @@ impl RevisionStore {
     }
 
     fn each_of(&self, name: &ProfileName, uid: &str, mut see: impl FnMut(&str, &ExistingRevision)) {
-        // All names of a profile's revisions share a prefix, followed only by a hash.
+        // The names of a profile's revisions have a common prefix, which is followed by a hash.
         let begin = object_name(&name.name, "");
         let from = (name.namespace.clone(), begin.as_str().into());
         let all = self
@@ -328,11 +328,11 @@ impl RevisionStore {
         }
     }
 
-    /// The observed state of a profile; `None` until its current generation is compiled.
+    /// The observed state of a profile. `None` until its current generation is compiled.
     pub(super) fn observe<'w>(
         &'w self,
         profile: &'w StoredProfile,
-        existing: &'w Existing,
+        existing: &'w ExistingRevisions,
         namespaces: i64,
     ) -> Option<Observed<'w>> {
         let name = &profile.name;
@@ -345,11 +345,11 @@ impl RevisionStore {
         let rollback = profile.rollback_to.as_deref().map(|to| Rollback { to, from: profile.rollback_from.as_deref() });
         let bounds = self.bounds.get(name).copied();
         let rejected = self.diagnostics.get(name).map(Vec::as_slice).filter(|_| state.broken);
-        let refused = self
-            .refused
+        let unstorable = self
+            .unstorable
             .get(name)
             .filter(|(revision, _)| accepted.as_ref().is_some_and(|accepted| accepted.revision == *revision));
-        let (accepted, rejected) = match refused {
+        let (accepted, rejected) = match unstorable {
             Some((_, faults)) => (None, Some(faults.as_slice())),
             None => (accepted, rejected),
         };
@@ -363,7 +363,7 @@ impl RevisionStore {
             bounds,
             status,
             rollback,
-            existing: &existing.made,
+            existing: &existing.created,
             bounded_by_parent: &existing.bounded_by_parent,
             namespaces,
             conflict: self.conflicts.get(name),
@@ -377,7 +377,7 @@ impl RevisionStore {
     }
 
     /// Discards the counts of namespaces.
-    pub(super) fn count_anew(&mut self) {
+    pub(super) fn reset_counts(&mut self) {
         self.counts.clear();
         self.namespaces_changed = false;
     }
@@ -408,7 +408,7 @@ impl RevisionStore {
 impl RevisionObject {
     fn new(metadata: ObjectMeta) -> Self {
         let bounds = metadata.labels.and_then(|mut labels| labels.remove(BOUNDS_LABEL));
-        // Other clients may have added owner references before or after it.
+        // Other clients may have added owner references before or after the profile's.
         let is_profile = |owner: &&OwnerReference| {
             owner.api_version.split('/').next() == Some(GROUP)
                 && [InjectionProfile::KIND, ClusterInjectionProfile::KIND].contains(&&*owner.kind)
@@ -418,40 +418,40 @@ impl RevisionObject {
             namespace: metadata.namespace.map(Into::into),
             object: metadata.name.unwrap_or_default().into(),
             owner: owner.unwrap_or_default().into(),
-            made: metadata.creation_timestamp.map_or(Timestamp::UNIX_EPOCH, |time| time.0),
+            created: metadata.creation_timestamp.map_or(Timestamp::UNIX_EPOCH, |time| time.0),
             bounded_by_parent: bounds.as_deref() == Some(BOUNDED_BY_PARENT),
         }
     }
 }
 
-/// Watches the metadata of all revisions, with whether they are of cluster profiles. The client's `Store` would keep
-/// their `managedFields` too.
+/// Watches the metadata of all revisions. Each change has whether it is of a cluster profile's revision. kube's `Store`
+/// would keep their `managedFields` too.
 pub(super) fn watch_revisions(client: &Client) -> impl Stream<Item = (RevisionChange, bool)> + Send + Unpin + use<> {
     stream::select_all([
-        revisions_of::<ClusterProfileRevision>(client, Kind::ClusterProfiles, true),
-        revisions_of::<ProfileRevision>(client, Kind::Profiles, false),
+        revisions_of::<ClusterProfileRevision>(client, WatchedKind::ClusterProfiles, true),
+        revisions_of::<ProfileRevision>(client, WatchedKind::Profiles, false),
     ])
 }
 
-/// Requests only the metadata of revisions.
-fn revisions_of<K>(client: &Client, kind: Kind, is_cluster: bool) -> BoxStream<'static, (RevisionChange, bool)>
+/// Watches the metadata of revisions of one kind.
+fn revisions_of<K>(client: &Client, kind: WatchedKind, is_cluster: bool) -> BoxStream<'static, (RevisionChange, bool)>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
     let read = |object: PartialObjectMeta<K>| RevisionObject::new(object.metadata);
     let api = Api::<PartialObjectMeta<K>>::all(client.clone());
-    let changes = changes(watcher(api, config(PROFILES_A_PAGE)), kind, CacheMetrics::default(), read, read);
+    let changes = changes(watcher(api, config(PROFILES_PER_PAGE)), kind, CacheMetrics::default(), read, read);
     changes.map(move |change| (change, is_cluster)).boxed()
 }
 
-/// Reads all objects of a kind, page by page. Objects that this build cannot read are skipped.
+/// Reads all objects of a kind, page by page. Objects that this build cannot parse are skipped.
 async fn each<K, T>(client: &Client, take: &mut impl FnMut(T)) -> kube::Result<()>
 where
     K: Resource<DynamicType = ()>,
     T: DeserializeOwned,
 {
     let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<K>(&()));
-    let mut parameters = ListParams::default().limit(PROFILES_A_PAGE);
+    let mut parameters = ListParams::default().limit(PROFILES_PER_PAGE);
     loop {
         let page = api.list(&parameters).await?;
         for object in page.items {

@@ -1,18 +1,18 @@
-//! Plans the actions for one profile from its observed state. Pure: it writes nothing and reads no clock.
+//! Plans the actions for one profile from its observed state. It does no I/O and reads no clock.
 //!
-//! * An accepted generation becomes a revision and is published. A generation that was not accepted changes nothing
-//!   that is published, and the profile's status gives the reason.
-//! * An incomplete rollout keeps the promoted revision. A complete one promotes the newest.
-//! * `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces.
-//!   `pillion.dev/rollback-from` names the revision that is rolled back: once another one is accepted, that one is
+//! - An accepted generation becomes a revision and is published. A rejected generation changes nothing that is
+//!   published, and the profile's status gives the reason.
+//! - An incomplete rollout keeps the promoted revision. A complete one promotes the newest.
+//! - `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces.
+//!   `pillion.dev/rollback-from` names the revision that is rolled back. Once a later revision is accepted, that one is
 //!   published.
-//! * The latest revisions and all published ones are kept.
-//! * An accepted revision is tried once by a dry run, whose result does not prevent publication.
-//! * A profile that only its parent bounds is published as its parent is now, to all namespaces: no rollout, rollback
-//!   or pin keeps what the platform has withdrawn, and no older revision of it is kept.
+//! - The latest revisions and all published ones are kept.
+//! - An accepted revision has one dry run, whose result does not prevent publication.
+//! - A profile that only its parent bounds is always published as its parent is now, to all namespaces. No rollout,
+//!   rollback or pin keeps permissions that the platform has withdrawn, and no older revision of the profile is kept.
 //!
-//! The profile's status holds the published revisions, together with the list of kept ones. It is written at once, so
-//! no reader sees half of it.
+//! The profile's status has the published revisions and the list of kept ones. One write replaces them together, so no
+//! reader sees a part of the change.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,18 +32,18 @@ use super::dry_run::{MESSAGE_BYTES, NOT_ASKED, Verdict};
 pub(super) const ACCEPTED: &str = "Accepted";
 /// Condition: whether any revision of the profile is served.
 pub(super) const READY: &str = "Ready";
-/// Condition: whether another profile conflicts with it.
+/// Condition: whether another profile conflicts with this one.
 pub(super) const CONFLICTED: &str = "Conflicted";
 /// Condition: whether the API server accepts a pod with the accepted revision.
 pub(super) const VALID: &str = "Valid";
 
-/// Reason of a condition that is not known yet.
+/// The reason of a condition that is not known yet.
 const PENDING: &str = "Pending";
 
 /// A generation that compiles.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Accepted {
-    /// Its revision.
+    /// The revision of the generation.
     pub(super) revision: Box<str>,
     pub(super) rollout: Option<Rollout>,
 }
@@ -52,7 +52,7 @@ pub(super) struct Accepted {
 #[derive(Clone, Debug)]
 pub(super) struct Observed<'o> {
     pub(super) generation: Option<i64>,
-    /// The last generation that compiles, merged with its parents as they are now.
+    /// The last generation that compiles, merged with its current parents.
     pub(super) accepted: Option<Accepted>,
     /// The errors of the stored generation, if it is invalid.
     pub(super) rejected: Option<&'o [Diagnostic]>,
@@ -62,13 +62,13 @@ pub(super) struct Observed<'o> {
     pub(super) rollback: Option<Rollback<'o>>,
     /// The existing revisions with their creation times.
     pub(super) existing: &'o BTreeMap<Box<str>, Timestamp>,
-    /// Existing revisions that are bounded only by a parent.
+    /// Existing revisions that only a parent bounds.
     pub(super) bounded_by_parent: &'o BTreeSet<Box<str>>,
-    /// Number of namespaces that it may match.
+    /// Number of namespaces that the profile may match.
     pub(super) namespaces: i64,
     /// The conflict with another profile.
     pub(super) conflict: Option<&'o Conflict>,
-    /// Result of the dry run of the accepted revision under this leader, if there was one.
+    /// Result of the dry run that this leader made of the accepted revision, if there is one.
     pub(super) verdict: Option<&'o Verdict>,
 }
 
@@ -81,12 +81,12 @@ pub(super) struct Rollback<'o> {
 
 /// An Event for a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum ProfileEvent {
     /// A generation does not compile.
     Rejected(String),
     /// A generation is published.
     Published(String),
-    /// Another revision is published than the last accepted one.
+    /// A rollback publishes another revision than the last accepted one.
     RolledBack(String),
     /// The API server rejects a pod with the accepted revision.
     Invalid(String),
@@ -95,19 +95,19 @@ pub(super) enum News {
 /// The actions for a profile, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Plan {
-    /// Create the revision of the accepted generation. Everything else waits for it.
+    /// Create the revision of the accepted generation. All other actions wait for it.
     pub(super) create: bool,
-    /// Start a dry run of the accepted revision. Nothing else waits for it.
+    /// Start a dry run of the accepted revision. No other action waits for it.
     pub(super) dry_run: bool,
-    /// The desired status, if it differs from the stored one. Unchanged conditions keep their times; others have time
-    /// zero.
+    /// The desired status, if it differs from the stored one. Unchanged conditions keep their times, and changed ones
+    /// have the time zero.
     pub(super) status: Option<ProfileStatus>,
-    pub(super) news: Vec<News>,
+    pub(super) events: Vec<ProfileEvent>,
     /// Revisions to delete.
     pub(super) delete: Vec<Box<str>>,
 }
 
-/// The published revisions, and why.
+/// The revisions to publish.
 struct Publication<'o> {
     newest: Option<&'o str>,
     promoted: Option<&'o str>,
@@ -121,11 +121,12 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
     if let Some(accepted) = accepted
         && !existing.contains_key(&accepted.revision)
     {
-        return Plan { create: true, dry_run: false, status: None, news: Vec::new(), delete: Vec::new() };
+        return Plan { create: true, dry_run: false, status: None, events: Vec::new(), delete: Vec::new() };
     }
     let accepted_revision = match accepted {
         Some(accepted) => Some(&*accepted.revision),
-        // Nothing compiles: the revision accepted before stays, unless the platform granted it and has withdrawn it.
+        // Nothing compiles, so the revision that was accepted before stays. The exception is a profile that only its
+        // parent bounds: the platform has withdrawn its permission.
         None if observed.bounds == Some(RevisionBounds::Parent) => None,
         None => status.accepted_revision.as_deref(),
     };
@@ -145,17 +146,17 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
     let dry_run =
         accepted.is_some() && valid.as_ref().is_none_or(|(_, reason, _)| [PENDING, NOT_ASKED].contains(&&**reason));
     wanted.conditions = conditions(observed, &publication, valid);
-    let news = news(observed, &wanted, &publication);
-    // Conditions of other writers stay theirs.
+    let events = events(observed, &wanted, &publication);
+    // Conditions of other writers are not compared or written.
     let mut known = (*status).clone();
     known.conditions.retain(|condition| [ACCEPTED, READY, CONFLICTED, VALID].contains(&&*condition.type_));
     let changed = wanted != known;
-    Plan { create: false, dry_run, status: changed.then_some(wanted), news, delete }
+    Plan { create: false, dry_run, status: changed.then_some(wanted), events, delete }
 }
 
 impl Observed<'_> {
-    /// Whether an earlier revision may be served besides the accepted one. One bounded only by its parent may not: it
-    /// has the platform's earlier text.
+    /// Whether an earlier revision may be served besides the accepted one. A revision that only its parent bounds may
+    /// not, since it has an earlier text of the platform.
     fn may_be_older(&self, revision: &str) -> bool {
         self.bounds != Some(RevisionBounds::Parent) && !self.bounded_by_parent.contains(revision)
     }
@@ -180,8 +181,8 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publica
     let rollout = rollout.filter(is_partial);
     let promoted = match rollout {
         None => accepted,
-        // The last promoted revision, even if it was deleted: replicas may still serve it. Without one, pods outside
-        // the rollout would lose the profile. Before the first rollout, all pods had it.
+        // Keep the last promoted revision even if it was deleted, since replicas may still serve it. Otherwise pods
+        // outside of the rollout would lose the profile.
         Some(_) => status
             .promoted_revision
             .as_deref()
@@ -207,7 +208,7 @@ fn rollback_target<'o>(observed: &'o Observed<'_>, accepted: &str) -> Option<&'o
     }
 }
 
-/// The revisions to keep, latest first, and the others.
+/// Returns the revisions to keep, latest first, and the revisions to delete.
 fn keep_latest(
     observed: &Observed<'_>,
     publication: &Publication<'_>,
@@ -215,9 +216,9 @@ fn keep_latest(
     keep: usize,
 ) -> (Vec<String>, Vec<Box<str>>) {
     let mut latest: Vec<_> = observed.existing.iter().collect();
-    // Times are in whole seconds: within a second, a revision that was not listed before is later.
+    // Creation times are in whole seconds. Of the same second, a revision that was not listed before is later.
     let listed = |revision: &str| observed.status.revisions.iter().position(|other| other == revision);
-    latest.sort_by_cached_key(|(revision, made)| (Reverse(**made), listed(revision), (*revision).clone()));
+    latest.sort_by_cached_key(|(revision, created)| (Reverse(**created), listed(revision), (*revision).clone()));
     let in_use = [publication.newest, publication.promoted, accepted];
     let (mut kept, mut gone) = (Vec::new(), Vec::new());
     for (revision, _) in latest {
@@ -231,12 +232,13 @@ fn keep_latest(
     (kept, gone)
 }
 
-/// The condition [`VALID`] in a status, which is always about that status's accepted revision.
+/// The condition [`VALID`] in a status. It is about that status's accepted revision.
 fn valid_before(status: &ProfileStatus) -> Option<&Condition> {
     status.conditions.iter().find(|condition| condition.type_ == VALID)
 }
 
-/// Status, reason and message of the condition [`VALID`]; `None` if nothing is known yet.
+/// Status, reason and message of the condition [`VALID`]. `None` if there is no accepted revision or no earlier
+/// condition.
 fn valid(observed: &Observed<'_>, accepted: Option<&str>) -> Option<(String, String, String)> {
     let accepted = accepted?;
     if let Some(verdict) = observed.verdict {
@@ -324,40 +326,40 @@ fn conditions(
         .collect()
 }
 
-/// The Events for changes of the status. The next leader sees in the status what was reported.
-fn news(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publication<'_>) -> Vec<News> {
+/// The Events for changes of the status. The status records what was reported, so the next leader does not repeat them.
+fn events(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publication<'_>) -> Vec<ProfileEvent> {
     let before = |type_: &str| observed.status.conditions.iter().find(|condition| condition.type_ == type_);
-    let mut news = Vec::new();
+    let mut events = Vec::new();
     if let Some(diagnostics) = observed.rejected {
         let known = before(ACCEPTED).filter(|before| before.status == "False");
         if known.is_none_or(|known| known.observed_generation != observed.generation) {
             let serving =
                 publication.newest.map_or_else(|| "none".to_owned(), |revision| format!("revision {revision}"));
-            news.push(News::Rejected(format!("{}; at work is {serving}", summary(diagnostics))));
+            events.push(ProfileEvent::Rejected(format!("{}; at work is {serving}", summary(diagnostics))));
         }
     }
     if wanted.revision != observed.status.revision
         && let Some(revision) = &wanted.revision
     {
         let before = observed.status.revision.as_deref().unwrap_or("nothing");
-        news.push(if publication.rolled_back {
+        events.push(if publication.rolled_back {
             let by = format!("{ROLLBACK_TO_ANNOTATION} (and {ROLLBACK_FROM_ANNOTATION})");
-            News::RolledBack(format!("revision {revision} is published instead of {before}, by {by}"))
+            ProfileEvent::RolledBack(format!("revision {revision} is published instead of {before}, by {by}"))
         } else {
-            News::Published(format!("revision {revision} is published; before it was {before}"))
+            ProfileEvent::Published(format!("revision {revision} is published; before it was {before}"))
         });
     }
-    // The message names the revision.
+    // The message names the revision, so a new message means another revision or result.
     let invalid = valid_before(wanted).filter(|valid| valid.status == "False");
     if let Some(invalid) = invalid
         && valid_before(observed.status).is_none_or(|before| before.message != invalid.message)
     {
-        news.push(News::Invalid(invalid.message.clone()));
+        events.push(ProfileEvent::Invalid(invalid.message.clone()));
     }
-    news
+    events
 }
 
-/// The errors as a bounded message.
+/// Joins the errors to a bounded message.
 pub(super) fn summary(diagnostics: &[Diagnostic]) -> String {
     let mut text = String::new();
     for (number, diagnostic) in diagnostics.iter().enumerate() {

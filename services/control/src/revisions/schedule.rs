@@ -1,13 +1,13 @@
-//! Decides when all profiles are planned again: soon after a change, when namespaces may be counted again, and a while
-//! after a failed write. Pure.
+//! Decides when all profiles are planned again: soon after a change, when namespaces may be counted again, and after a
+//! pause when a write failed. It reads no clock.
 //!
-//! A change brings forward work that waits for the next count, which may be a minute away. It does not bring forward
-//! failed writes: in a large cluster something changes at every moment, and each round repeats all plans and all
-//! failing writes.
+//! A change brings the next pass forward if it only waits for the next count of namespaces, which may be a minute away.
+//! It does not bring forward the retry of failed writes. In a large cluster, something always changes, and each pass
+//! repeats all plans and all failing writes.
 //!
-//! [`Budget`] limits Events and dry runs: a burst for each namespace, then one for each pause. A namespace that has used
-//! up its budget takes nothing from others. All namespaces together have a limit too, since thousands of them at the
-//! same time would overload the API server. The platform's own profiles have a separate budget.
+//! [`Budget`] limits Events and dry runs. Each namespace may use a burst, and then one for each pause. A namespace
+//! without budget takes nothing from others. All namespaces together have a limit too, so that thousands of them do not
+//! overload the API server. The platform's own profiles have a separate budget.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,93 +18,94 @@ use super::Settings;
 
 /// Result of a pass over all profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Ended {
+pub(super) enum PassResult {
     /// All profiles are in their desired state.
-    Well,
+    Complete,
     /// Work is left, or an observation was outdated. The next pass follows the next change.
-    Open,
+    Incomplete,
     /// A write failed, and an immediate retry would fail too.
-    InVain,
+    Failed,
 }
 
 /// The time of the next pass.
 #[derive(Debug)]
 pub(super) struct Schedule {
     settings: Settings,
-    look_at: Option<Instant>,
-    /// No pass before this time, whatever changes.
+    pass_at: Option<Instant>,
+    /// The time before which no pass starts, even after a change.
     retry_at: Option<Instant>,
     counted_at: Option<Instant>,
 }
 
 impl Schedule {
-    /// Without any pass before the first change.
+    /// Creates a schedule without any pass before the first change.
     pub(super) const fn new(settings: Settings) -> Self {
-        Self { settings, look_at: None, retry_at: None, counted_at: None }
+        Self { settings, pass_at: None, retry_at: None, counted_at: None }
     }
 
-    /// Time of the next pass; `None` until something changes.
-    pub(super) fn next_look(&self) -> Option<Instant> {
-        self.retry_at.or(self.look_at)
+    /// The time of the next pass; `None` until something changes.
+    pub(super) fn next_pass(&self) -> Option<Instant> {
+        self.retry_at.or(self.pass_at)
     }
 
     /// Records a change.
     pub(super) fn changed(&mut self, now: Instant) {
-        self.look_by(now + self.settings.settle);
+        self.schedule_by(now + self.settings.settle);
     }
 
-    /// Records the start of a pass. Returns whether it counts namespaces, if they have changed.
-    pub(super) fn begins(&mut self, namespaces_changed: bool, now: Instant) -> bool {
-        (self.look_at, self.retry_at) = (None, None);
+    /// Records the start of a pass. Returns whether the pass counts namespaces. It does so if namespaces have changed
+    /// and the last count is long enough ago.
+    pub(super) fn start_pass(&mut self, namespaces_changed: bool, now: Instant) -> bool {
+        (self.pass_at, self.retry_at) = (None, None);
         if !namespaces_changed {
             return false;
         }
         let again = self.counted_at.map(|at| at + self.settings.count_every).filter(|at| *at > now);
         match again {
-            Some(_) => self.look_at = again,
+            Some(_) => self.pass_at = again,
             None => self.counted_at = Some(now),
         }
         again.is_none()
     }
 
     /// Records the end of a pass.
-    pub(super) fn ended(&mut self, how: Ended, now: Instant) {
-        match how {
-            Ended::Well => {}
-            Ended::Open => self.look_by(now + self.settings.retry),
-            Ended::InVain => self.retry_at = Some(now + self.settings.retry),
+    pub(super) fn end_pass(&mut self, result: PassResult, now: Instant) {
+        match result {
+            PassResult::Complete => {}
+            PassResult::Incomplete => self.schedule_by(now + self.settings.retry),
+            PassResult::Failed => self.retry_at = Some(now + self.settings.retry),
         }
     }
 
     /// Schedules a pass at this time at the latest, unless a write failed.
-    pub(super) fn look_by(&mut self, at: Instant) {
-        self.look_at = Some(self.look_at.map_or(at, |before| before.min(at)));
+    pub(super) fn schedule_by(&mut self, at: Instant) {
+        self.pass_at = Some(self.pass_at.map_or(at, |before| before.min(at)));
     }
 }
 
-/// For one namespace, and for the platform's own profiles.
-const EACH: Rate = Rate { at_once: 25, pause: Duration::from_secs(2) };
+/// The rate of each namespace, and of the platform's own profiles.
+const NAMESPACE_RATE: Rate = Rate { burst: 25, pause: Duration::from_secs(2) };
 
-/// For all namespaces together: ten noisy namespaces exhaust it in a burst, and twenty in the long run.
-const ALL: Rate = Rate { at_once: 250, pause: Duration::from_millis(100) };
+/// The rate of all namespaces together. Ten noisy namespaces exhaust it in a burst, and twenty in the long run.
+const TOTAL_RATE: Rate = Rate { burst: 250, pause: Duration::from_millis(100) };
 
 /// A burst, then one for each pause.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
-    at_once: u32,
+    burst: u32,
     pause: Duration,
 }
 
 /// The remaining budgets. A namespace with a full budget has no entry.
 #[derive(Debug, Default)]
 pub(super) struct Budget {
-    namespaces: HashMap<Box<str>, Used>,
-    all: Option<Used>,
-    platform: Option<Used>,
+    namespaces: HashMap<Box<str>, RemainingBudget>,
+    all: Option<RemainingBudget>,
+    platform: Option<RemainingBudget>,
 }
 
 #[derive(Debug)]
-struct Used {
+struct RemainingBudget {
     rate: Rate,
     left: u32,
     /// Time up to which the budget has been refilled.
@@ -112,43 +113,47 @@ struct Used {
 }
 
 impl Budget {
-    /// Takes one, if available; `None` stands for the platform's own profiles.
+    /// Takes one from the budget, if available. `None` stands for the platform's own profiles.
     pub(super) fn take(&mut self, namespace: Option<&str>, now: Instant) -> bool {
         let Some(namespace) = namespace else {
-            return self.platform.get_or_insert_with(|| Used::nothing(EACH, now)).take(now);
+            return self.platform.get_or_insert_with(|| RemainingBudget::full(NAMESPACE_RATE, now)).take(now);
         };
         self.namespaces.retain(|_, used| {
-            used.gain(now);
-            used.left < EACH.at_once
+            used.refill(now);
+            used.left < NAMESPACE_RATE.burst
         });
-        // A namespace without budget takes nothing from the total. A namespace that the total blocks keeps its own
-        // budget.
+        // A namespace without budget takes nothing from the total. If the total is exhausted, the namespace keeps its
+        // own budget.
         if self.namespaces.get(namespace).is_some_and(|used| used.left == 0) {
             return false;
         }
-        self.all.get_or_insert_with(|| Used::nothing(ALL, now)).take(now)
-            && self.namespaces.entry(namespace.into()).or_insert_with(|| Used::nothing(EACH, now)).take(now)
+        self.all.get_or_insert_with(|| RemainingBudget::full(TOTAL_RATE, now)).take(now)
+            && self
+                .namespaces
+                .entry(namespace.into())
+                .or_insert_with(|| RemainingBudget::full(NAMESPACE_RATE, now))
+                .take(now)
     }
 }
 
-impl Used {
-    const fn nothing(rate: Rate, now: Instant) -> Self {
-        Self { rate, left: rate.at_once, at: now }
+impl RemainingBudget {
+    const fn full(rate: Rate, now: Instant) -> Self {
+        Self { rate, left: rate.burst, at: now }
     }
 
     fn take(&mut self, now: Instant) -> bool {
-        self.gain(now);
+        self.refill(now);
         let Some(left) = self.left.checked_sub(1) else { return false };
         self.left = left;
         true
     }
 
-    fn gain(&mut self, now: Instant) {
-        let Rate { at_once, pause } = self.rate;
-        let gained = now.duration_since(self.at).as_millis() / pause.as_millis();
-        let gained = u32::try_from(gained).unwrap_or(u32::MAX);
-        self.left = self.left.saturating_add(gained).min(at_once);
-        self.at += pause.saturating_mul(gained);
+    fn refill(&mut self, now: Instant) {
+        let Rate { burst, pause } = self.rate;
+        let refilled = now.duration_since(self.at).as_millis() / pause.as_millis();
+        let refilled = u32::try_from(refilled).unwrap_or(u32::MAX);
+        self.left = self.left.saturating_add(refilled).min(burst);
+        self.at += pause.saturating_mul(refilled);
     }
 }
 
@@ -169,52 +174,55 @@ mod tests {
 
     #[test]
     fn failed_pass_waits_despite_changes() {
-        let (begun, mut schedule) = (Instant::now(), schedule());
-        schedule.changed(begun);
-        assert_eq!(schedule.next_look(), Some(begun + SETTLE));
-        assert!(!schedule.begins(false, begun + SETTLE));
-        let ended = begun + SETTLE;
-        schedule.ended(Ended::InVain, ended);
+        let (start, mut schedule) = (Instant::now(), schedule());
+        schedule.changed(start);
+        assert_eq!(schedule.next_pass(), Some(start + SETTLE));
+        assert!(!schedule.start_pass(false, start + SETTLE));
+        let ended = start + SETTLE;
+        schedule.end_pass(PassResult::Failed, ended);
         for passed in [0, 100, 500, 1_999] {
             schedule.changed(ended + Duration::from_millis(passed));
-            assert_eq!(schedule.next_look(), Some(ended + RETRY), "after {passed} ms");
+            assert_eq!(schedule.next_pass(), Some(ended + RETRY), "after {passed} ms");
         }
         // One pass handles all changes, and clears the wait.
-        schedule.begins(false, ended + RETRY);
-        schedule.ended(Ended::Well, ended + RETRY);
-        assert_eq!(schedule.next_look(), None);
+        schedule.start_pass(false, ended + RETRY);
+        schedule.end_pass(PassResult::Complete, ended + RETRY);
+        assert_eq!(schedule.next_pass(), None);
         schedule.changed(ended + RETRY);
-        assert_eq!(schedule.next_look(), Some(ended + RETRY + SETTLE));
+        assert_eq!(schedule.next_pass(), Some(ended + RETRY + SETTLE));
     }
 
     #[test]
     fn outdated_pass_is_repeated_after_next_change() {
-        let (begun, mut schedule) = (Instant::now(), schedule());
-        schedule.begins(false, begun);
-        schedule.ended(Ended::Open, begun);
-        assert_eq!(schedule.next_look(), Some(begun + RETRY), "also if nobody tells of it");
-        schedule.changed(begun);
-        assert_eq!(schedule.next_look(), Some(begun + SETTLE));
+        let (start, mut schedule) = (Instant::now(), schedule());
+        schedule.start_pass(false, start);
+        schedule.end_pass(PassResult::Incomplete, start);
+        assert_eq!(schedule.next_pass(), Some(start + RETRY), "the pass is repeated even without a change");
+        schedule.changed(start);
+        assert_eq!(schedule.next_pass(), Some(start + SETTLE));
     }
 
     #[test]
     fn counting_namespaces_delays_no_plan() {
-        let (begun, mut schedule) = (Instant::now(), schedule());
-        assert!(schedule.begins(true, begun), "nobody has counted");
-        let later = begun + Duration::from_secs(10);
-        assert!(!schedule.begins(true, later));
-        assert_eq!(schedule.next_look(), Some(begun + COUNT));
+        let (start, mut schedule) = (Instant::now(), schedule());
+        assert!(schedule.start_pass(true, start), "the first pass counts");
+        let later = start + Duration::from_secs(10);
+        assert!(!schedule.start_pass(true, later));
+        assert_eq!(schedule.next_pass(), Some(start + COUNT));
         schedule.changed(later);
-        assert_eq!(schedule.next_look(), Some(later + SETTLE));
-        assert!(!schedule.begins(true, later + SETTLE));
-        assert_eq!(schedule.next_look(), Some(begun + COUNT), "it is not forgotten");
-        assert!(schedule.begins(true, begun + COUNT));
-        assert_eq!(schedule.next_look(), None);
+        assert_eq!(schedule.next_pass(), Some(later + SETTLE));
+        assert!(!schedule.start_pass(true, later + SETTLE));
+        assert_eq!(schedule.next_pass(), Some(start + COUNT), "the next count stays scheduled");
+        assert!(schedule.start_pass(true, start + COUNT));
+        assert_eq!(schedule.next_pass(), None);
     }
 
     #[test]
-    fn of_several_ends_the_worst_counts() {
-        assert_eq!([Ended::Open, Ended::InVain, Ended::Well].into_iter().max(), Some(Ended::InVain));
+    fn worst_pass_result_counts() {
+        assert_eq!(
+            [PassResult::Incomplete, PassResult::Failed, PassResult::Complete].into_iter().max(),
+            Some(PassResult::Failed)
+        );
     }
 
     #[test]
@@ -223,11 +231,11 @@ mod tests {
         let noisy = |budget: &mut Budget, now| (0..100).filter(|_| budget.take(Some("noisy"), now)).count();
         assert_eq!(noisy(&mut budget, now), 25);
         assert!(budget.take(Some("quiet"), now) && budget.take(None, now));
-        assert_eq!(noisy(&mut budget, now + EACH.pause / 2), 0);
-        assert_eq!(noisy(&mut budget, now + 3 * EACH.pause / 2), 1);
-        assert_eq!(noisy(&mut budget, now + 2 * EACH.pause), 1, "half a pause is not lost");
-        assert_eq!(budget.namespaces.len(), 1, "of those that have all left nothing is kept");
-        assert_eq!(noisy(&mut budget, now + 1_000 * EACH.pause), 25);
+        assert_eq!(noisy(&mut budget, now + NAMESPACE_RATE.pause / 2), 0);
+        assert_eq!(noisy(&mut budget, now + 3 * NAMESPACE_RATE.pause / 2), 1);
+        assert_eq!(noisy(&mut budget, now + 2 * NAMESPACE_RATE.pause), 1, "partial pauses are added up");
+        assert_eq!(budget.namespaces.len(), 1, "full budgets have no entry");
+        assert_eq!(noisy(&mut budget, now + 1_000 * NAMESPACE_RATE.pause), 25);
     }
 
     #[test]
@@ -237,12 +245,12 @@ mod tests {
         let round =
             |budget: &mut Budget, now| names.iter().filter(|name| budget.take(Some(name.as_str()), now)).count();
         assert_eq!(round(&mut budget, now), 250);
-        assert!(budget.take(None, now), "the platform's own profiles share with nobody");
+        assert!(budget.take(None, now), "the platform's own profiles have a separate budget");
         let second = Duration::from_secs(1);
         assert_eq!(round(&mut budget, now + second), 10);
         let late = "team-4999";
         assert!(!budget.take(Some(late), now + second));
         let left = (0..100).filter(|_| budget.take(Some(late), now + 10 * second)).count();
-        assert_eq!(left, 25, "who was kept waiting by others has all of its own left");
+        assert_eq!(left, 25, "a blocked namespace keeps its own budget");
     }
 }

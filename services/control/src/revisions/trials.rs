@@ -1,7 +1,8 @@
-//! Tracks which dry runs of accepted revisions are due, running and done. Pure.
+//! Tracks which dry runs of accepted revisions are due, running and done. It does no I/O.
 //!
-//! Each leader tries each revision once. A dry run without a response is repeated after pauses that double. A namespace
-//! that accepts revisions faster than its budget allows waits, and delays no other namespace.
+//! Each leader runs one dry run for each revision. A dry run without a response is repeated after pauses that double.
+//! If a namespace accepts revisions faster than its budget allows, its dry runs wait, without delaying other
+//! namespaces.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,16 +14,16 @@ use tokio::time::Instant;
 use super::dry_run::Verdict;
 use super::schedule::Budget;
 
-/// Pause before the second dry run of a revision, and before a namespace without budget is considered again.
+/// Pause before the second dry run of a revision. Also the pause before a namespace without budget may start another.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_mins(10);
 
 /// A revision for a dry run.
 #[derive(Clone, Debug)]
-pub(super) struct Question {
+pub(super) struct DryRunRequest {
     pub(super) name: ProfileName,
-    /// Its name in the cluster, possibly from another build.
+    /// The revision's name in the cluster. Another build may have created it.
     pub(super) revision: Box<str>,
     pub(super) profile: Arc<CompiledProfile>,
 }
@@ -47,27 +48,27 @@ struct Trial {
 
 #[derive(Debug, PartialEq, Eq)]
 enum State {
-    UnderWay,
+    Running,
     Done,
-    Again(Instant),
+    RetryAt(Instant),
 }
 
 impl Trials {
-    /// Result of the dry run of a revision.
+    /// Returns the result of the dry run of a revision, if there is one.
     pub(super) fn verdict(&self, name: &ProfileName, revision: &str) -> Option<&Verdict> {
         self.all.get(name).filter(|trial| *trial.revision == *revision)?.verdict.as_ref()
     }
 
-    /// The dry run of a revision without a result, if it may start now.
+    /// Starts the dry run of a revision that needs one. Returns `None` if it need not or may not start now.
     pub(super) fn begin(
         &mut self,
         name: &ProfileName,
         revision: &str,
         profile: &Arc<CompiledProfile>,
         now: Instant,
-    ) -> Option<Question> {
+    ) -> Option<DryRunRequest> {
         let before = self.all.get(name).filter(|trial| *trial.revision == *revision);
-        if before.is_some_and(|trial| !matches!(trial.state, State::Again(at) if at <= now)) {
+        if before.is_some_and(|trial| !matches!(trial.state, State::RetryAt(at) if at <= now)) {
             return None;
         }
         if !self.budget.take(name.namespace.as_deref(), now) {
@@ -75,29 +76,29 @@ impl Trials {
             return None;
         }
         let (verdict, pause) = before.map_or((None, FIRST_PAUSE), |trial| (trial.verdict.clone(), trial.pause));
-        let trial = Trial { revision: revision.into(), verdict, state: State::UnderWay, pause };
+        let trial = Trial { revision: revision.into(), verdict, state: State::Running, pause };
         self.all.insert(name.clone(), trial);
-        Some(Question { name: name.clone(), revision: revision.into(), profile: Arc::clone(profile) })
+        Some(DryRunRequest { name: name.clone(), revision: revision.into(), profile: Arc::clone(profile) })
     }
 
     /// Records a result, unless another revision was accepted meanwhile.
-    pub(super) fn answered(&mut self, name: &ProfileName, revision: &str, verdict: Verdict, now: Instant) {
+    pub(super) fn record_verdict(&mut self, name: &ProfileName, revision: &str, verdict: Verdict, now: Instant) {
         let Some(trial) = self.all.get_mut(name).filter(|trial| *trial.revision == *revision) else { return };
         trial.state = State::Done;
         if matches!(verdict, Verdict::NotAsked(_)) {
-            trial.state = State::Again(now + trial.pause);
+            trial.state = State::RetryAt(now + trial.pause);
             trial.pause = (2 * trial.pause).min(LONGEST_PAUSE);
         }
         trial.verdict = Some(verdict);
     }
 
-    /// When the next dry run may be due. Those already due at `begun` were started or are obsolete.
-    pub(super) fn next_after(&self, begun: Instant) -> Option<Instant> {
+    /// When the next dry run may be due. Dry runs that were due at `start` were started, or are no longer needed.
+    pub(super) fn next_after(&self, start: Instant) -> Option<Instant> {
         let again = self.all.values().filter_map(|trial| match trial.state {
-            State::Again(at) => Some(at),
-            State::UnderWay | State::Done => None,
+            State::RetryAt(at) => Some(at),
+            State::Running | State::Done => None,
         });
-        again.chain(self.budget_at).filter(|at| *at > begun).min()
+        again.chain(self.budget_at).filter(|at| *at > start).min()
     }
 
     /// Removes deleted profiles.
@@ -119,33 +120,33 @@ mod tests {
     }
 
     #[test]
-    fn revision_is_asked_about_once() {
+    fn each_revision_has_one_dry_run() {
         let (mut trials, now, name) = (Trials::default(), Instant::now(), ProfileName::cluster("proxy"));
         let profile = profile(&name);
         let begin = |trials: &mut Trials, revision: &str, now| trials.begin(&name, revision, &profile, now).is_some();
         assert!(begin(&mut trials, "a", now));
-        assert!(!begin(&mut trials, "a", now), "it is under way");
-        trials.answered(&name, "a", Verdict::Valid, now);
-        assert!(!begin(&mut trials, "a", now + LONGEST_PAUSE), "it is answered");
+        assert!(!begin(&mut trials, "a", now), "the dry run is running");
+        trials.record_verdict(&name, "a", Verdict::Valid, now);
+        assert!(!begin(&mut trials, "a", now + LONGEST_PAUSE), "the dry run is done");
         assert_eq!((trials.verdict(&name, "a"), trials.verdict(&name, "b")), (Some(&Verdict::Valid), None));
         assert_eq!(trials.next_after(now), None);
 
         assert!(begin(&mut trials, "b", now));
-        trials.answered(&name, "a", Verdict::Valid, now);
-        assert_eq!(trials.verdict(&name, "b"), None, "a late answer is about another revision");
+        trials.record_verdict(&name, "a", Verdict::Valid, now);
+        assert_eq!(trials.verdict(&name, "b"), None, "a late response for another revision is ignored");
         trials.retain(|_| false);
         assert!(begin(&mut trials, "b", now));
     }
 
     #[test]
-    fn unanswered_question_is_asked_again_with_growing_pauses() {
+    fn dry_run_without_response_is_retried_with_pauses() {
         let (mut trials, mut now, name) = (Trials::default(), Instant::now(), ProfileName::cluster("proxy"));
         let profile = profile(&name);
         let away = Verdict::NotAsked("away".to_owned());
         let mut pauses = Vec::new();
         for _ in 0..12 {
             assert!(trials.begin(&name, "a", &profile, now).is_some());
-            trials.answered(&name, "a", away.clone(), now);
+            trials.record_verdict(&name, "a", away.clone(), now);
             let next = trials.next_after(now).unwrap();
             assert!(trials.begin(&name, "a", &profile, next - Duration::from_millis(1)).is_none());
             pauses.push((next - now).as_secs());
@@ -153,20 +154,20 @@ mod tests {
         }
         assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600]);
         assert!(trials.begin(&name, "a", &profile, now).is_some());
-        assert_eq!(trials.verdict(&name, "a"), Some(&away), "what is known stays until it is answered");
+        assert_eq!(trials.verdict(&name, "a"), Some(&away), "the last result stays until the next response");
     }
 
     #[test]
-    fn namespace_without_budget_waits_alone() {
+    fn budget_delays_only_its_namespace() {
         let (mut trials, now) = (Trials::default(), Instant::now());
         let names: Vec<_> = (0..100).map(|number| ProfileName::namespaced("noisy", format!("p{number}"))).collect();
         let profile = profile(&names[0]);
-        let begun = |trials: &mut Trials, now| {
+        let start = |trials: &mut Trials, now| {
             names.iter().filter(|name| trials.begin(name, "a", &profile, now).is_some()).count()
         };
-        assert_eq!(begun(&mut trials, now), 25);
+        assert_eq!(start(&mut trials, now), 25);
         assert!(trials.begin(&ProfileName::namespaced("quiet", "p"), "a", &profile, now).is_some());
         let next = trials.next_after(now).unwrap();
-        assert_eq!(begun(&mut trials, next), 1);
+        assert_eq!(start(&mut trials, next), 1);
     }
 }

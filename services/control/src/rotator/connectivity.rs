@@ -1,17 +1,17 @@
-//! What the rotation asks the API servers: trust probes while it waits for them, and the connectivity check of the
-//! replicas.
+//! The questions of the rotation for the API servers: trust probes while it waits for them, and the connectivity check
+//! of the replicas.
 //!
 //! # The connectivity check
-//! It shows whether API servers reach the replicas, before API servers are told to reject pods without a response.
+//! It shows whether API servers reach the replicas, before API servers reject pods without a response.
 //!
-//! A replica that answers at its own address proves nothing about the Service: endpoints, and the rules for them on
-//! each API server's machine, follow seconds later. So an empty configuration is first written for a check: a failed
-//! call rejects no pod, and dry runs are routed to the replicas. Each API server is asked for a dry run. When each has
-//! reached a replica, the final configuration is written. After a time limit it is written anyway, since then only the
-//! replicas' own readiness is known.
+//! A replica that responds at its own address proves nothing about the Service. The Service's endpoints, and the rules
+//! for them on each API server's machine, follow seconds later. So an empty configuration is first filled for a check:
+//! a failed call rejects no pod, and dry runs are routed to the replicas. Each API server is asked for a dry run. When
+//! each has reached a replica, the final configuration is written. After a time limit, it is written anyway: then the
+//! replicas are known to be ready, but not to be reachable.
 //!
-//! The result holds while this controller leads, so a deleted configuration comes back at once, until an operator
-//! disables the webhooks.
+//! The result holds while this controller leads, so a deleted configuration is created again at once. When an operator
+//! disables the webhooks, the result is discarded.
 
 use std::time::Duration;
 
@@ -25,53 +25,54 @@ use crate::release::Release;
 use crate::trust_probe::Asker;
 use crate::webhook_config::Live;
 
-/// A question for the API servers. An answer belongs to one question only.
+/// A question for the API servers. A response counts for one question only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Question {
-    /// Whether they trust the newest CA, after the configuration was written.
+    /// Whether the API servers trust the newest CA, after the configuration was written.
     Trust {
         /// The newest CA.
         newest: Generation,
         /// The epoch of the configuration that API servers should have.
         epoch: u64,
-        /// When it was written, by the writer's clock: it only distinguishes writes, and is compared with no clock.
+        /// When the configuration was written, by the writer's clock. The time only distinguishes writes, and is
+        /// compared with no clock.
         written: Timestamp,
     },
-    /// Whether they reach the replicas.
+    /// Whether the API servers reach the replicas.
     Replica {
-        /// The epoch of the configuration that routes to them.
+        /// The epoch of the configuration that routes dry runs to the replicas.
         epoch: u64,
     },
 }
 
-/// Time between two rounds of the connectivity check: short, since pods are allowed without injection meanwhile.
+/// Time between two rounds of the connectivity check. It is short, since pods are not injected meanwhile.
 const CONNECTIVITY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Results of the last round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answered {
+pub(super) struct RoundResponses {
     question: Question,
     propagation: Propagation,
 }
 
-/// Without any answers.
-pub(super) const UNASKED: Propagation = Propagation { proven: 0, behind: 0, silent: 0 };
+/// The results without any response.
+pub(super) const NO_RESPONSES: Propagation = Propagation { proven: 0, behind: 0, silent: 0 };
 
-impl Answered {
-    /// The results for this question.
-    pub(super) fn to(answered: Option<&Self>, question: Option<Question>) -> Propagation {
-        let matching = answered.filter(|answered| Some(answered.question) == question);
-        matching.map_or(UNASKED, |answered| answered.propagation)
+impl RoundResponses {
+    /// Returns the results for this question.
+    pub(super) fn to(responses: Option<&Self>, question: Option<Question>) -> Propagation {
+        let matching = responses.filter(|responses| Some(responses.question) == question);
+        matching.map_or(NO_RESPONSES, |responses| responses.propagation)
     }
 }
 
-/// Asks while this controller leads and there is a question, with a `pause` between two rounds.
+/// Asks while this controller leads and there is a question. `pause` is the time between two rounds of trust probes.
 pub(super) async fn ask(
     stop: &CancellationToken,
     mut asker: Asker,
     pause: Duration,
     mut question: watch::Receiver<Option<Question>>,
-    answered: watch::Sender<Option<Answered>>,
+    responses: watch::Sender<Option<RoundResponses>>,
 ) {
     let asking = async {
         loop {
@@ -82,7 +83,7 @@ pub(super) async fn ask(
                     Question::Replica { .. } => (asker.check_connectivity().await, CONNECTIVITY_PAUSE),
                 };
                 let propagation = answer.propagation;
-                answered.send_replace(Some(Answered { question: wanted, propagation }));
+                responses.send_replace(Some(RoundResponses { question: wanted, propagation }));
                 tokio::select! {
                     changed = question.changed() => if changed.is_err() { return },
                     () = sleep(pause) => {}
@@ -95,17 +96,17 @@ pub(super) async fn ask(
     stop.run_until_cancelled(asking).await;
 }
 
-/// Time limit of the check.
+/// Time limit of the connectivity check.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 /// State of the connectivity check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnectivityCheck {
-    /// No webhook is called yet; the configuration will be written for a check.
+    /// No webhook is called yet. The configuration will be filled for a check.
     Due,
     /// The check started at this time.
     Since(Instant),
-    /// The check ended, or was not needed: an earlier leader wrote the final configuration.
+    /// The check ended, or was not needed because an earlier leader wrote the final configuration.
     Over,
 }
 
@@ -114,22 +115,22 @@ pub(super) enum ConnectivityCheck {
 pub(super) enum CheckResult {
     /// Each API server reached a replica.
     Proven,
-    /// Some did, and the others are unknown: for example, they cannot be asked one by one.
+    /// Some API servers reached a replica, and the others are unknown: for example, they cannot be asked one by one.
     Partly,
     /// No API server is known to have reached a replica.
     Late,
 }
 
-/// State of the configuration, as far as the check needs it.
+/// The state of the configuration for the connectivity check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// No webhook is called, since an operator disabled the webhooks.
     Disarmed,
     /// No webhook is called.
     Empty,
-    /// It is written for a check.
+    /// The configuration is filled for a check.
     Check,
-    /// It is final.
+    /// The configuration is final.
     Filled,
 }
 
@@ -138,7 +139,7 @@ impl Stage {
         match configuration {
             Configuration::Disarmed => Self::Disarmed,
             Configuration::Absent | Configuration::Empty { .. } => Self::Empty,
-            Configuration::Present(_) if live.rehearses(release) => Self::Check,
+            Configuration::Present(_) if live.is_connectivity_check(release) => Self::Check,
             Configuration::Present(_) => Self::Filled,
         }
     }
@@ -161,7 +162,8 @@ impl ConnectivityCheck {
             (_, Stage::Disarmed) => Self::Due,
             (Self::Due, Stage::Check) => Self::Since(now),
             (Self::Due, Stage::Filled) => Self::Over,
-            // A check that has started or ended stays so, even if another client writes or deletes the configuration.
+            // A check that has started or ended keeps its state, even if another client writes or deletes the
+            // configuration.
             (known, _) => known,
         }
     }
@@ -183,15 +185,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_count_only_for_their_question() {
+    fn responses_count_only_for_their_question() {
         let question = |epoch| Question::Trust { newest: Generation(2), epoch, written: Timestamp::UNIX_EPOCH };
         let propagation = Propagation { proven: 2, behind: 0, silent: 0 };
-        let answered = Answered { question: question(3), propagation };
-        assert_eq!(Answered::to(Some(&answered), Some(question(3))), propagation);
-        assert_eq!(Answered::to(Some(&answered), Some(question(4))), UNASKED);
-        assert_eq!(Answered::to(Some(&answered), Some(Question::Replica { epoch: 3 })), UNASKED);
-        assert_eq!(Answered::to(Some(&answered), None), UNASKED);
-        assert_eq!(Answered::to(None, Some(question(3))), UNASKED);
+        let responses = RoundResponses { question: question(3), propagation };
+        assert_eq!(RoundResponses::to(Some(&responses), Some(question(3))), propagation);
+        assert_eq!(RoundResponses::to(Some(&responses), Some(question(4))), NO_RESPONSES);
+        assert_eq!(RoundResponses::to(Some(&responses), Some(Question::Replica { epoch: 3 })), NO_RESPONSES);
+        assert_eq!(RoundResponses::to(Some(&responses), None), NO_RESPONSES);
+        assert_eq!(RoundResponses::to(None, Some(question(3))), NO_RESPONSES);
     }
 
     const fn answers(proven: usize, behind: usize, silent: usize) -> Propagation {
@@ -206,18 +208,18 @@ mod tests {
         assert!(after(&[]).is_wanted() && !after(&[]).is_running());
         assert_eq!(after(&[Stage::Empty]), ConnectivityCheck::Due);
         assert_eq!(after(&[Stage::Empty, Stage::Check]), ConnectivityCheck::Since(now));
-        assert_eq!(after(&[Stage::Filled]), ConnectivityCheck::Over, "of an earlier leader");
+        assert_eq!(after(&[Stage::Filled]), ConnectivityCheck::Over, "an earlier leader wrote the final configuration");
         assert_eq!(
             after(&[Stage::Check]),
             ConnectivityCheck::Since(now),
-            "of an earlier leader, who did not see the end"
+            "an earlier leader did not complete the check"
         );
-        // A deleted configuration comes back unchanged, and another writer's check is overruled.
+        // A deleted configuration is created again as it was. A check that another client requests is ignored.
         assert_eq!(after(&[Stage::Filled, Stage::Empty]), ConnectivityCheck::Over);
         assert_eq!(after(&[Stage::Filled, Stage::Check]), ConnectivityCheck::Over);
-        // A configuration that another writer made final too early is overruled too.
+        // A configuration that another client made final too early is corrected.
         assert_eq!(after(&[Stage::Check, Stage::Filled]), ConnectivityCheck::Since(now));
-        // After an operator enables the webhooks again, other replicas may have started.
+        // After an operator enables the webhooks again, other replicas may be running.
         assert_eq!(after(&[Stage::Filled, Stage::Disarmed, Stage::Empty]), ConnectivityCheck::Due);
     }
 
@@ -241,7 +243,7 @@ mod tests {
         assert_eq!(
             end(answers(0, 0, 0), late),
             Some(CheckResult::Late),
-            "nobody could be asked: it is armed all the same"
+            "the check ends although no API server could be asked"
         );
         assert_eq!(ConnectivityCheck::Due.result(answers(2, 0, 0), begun + late), None);
         assert_eq!(ConnectivityCheck::Over.result(answers(0, 0, 2), begun + late), None);

@@ -1,21 +1,21 @@
-//! Executes the rotation: observes what [`crate::certificates::rotation`] needs, and writes what it decides.
+//! Executes the rotation: observes the inputs of [`crate::certificates::rotation`], and writes its decisions.
 //!
-//! A reconciliation reads the objects, asks for the next step and makes at most one write. It keeps no state but the
-//! objects, so any leader can make the next one. Reconciliations follow one another while there is something to write.
-//! After that, one starts when an object changes, a probe reports, a deadline passes, or a regular interval ends. A
-//! reconciliation reads everything again, so only the fact of a change matters, and a broken watch is harmless.
+//! A reconciliation reads the objects, computes the next step, and makes at most one write. All its state is in the
+//! objects, so any leader can make the next step. Reconciliations follow one another while there is something to write.
+//! After that, one starts when an object changes, a probe reports, a deadline passes, or a regular interval ends. It
+//! reads everything again, so events need no content, and an interrupted watch does no harm.
 //!
-//! It is no `Controller` of kube-rs: that has one object to reconcile for each event, and the rotation has one state in
-//! five objects and the results of probes.
+//! It is no `Controller` of kube-rs: a `Controller` reconciles one object for each event, but the rotation has one
+//! state in five objects and in the results of probes.
 //!
-//! * [`request`]: an operator's request for a rotation.
-//! * `objects`: reads all objects as of one moment.
-//! * `connectivity`: what API servers are asked: trust probes, and the connectivity check of the replicas.
-//! * `reconciler`: one reconciliation.
-//! * `report`: Events, log lines and metrics.
+//! - [`request`]: an operator's request for a rotation.
+//! - `objects`: reads all objects as of one moment.
+//! - `connectivity`: the questions for the API servers: trust probes, and the connectivity check of the replicas.
+//! - `reconciler`: one reconciliation.
+//! - `report`: Events, log lines and metrics.
 //!
 //! RBAC permissions: `get`, `update` and `watch` on both Secrets, on the webhook configurations and on the `ConfigMap`
-//! by name, `create` on Secrets in the release's namespace and on webhook configurations; `get` and `watch` on the
+//! by name; `create` on Secrets in the release's namespace and on webhook configurations; `get` and `watch` on the
 //! Lease; `create` and `patch` on Events.
 
 mod connectivity;
@@ -41,7 +41,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-use self::connectivity::{Answered, Question};
+use self::connectivity::{Question, RoundResponses};
 use self::reconciler::{Next, Reconciler};
 use self::report::EventRecorder;
 use self::request::REQUEST_ANNOTATION;
@@ -49,50 +49,51 @@ use crate::certificates::authority::{IssueError, Lifetimes, MissingAuthority};
 use crate::certificates::clock::Clock;
 use crate::certificates::rotation;
 use crate::client::chain;
-use crate::client::watch_object::{self, Seen};
+use crate::client::watch_object::{self, Observation};
 use crate::leader::LeaderContext;
-use crate::probe::{self, Expected, Found, ProbeMetrics};
+use crate::probe::{self, Expected, ProbeMetrics, ProbeRound};
 use crate::trust_probe::server::IdentityError;
 use crate::trust_probe::{Asker, Canary};
 use crate::webhook_config::{Live, Rules, Target, WriteError};
 
 pub use report::RotatorMetrics;
 
-/// Maximum number of consecutive writes without a pause: a rotation has ten.
-const MOST_AT_ONCE: u32 = 64;
-/// Timeout of a reconciliation, which has a few requests. If an API server hangs, the next one may reach another.
+/// Maximum number of consecutive writes without a pause. A rotation has ten.
+const MAX_WRITES: u32 = 64;
+/// Timeout of a reconciliation, which sends a few requests. If an API server hangs, the next reconciliation may reach
+/// another one.
 const RECONCILE_LIMIT: Duration = Duration::from_secs(10);
-/// The first pause after an error, and the longest.
+/// The shortest and the longest pause after an error.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Settings of the rotation.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Durations of its phases.
+    /// Durations of the rotation's phases.
     pub rotation: rotation::Settings,
     /// Lifetimes of CAs and serving certificates.
     pub lifetimes: Lifetimes,
     /// The settings of the webhook configurations, without the bundle.
     pub webhooks: webhook_configuration::Settings,
-    /// Settings of the probes of endpoints. API servers are asked as often.
+    /// Settings of the probes of endpoints. API servers are asked at the same interval.
     pub probes: probe::Settings,
     /// Maximum time between two reconciliations.
     pub interval: Duration,
 }
 
-/// The rotation of a release, with what connects it to the other tasks of the leader.
+/// The rotation of a release, with the channels to the leader's other tasks.
 #[derive(Debug)]
 pub struct Rotator {
     /// The settings.
     pub settings: Settings,
-    /// Its metrics, and those of the probes.
+    /// The metrics of the rotation, and those of the probes.
     pub metrics: (RotatorMetrics, ProbeMetrics),
     /// The comparison of the local clock with the API server's.
     pub clock: Clock,
     /// Asks API servers for trust probes.
     pub asker: Asker,
-    /// The rules for the profiles; `None` until they are known, and the current rules stay.
+    /// The rules for the profiles. While they are `None`, the existing rules stay.
     pub rules: watch::Receiver<Option<Rules>>,
     /// The observed state of the webhook configurations, from the task that corrects drift. A change starts a
     /// reconciliation.
@@ -100,7 +101,7 @@ pub struct Rotator {
     /// The desired state of the webhook configurations, for the task that corrects drift.
     pub target: watch::Sender<Option<Arc<Target>>>,
     /// Results of probing the endpoints, also for other tasks.
-    pub found: watch::Sender<Option<Found>>,
+    pub found: watch::Sender<Option<ProbeRound>>,
 }
 
 /// Why a reconciliation failed.
@@ -118,7 +119,7 @@ enum ReconcileError {
     /// A Secret could not be written.
     #[error("the Secret {name} cannot be written")]
     Secret {
-        /// Its name.
+        /// The name of the Secret.
         name: String,
         /// The cause.
         #[source]
@@ -145,7 +146,7 @@ enum ReconcileError {
 }
 
 impl ReconcileError {
-    /// Whether another reconciliation resolves it.
+    /// Whether another reconciliation resolves the error.
     const fn is_conflict(&self) -> bool {
         matches!(
             self,
@@ -154,16 +155,16 @@ impl ReconcileError {
     }
 }
 
-/// What a reconciliation observes besides the objects. A change starts one.
+/// Observations besides the objects. A change starts a reconciliation.
 struct Inputs {
     rules: watch::Receiver<Option<Rules>>,
     live: watch::Receiver<Option<Live>>,
-    found: watch::Receiver<Option<Found>>,
-    answered: watch::Receiver<Option<Answered>>,
+    found: watch::Receiver<Option<ProbeRound>>,
+    responses: watch::Receiver<Option<RoundResponses>>,
     clock: Clock,
 }
 
-/// What the rotation requires of other tasks.
+/// The requirements on other tasks.
 struct Outputs {
     /// The desired state of the webhook configurations.
     target: watch::Sender<Option<Arc<Target>>>,
@@ -181,13 +182,13 @@ impl Inputs {
             () = changed(&mut self.rules) => {}
             () = changed(&mut self.live) => {}
             () = changed(&mut self.found) => {}
-            () = changed(&mut self.answered) => {}
+            () = changed(&mut self.responses) => {}
         }
     }
 }
 
 impl Outputs {
-    /// Withdraws everything when leadership ends.
+    /// Withdraws all requirements when leadership ends.
     fn clear(&self) {
         self.target.send_replace(None);
         self.expected.send_replace(None);
@@ -196,7 +197,7 @@ impl Outputs {
     }
 }
 
-/// Waits for a change of the value; for ever if its sender is gone.
+/// Waits for a change of the value. Waits for ever if the sender is gone.
 async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;
@@ -209,10 +210,10 @@ impl Rotator {
         let Self { settings, metrics: (metrics, probe_metrics), clock, asker, rules, live, target, found } = self;
         let (expected, expects) = watch::channel(None);
         let (question, questions) = watch::channel(None);
-        let (answers, answered) = watch::channel(None);
+        let (answers, responses) = watch::channel(None);
         let canary = asker.canary().clone();
         let probes = settings.probes.clone();
-        let inputs = Inputs { rules, live, found: found.subscribe(), answered, clock: clock.clone() };
+        let inputs = Inputs { rules, live, found: found.subscribe(), responses, clock: clock.clone() };
         let outputs = Outputs { target, expected, question, canary };
         let pause = probes.gap;
         let stop = leading.stop.clone();
@@ -233,15 +234,15 @@ async fn reconcile(mut reconciler: Reconciler, leading: &LeaderContext) {
     while !leading.stop.is_cancelled() {
         // This reconciliation covers all changes so far.
         while changes.next().now_or_never().flatten().is_some() {}
-        // It can be interrupted safely, since every write is guarded: the next one reads everything again.
+        // A reconciliation can be interrupted safely: every write is guarded, and the next one reads everything again.
         let reconciliation = timeout(RECONCILE_LIMIT, reconciler.reconcile());
         let Some(result) = Box::pin(leading.stop.run_until_cancelled(reconciliation)).await else { break };
         let result = result.unwrap_or(Err(ReconcileError::Late(RECONCILE_LIMIT)));
-        if reconciler.gave_up() {
+        if reconciler.check_timed_out() {
             events.unreached().await;
         }
         let rest = match result {
-            Ok(Next::Again) if writes < MOST_AT_ONCE => {
+            Ok(Next::Again) if writes < MAX_WRITES => {
                 (pause, writes) = (FIRST_PAUSE, writes + 1);
                 continue;
             }
@@ -253,7 +254,7 @@ async fn reconcile(mut reconciler: Reconciler, leading: &LeaderContext) {
                 pause = FIRST_PAUSE;
                 if reported != Some(blocked) {
                     report::log_wait(blocked, until);
-                    events.waits(reported, blocked).await;
+                    events.record_wait(reported, blocked).await;
                     reported = Some(blocked);
                 }
                 let left =
@@ -282,7 +283,8 @@ async fn reconcile(mut reconciler: Reconciler, leading: &LeaderContext) {
     reconciler.end();
 }
 
-/// Changes of both Secrets and of an operator's request. The task that corrects drift watches the webhook configurations.
+/// Changes of both Secrets and of an operator's request. The task that corrects drift watches the webhook
+/// configurations.
 fn object_changes(leading: &LeaderContext) -> Vec<BoxStream<'static, ()>> {
     let LeaderContext { client, release, .. } = leading;
     let secret = || Api::<PartialObjectMeta<Secret>>::namespaced(client.clone(), release.namespace());
@@ -310,11 +312,11 @@ where
     let mut last = None;
     let changed = watch_object::watch(api, called, name).filter_map(move |seen| {
         let changed = match seen {
-            Seen::Is(object) => {
+            Observation::State(object) => {
                 let now = object.as_deref().and_then(what);
                 std::mem::replace(&mut last, now.clone()) != now
             }
-            Seen::Forbidden => false,
+            Observation::Forbidden => false,
         };
         std::future::ready(changed.then_some(()))
     });

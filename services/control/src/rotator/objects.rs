@@ -1,5 +1,5 @@
-//! Reads the objects for a reconciliation. It reads the record before and after the others. If the record has changed meanwhile,
-//! it reads all again, so that all objects are of one moment.
+//! Reads the objects for a reconciliation. The record is read before and after the other objects. If it has changed
+//! meanwhile, the reconciliation starts again, so that all objects are of one moment.
 
 use std::time::Duration;
 
@@ -25,21 +25,21 @@ use crate::webhook_config::{self, Live};
 pub(super) struct Objects {
     /// The Secret with the record, for its `resourceVersion`.
     pub(super) record: Option<Secret>,
-    /// Its contents.
+    /// The contents of the Secret with the record.
     pub(super) authority: AuthoritySecret,
     /// The Secret with the serving certificate, for its `resourceVersion`.
     pub(super) leaf: Option<Secret>,
-    /// Its contents.
+    /// The contents of the Secret with the serving certificate.
     pub(super) serving: ServingSecret,
     /// The webhook configurations.
     pub(super) live: Live,
     /// The state of the webhook configurations for the rotation.
     pub(super) configuration: Configuration,
-    /// Unknown certificates in them.
+    /// Unknown certificates in the webhook configurations.
     pub(super) unknown: Vec<CertificateDer<'static>>,
-    /// The operator's request, if there is one.
+    /// The operator's request for a rotation, if there is one.
     pub(super) request: Option<RotationRequest>,
-    /// The time at which all this was read, and whether the clock can be trusted.
+    /// The time at which the objects were read, and whether the clock can be trusted.
     pub(super) time: Reading,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Observations {
     /// A CA that failed to sign.
     pub(super) unable: Option<Generation>,
     /// How long the bundle has been unchanged.
-    pub(super) standing: Duration,
+    pub(super) unchanged_for: Duration,
 }
 
 /// Clients for the objects.
@@ -104,14 +104,14 @@ impl Objects {
         Ok(Self { record, authority, leaf, serving, live, configuration, unknown, request, time })
     }
 
-    /// The record with its CAs, if readable.
+    /// The record with its CAs, if it is readable.
     pub(super) fn known(&self) -> Option<&KnownAuthorities> {
         self.authority.stored.get()
     }
 
-    /// The record for the rotation. The key of a CA that failed to sign counts as lost. If the writer's clock was
-    /// behind the API server's, the phase begins when the record was written. A write time far ahead is ignored: one
-    /// API server's clock may be wrong, and the phase would last until that time.
+    /// The record for the rotation, with two corrections. The key of a CA that failed to sign counts as lost. If the
+    /// writer's clock was behind the API server's, the phase begins when the record was written. A write time far in
+    /// the future is ignored: one API server's clock may be wrong, and the phase would last until that time.
     fn record(&self, unable: Option<Generation>) -> Stored<Record> {
         let mut record = self.authority.record();
         if let Stored::Is(record) = &mut record {
@@ -124,25 +124,25 @@ impl Objects {
         record
     }
 
-    /// The configuration for the rotation. This leader's own observation replaces the time of writing.
-    fn configuration(&self, standing: Duration) -> Configuration {
+    /// The configuration for the rotation. The time since when this leader has seen it replaces the time of writing.
+    fn configuration(&self, unchanged_for: Duration) -> Configuration {
         let mut configuration = self.configuration.clone();
         if let Configuration::Present(bundle) = &mut configuration {
-            bundle.written = self.time.now.checked_sub(standing).unwrap_or(self.time.now);
+            bundle.written = self.time.now.checked_sub(unchanged_for).unwrap_or(self.time.now);
         }
         configuration
     }
 
     /// The inputs of the next step.
     pub(super) fn observed(&self, release: &Release, observations: Observations) -> Observed {
-        let Observations { endpoints, propagation, unable, standing } = observations;
+        let Observations { endpoints, propagation, unable, unchanged_for } = observations;
         let claimed = self.unknown.iter().filter_map(|unknown| claimed_generation(release, unknown)).max();
         Observed {
             now: self.time.now,
             clock_agrees: self.time.agrees,
             record: self.record(unable),
             serving: self.serving.stored.clone(),
-            configuration: self.configuration(standing),
+            configuration: self.configuration(unchanged_for),
             endpoints,
             propagation,
             asked: self.request.as_ref().map(RotationRequest::trigger),
@@ -178,7 +178,7 @@ mod tests {
             Some(vec![entry(FIELD_MANAGER, 5), entry("kubectl-edit", 9), entry(FIELD_MANAGER, 7)]);
         assert_eq!(written(&secret, second(100)), Some(second(7)));
         assert_eq!(written(&secret, second(7)), Some(second(7)));
-        assert_eq!(written(&secret, second(6)), Some(second(5)), "a clock that is ahead of all others is not believed");
+        assert_eq!(written(&secret, second(6)), Some(second(5)), "a time that is ahead of all clocks is ignored");
         assert_eq!(written(&secret, second(4)), None);
     }
 }

@@ -12,7 +12,7 @@ use rustls_pki_types::CertificateDer;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::connectivity::{Answered, CheckResult, ConnectivityCheck, LIMIT, Question, Stage, UNASKED};
+use super::connectivity::{CheckResult, ConnectivityCheck, LIMIT, NO_RESPONSES, Question, RoundResponses, Stage};
 use super::objects::{ObjectClients, Objects, Observations};
 use super::{Inputs, Outputs, ReconcileError, RotatorMetrics, Settings, report};
 use crate::certificates::authority::{AuthorityMaterial, EPOCH_ANNOTATION, IssueError, Issuing, KnownAuthorities};
@@ -20,7 +20,7 @@ use crate::certificates::rotation::{
     self, Blocked, Configuration, Generation, Observed, Phase, Propagation, Record, Repair, Step, Trigger,
 };
 use crate::leader::{FIELD_MANAGER, LeaderContext};
-use crate::probe::{self, Expected, Found};
+use crate::probe::{self, Expected, ProbeRound};
 use crate::trust_probe::Identity;
 use crate::webhook_config::live::Versions;
 use crate::webhook_config::{self, Live, Rules, Target};
@@ -47,20 +47,20 @@ pub(super) struct Reconciler {
     metrics: RotatorMetrics,
     pub(super) inputs: Inputs,
     pub(super) outputs: Outputs,
-    /// Whether the webhooks were disabled last, used if the `ConfigMap` has an unknown value.
+    /// Whether the webhooks were disabled when they were last read. Used if the `ConfigMap` has an unknown value.
     disarmed: bool,
-    /// The CA that failed to sign: it has expired, or has other names.
+    /// The CA that failed to sign, since it has expired or is for other names.
     unable: Option<Generation>,
     /// The versions of the configurations, and when this leader first saw them.
-    standing: (Versions, Instant),
-    /// Unknown certificates that must stay trusted, even if they were removed from the configuration since.
+    unchanged_since: (Versions, Instant),
+    /// Unknown certificates that must stay trusted, even if they were removed from the configuration meanwhile.
     kept_unknown: Vec<CertificateDer<'static>>,
     /// When to renew the trust probe's certificate.
     canary_renewal: Timestamp,
     /// The connectivity check.
     check: ConnectivityCheck,
-    /// Whether the connectivity check timed out and that is not reported yet.
-    gave_up: bool,
+    /// Whether the connectivity check has timed out without a report so far.
+    check_timed_out: bool,
 }
 
 impl Reconciler {
@@ -81,11 +81,11 @@ impl Reconciler {
             outputs,
             disarmed: false,
             unable: None,
-            standing: (Versions::new(), Instant::now()),
+            unchanged_since: (Versions::new(), Instant::now()),
             kept_unknown: Vec::new(),
             canary_renewal: Timestamp::MIN,
             check: ConnectivityCheck::Due,
-            gave_up: false,
+            check_timed_out: false,
         }
     }
 
@@ -94,15 +94,15 @@ impl Reconciler {
         self.settings.interval
     }
 
-    /// Withdraws what other tasks were asked for, when leadership ends.
+    /// Withdraws the requirements on other tasks when leadership ends.
     pub(super) fn end(&self) {
         self.outputs.clear();
-        self.metrics.forget();
+        self.metrics.reset();
     }
 
     /// Whether the connectivity check has timed out since the last call.
-    pub(super) const fn gave_up(&mut self) -> bool {
-        std::mem::replace(&mut self.gave_up, false)
+    pub(super) const fn check_timed_out(&mut self) -> bool {
+        std::mem::replace(&mut self.check_timed_out, false)
     }
 
     /// Observes the objects and makes at most one write.
@@ -111,23 +111,23 @@ impl Reconciler {
         let lifetimes = &self.settings.lifetimes;
         let mut objects = Objects::read(&self.clients, &release, lifetimes, &self.inputs.clock, self.disarmed).await?;
         self.disarmed = objects.live.disarmed;
-        let standing = self.stands_for(&objects.live);
-        self.note_unknown(&objects);
+        let unchanged_for = self.unchanged_for(&objects.live);
+        self.record_unknown(&objects);
         let expected = self.expected(&objects);
         let stage = Stage::of(&objects.configuration, &objects.live, &release);
         self.check = self.check.after(stage, Instant::now());
         let asked = self.question(&objects);
-        let answered = Answered::to(self.inputs.answered.borrow_and_update().as_ref(), asked);
-        // A reached replica does not prove which CAs an API server trusts.
-        let propagation = if self.check.is_running() { UNASKED } else { answered };
-        self.end_check(answered);
+        let responses = RoundResponses::to(self.inputs.responses.borrow_and_update().as_ref(), asked);
+        // An API server that reached a replica may still not trust the newest CA.
+        let propagation = if self.check.is_running() { NO_RESPONSES } else { responses };
+        self.end_check(responses);
         let question = self.question(&objects);
-        self.show(question, &objects)?;
+        self.serve_trust_probe(question, &objects)?;
         let endpoints = match &expected {
-            Some(expected) => Found::of(self.inputs.found.borrow_and_update().as_ref(), expected),
-            None => probe::UNKNOWN,
+            Some(expected) => ProbeRound::of(self.inputs.found.borrow_and_update().as_ref(), expected),
+            None => probe::NO_RESULTS,
         };
-        let observations = Observations { endpoints, propagation, unable: self.unable, standing };
+        let observations = Observations { endpoints, propagation, unable: self.unable, unchanged_for };
         let seen = objects.observed(&release, observations);
         if let Some(highest) = seen.forged() {
             self.ignore_forged_epochs(highest, &mut objects);
@@ -138,7 +138,7 @@ impl Reconciler {
 
         let record = seen.record.get();
         let renewal = seen.serving.get().and_then(|serving| serving.leaf).map(|leaf| leaf.renew_at);
-        self.metrics.looked(seen.now, record, renewal);
+        self.metrics.set_state(seen.now, record, renewal);
         let step = rotation::next(&self.settings.rotation, &seen);
         if let Step::Wait { blocked, until } = step {
             let (blocked, until) = match (blocked, self.check) {
@@ -148,25 +148,26 @@ impl Reconciler {
                 }
                 _ => (blocked, until),
             };
-            self.metrics.waits(Some(blocked));
+            self.metrics.set_blocked(Some(blocked));
             let target = self.target(&objects, &seen).map(Arc::new);
             replace(&self.outputs.target, target);
             return Ok(Next::Wait { blocked, until });
         }
         if let Step::WriteBundle { repair: Repair::Damaged | Repair::Foreign, .. } = step {
-            // Another writer may damage it again and again: the task that corrects drift limits the repairs.
+            // Another client may damage the bundle again and again, so the task that corrects drift writes it, with
+            // pauses.
             let target = self.wanted(&step, &objects)?;
             replace(&self.outputs.target, target.map(Arc::new));
-            self.metrics.waits(Some(Blocked::Repair));
+            self.metrics.set_blocked(Some(Blocked::Repair));
             return Ok(Next::Wait { blocked: Blocked::Repair, until: None });
         }
-        self.metrics.waits(None);
+        self.metrics.set_blocked(None);
         let name = name(&step);
         let done = self.perform(&step, &objects, &seen).await;
         if let (Step::WriteLeaf { signer, .. }, Err(ReconcileError::Issue(error))) = (&step, &done) {
-            self.note_unable(*signer, error);
+            self.record_unable(*signer, error);
         }
-        self.metrics.did(
+        self.metrics.count_step(
             name,
             match &done {
                 Ok(()) => "ok",
@@ -207,10 +208,10 @@ impl Reconciler {
         objects: &Objects,
         seen: &Observed,
     ) -> Result<(), ReconcileError> {
-        let fresh = self.issuing(objects.time.now).authority(generation)?;
-        let record = Record::with(fresh.facts, trigger, seen);
+        let new = self.issuing(objects.time.now).authority(generation)?;
+        let record = Record::with(new.facts, trigger, seen);
         let phase = record.phase;
-        let known = objects.authority.with(record, Some(fresh))?;
+        let known = objects.authority.with(record, Some(new))?;
         let mut secret = known.secret(&self.leading.release, objects.record.as_ref())?;
         if let Some(request) = objects.request.as_ref().filter(|request| Some(request.trigger()) == trigger) {
             request.fulfil(&mut secret);
@@ -219,7 +220,7 @@ impl Reconciler {
         if let Some(fault) = &objects.authority.fault {
             warn!(%fault, "the record of the rotation was damaged");
         }
-        trigger.inspect(|trigger| self.metrics.began(*trigger));
+        trigger.inspect(|trigger| self.metrics.count_rotation(*trigger));
         info!(
             authority = generation.0,
             trigger = trigger.map(Trigger::as_str),
@@ -270,7 +271,7 @@ impl Reconciler {
     fn wanted(&self, step: &Step, objects: &Objects) -> Result<Option<Target>, ReconcileError> {
         let Step::WriteBundle { authorities, keep_unknown, epoch, .. } = step else { return Ok(None) };
         let known = objects.known().ok_or(ReconcileError::NoRecord)?;
-        self.filled(objects, known, authorities, *keep_unknown, *epoch).map(Some)
+        self.target_with(objects, known, authorities, *keep_unknown, *epoch).map(Some)
     }
 
     /// The desired configurations while the rotation has nothing to write.
@@ -279,10 +280,10 @@ impl Reconciler {
         let known = objects.known()?;
         let record = known.record();
         let trusted: Vec<_> = record.trusted().collect();
-        self.filled(objects, known, &trusted, record.keeps_unknown(), bundle.epoch).ok()
+        self.target_with(objects, known, &trusted, record.keeps_unknown(), bundle.epoch).ok()
     }
 
-    fn filled(
+    fn target_with(
         &self,
         objects: &Objects,
         known: &KnownAuthorities,
@@ -290,20 +291,20 @@ impl Reconciler {
         keep_unknown: bool,
         epoch: u64,
     ) -> Result<Target, ReconcileError> {
-        let besides = if keep_unknown { self.kept_unknown.as_slice() } else { &[] };
-        let bundle = known.bundle(authorities, besides)?;
+        let unknown = if keep_unknown { self.kept_unknown.as_slice() } else { &[] };
+        let bundle = known.bundle(authorities, unknown)?;
         let rules = self.inputs.rules.borrow().clone().unwrap_or_else(|| Rules::of_live(&objects.live));
         let rehearses = self.check.is_wanted();
         let settings = webhook_configuration::Settings { rehearses, ..self.settings.webhooks.clone() };
         Ok(Target::new(settings, rules, bundle.into_bytes(), epoch))
     }
 
-    /// Ends the connectivity check when it is due.
-    fn end_check(&mut self, answered: Propagation) {
-        let Some(result) = self.check.result(answered, Instant::now()) else { return };
+    /// Ends the connectivity check if it has a result.
+    fn end_check(&mut self, responses: Propagation) {
+        let Some(result) = self.check.result(responses, Instant::now()) else { return };
         self.check = ConnectivityCheck::Over;
-        let Propagation { proven, behind, silent } = answered;
-        self.metrics.did("rehearse", if result == CheckResult::Late { "error" } else { "ok" });
+        let Propagation { proven, behind, silent } = responses;
+        self.metrics.count_step("rehearse", if result == CheckResult::Late { "error" } else { "ok" });
         match result {
             CheckResult::Proven => {
                 info!(
@@ -319,7 +320,7 @@ impl Reconciler {
                 "not every API server could show that it reaches a replica: from now on pods are rejected all the same if no replica answers"
             ),
             CheckResult::Late => {
-                self.gave_up = true;
+                self.check_timed_out = true;
                 warn!(behind, silent, ?LIMIT, "{}", report::UNREACHED);
             }
         }
@@ -335,20 +336,20 @@ impl Reconciler {
         }
     }
 
-    /// How long this leader has seen the configurations unchanged. It uses a monotonic clock; the time in their
+    /// How long this leader has seen the configurations unchanged. It uses a monotonic clock, since the time in their
     /// annotation is from another clock.
-    fn stands_for(&mut self, live: &Live) -> Duration {
+    fn unchanged_for(&mut self, live: &Live) -> Duration {
         let versions = live.versions();
-        if self.standing.0 != versions {
-            self.standing = (versions, Instant::now());
+        if self.unchanged_since.0 != versions {
+            self.unchanged_since = (versions, Instant::now());
         }
-        self.standing.1.elapsed()
+        self.unchanged_since.1.elapsed()
     }
 
-    /// Ignores forged epochs: higher ones than the rotation has reached.
+    /// Ignores forged epochs: those that are higher than the rotation has reached.
     fn ignore_forged_epochs(&self, highest: u64, objects: &mut Objects) {
-        let manager = objects.live.disbelieve(highest);
-        self.metrics.disbelieved();
+        let manager = objects.live.remove_forged_epochs(highest);
+        self.metrics.count_forged_epoch();
         warn!(
             highest,
             manager,
@@ -359,27 +360,27 @@ impl Reconciler {
     }
 
     /// Records that a CA failed to sign.
-    fn note_unable(&mut self, signer: Generation, error: &IssueError) {
+    fn record_unable(&mut self, signer: Generation, error: &IssueError) {
         if error.is_final() && self.unable != Some(signer) {
             warn!(authority = signer.0, %error, "the CA cannot sign any more: it needs a successor");
             self.unable = Some(signer);
         }
     }
 
-    fn note_unknown(&mut self, objects: &Objects) {
+    fn record_unknown(&mut self, objects: &Objects) {
         match objects.known() {
             Some(known) if known.record().keeps_unknown() => {
-                let fresh = objects.unknown.iter().filter(|unknown| !self.kept_unknown.contains(unknown));
-                let fresh: Vec<_> = fresh.cloned().collect();
-                self.kept_unknown.extend(fresh);
+                let new = objects.unknown.iter().filter(|unknown| !self.kept_unknown.contains(unknown));
+                let new: Vec<_> = new.cloned().collect();
+                self.kept_unknown.extend(new);
             }
             Some(_) => self.kept_unknown.clear(),
             None => {}
         }
     }
 
-    /// Lets the trust probe serve a certificate of the CA in question, while there is a question.
-    fn show(&mut self, question: Option<Question>, objects: &Objects) -> Result<(), ReconcileError> {
+    /// Makes the trust probe serve a certificate of the CA in question, while there is a question.
+    fn serve_trust_probe(&mut self, question: Option<Question>, objects: &Objects) -> Result<(), ReconcileError> {
         let Some((Question::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
             self.outputs.canary.show(None);
             return Ok(());
@@ -389,12 +390,12 @@ impl Reconciler {
         } else if objects.time.now < self.canary_renewal {
             return Ok(());
         }
-        // With a wrong clock, the certificate would not be valid yet, or not any more.
+        // With a wrong clock, the certificate would not be valid yet, or would have expired.
         if objects.time.agrees {
             let names = self.leading.release.canary_names();
             let leaf = match known.sign(newest, &names, self.issuing(objects.time.now)) {
                 Err(error) if error.is_final() => {
-                    self.note_unable(newest, &error);
+                    self.record_unable(newest, &error);
                     return Ok(());
                 }
                 signed => signed?,
@@ -406,7 +407,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// The requirements on endpoints. While no API server calls the webhook, the bundle is empty.
+    /// The requirements on endpoints. While no API server calls the webhook, their bundle is empty.
     fn expected(&self, objects: &Objects) -> Option<Arc<Expected>> {
         let known = objects.known()?;
         let record = known.record();
@@ -434,24 +435,24 @@ impl Reconciler {
     }
 
     /// Writes a Secret, guarded by the version that was read.
-    async fn put(&self, secret: Secret, is_there: bool) -> Result<(), ReconcileError> {
+    async fn put(&self, secret: Secret, exists: bool) -> Result<(), ReconcileError> {
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let name = secret.name_any();
-        let written = if is_there {
+        let written = if exists {
             self.clients.secrets.replace(&name, &parameters, &secret).await
         } else {
             self.clients.secrets.create(&parameters, &secret).await
         };
         match written {
             Ok(_) => Ok(()),
-            // It was changed, deleted or created since it was read.
+            // The Secret was changed, deleted or created since it was read.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Err(ReconcileError::Changed),
             Err(source) => Err(ReconcileError::Secret { name, source }),
         }
     }
 }
 
-/// The question for a rotation that waits for API servers; only if the configuration is in its desired state.
+/// The question for a rotation that waits for API servers. `None` unless the configuration is in its desired state.
 fn question(objects: &Objects) -> Option<Question> {
     let record = objects.known()?.record();
     if !matches!(record.phase, Phase::Expanded | Phase::Contracted) {
@@ -464,7 +465,7 @@ fn question(objects: &Objects) -> Option<Question> {
     is_wanted.then_some(Question::Trust { newest, epoch: *epoch, written: *written })
 }
 
-/// Sends the value if it has changed.
+/// Sends the value if it differs from the last one.
 fn replace<T: PartialEq>(sender: &tokio::sync::watch::Sender<T>, value: T) {
     sender.send_if_modified(|known| {
         let differs = *known != value;

@@ -1,12 +1,11 @@
-//! Reports the state of the rotation: metrics, log lines, and Events when it starts or stops waiting for an operator. The
-//! Events refer to the Lease, by which people find the leader, and are in the release's namespace.
+//! Reports the state of the rotation: metrics, log lines, and Events. Events are recorded when the rotation starts or
+//! stops waiting for an operator. They refer to the Lease, which names the leader, and are in the release's namespace.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -16,9 +15,10 @@ use tracing::{debug, error, info, warn};
 
 use crate::certificates::rotation::{Blocked, Phase, Record, Trigger};
 use crate::client::chain;
+use crate::labels::{Label, LabelPair};
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 
-/// Timeout of one Event. It is sent once: the log and the metrics have the same information.
+/// Timeout of an Event. It is not retried, since the log and the metrics have the same information.
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// Instructions for a CA that cannot sign.
@@ -61,8 +61,8 @@ impl EventRecorder {
         Self { recorder: Recorder::new(client.clone(), reporter), about }
     }
 
-    /// Records that the rotation waits for something else than before.
-    pub(super) async fn waits(&self, before: Option<Blocked>, now: Blocked) {
+    /// Records that the rotation waits for another reason than before.
+    pub(super) async fn record_wait(&self, before: Option<Blocked>, now: Blocked) {
         self.record(events(before, now)).await;
     }
 
@@ -82,7 +82,7 @@ impl EventRecorder {
     }
 }
 
-/// The Events for a change of the wait.
+/// The Events when the reason for waiting changes.
 fn events(before: Option<Blocked>, now: Blocked) -> impl Iterator<Item = Event> {
     let over = before.filter(|before| *before != now).and_then(messages).map(|(reason, _, over)| (reason, over));
     let over = over.map(|(reason, over)| event(EventType::Normal, reason, over));
@@ -90,7 +90,7 @@ fn events(before: Option<Blocked>, now: Blocked) -> impl Iterator<Item = Event> 
     over.into_iter().chain(begun)
 }
 
-/// Conditions that need operator action: the reason, and the messages at the start and at the end.
+/// Conditions that need operator action: the reason, and the messages when they begin and end.
 const fn messages(blocked: Blocked) -> Option<(&'static str, &'static str, &'static str)> {
     match blocked {
         Blocked::Clock => Some(("ClocksDiffer", CLOCK, AGREED)),
@@ -111,7 +111,7 @@ fn event(type_: EventType, reason: &str, note: &str) -> Event {
     Event { type_, reason, note, action: "Rotate".to_owned(), secondary: None }
 }
 
-/// Logs that the rotation waits, and for what.
+/// Logs that the rotation waits, and why.
 pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
     let until = until.map(tracing::field::display);
     match blocked {
@@ -139,34 +139,18 @@ pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
     }
 }
 
-/// The writes of the rotation and the connectivity check, as metric labels, and how they end.
+/// The metric labels of the rotation's writes and of the connectivity check, and of their results.
 const STEPS: [&str; 6] = ["new_authority", "advance", "claim", "write_leaf", "write_bundle", "rehearse"];
 const RESULTS: [&str; 3] = ["ok", "conflict", "error"];
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PhaseLabel {
-    phase: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StepLabels {
-    step: &'static str,
-    result: &'static str,
-}
-
-/// The state of the leader's rotation. A controller that does not lead reports no phase, and its times are 0.
+/// Metrics of the leader's rotation. A controller that does not lead reports no phase, and its times are 0.
 #[derive(Clone, Debug, Default)]
 pub struct RotatorMetrics {
-    phases: Family<PhaseLabel, Gauge>,
-    blocked: Family<ReasonLabel, Gauge>,
-    begun: Family<ReasonLabel, Counter>,
-    steps: Family<StepLabels, Counter>,
-    disbelieved: Counter,
+    phases: Family<Label, Gauge>,
+    blocked: Family<Label, Gauge>,
+    begun: Family<Label, Counter>,
+    steps: Family<LabelPair, Counter>,
+    forged_epochs: Counter,
     phase_since: Gauge,
     authority_ends: Gauge,
     leaf_renewal: Gauge,
@@ -178,17 +162,17 @@ impl RotatorMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         for phase in Phase::ALL {
-            metrics.phases.get_or_create_owned(&PhaseLabel { phase: phase.as_str() });
+            metrics.phases.get_or_create_owned(&[("phase", phase.as_str())]);
         }
         for reason in Blocked::ALL {
-            metrics.blocked.get_or_create_owned(&ReasonLabel { reason: reason.as_str() });
+            metrics.blocked.get_or_create_owned(&[("reason", reason.as_str())]);
         }
         for trigger in Trigger::ALL {
-            metrics.begun.get_or_create_owned(&ReasonLabel { reason: trigger.as_str() });
+            metrics.begun.get_or_create_owned(&[("reason", trigger.as_str())]);
         }
         for step in STEPS {
             for result in RESULTS {
-                metrics.steps.get_or_create_owned(&StepLabels { step, result });
+                metrics.steps.get_or_create_owned(&[("step", step), ("result", result)]);
             }
         }
         let registry = registry.sub_registry_with_prefix("pillion_controller");
@@ -197,7 +181,7 @@ impl RotatorMetrics {
         registry.register("rotations_begun", "New authorities, by why they were made", metrics.begun.clone());
         registry.register("rotation_steps", "Writes of the rotation, by how they ended", metrics.steps.clone());
         let text = "Epochs in annotations that nobody who rotates wrote, and that were written over";
-        registry.register("rotation_epochs_disbelieved", text, metrics.disbelieved.clone());
+        registry.register("rotation_epochs_disbelieved", text, metrics.forged_epochs.clone());
         let seconds = |registry: &mut Registry, name: &str, help: &str, gauge: &Gauge| {
             registry.register_with_unit(name, help, Unit::Seconds, gauge.clone());
         };
@@ -218,11 +202,11 @@ impl RotatorMetrics {
         metrics
     }
 
-    pub(super) fn looked(&self, now: Timestamp, record: Option<&Record>, renewal: Option<Timestamp>) {
+    pub(super) fn set_state(&self, now: Timestamp, record: Option<&Record>, renewal: Option<Timestamp>) {
         self.last_look.set(now.as_second());
         for phase in Phase::ALL {
             let is = record.is_some_and(|record| record.phase == phase);
-            self.phases.get_or_create_owned(&PhaseLabel { phase: phase.as_str() }).set(i64::from(is));
+            self.phases.get_or_create_owned(&[("phase", phase.as_str())]).set(i64::from(is));
         }
         self.phase_since.set(record.map_or(0, |record| record.since.as_second()));
         let signer = record.and_then(Record::signer);
@@ -230,29 +214,29 @@ impl RotatorMetrics {
         self.leaf_renewal.set(renewal.map_or(0, Timestamp::as_second));
     }
 
-    pub(super) fn waits(&self, blocked: Option<Blocked>) {
+    pub(super) fn set_blocked(&self, blocked: Option<Blocked>) {
         for reason in Blocked::ALL {
-            let label = ReasonLabel { reason: reason.as_str() };
+            let label = [("reason", reason.as_str())];
             self.blocked.get_or_create_owned(&label).set(i64::from(blocked == Some(reason)));
         }
     }
 
-    pub(super) fn did(&self, step: &'static str, result: &'static str) {
-        self.steps.get_or_create_owned(&StepLabels { step, result }).inc();
+    pub(super) fn count_step(&self, step: &'static str, result: &'static str) {
+        self.steps.get_or_create_owned(&[("step", step), ("result", result)]).inc();
     }
 
-    pub(super) fn disbelieved(&self) {
-        self.disbelieved.inc();
+    pub(super) fn count_forged_epoch(&self) {
+        self.forged_epochs.inc();
     }
 
-    pub(super) fn began(&self, trigger: Trigger) {
-        self.begun.get_or_create_owned(&ReasonLabel { reason: trigger.as_str() }).inc();
+    pub(super) fn count_rotation(&self, trigger: Trigger) {
+        self.begun.get_or_create_owned(&[("reason", trigger.as_str())]).inc();
     }
 
     /// Resets the metrics when leadership ends.
-    pub(super) fn forget(&self) {
-        self.looked(Timestamp::UNIX_EPOCH, None, None);
-        self.waits(None);
+    pub(super) fn reset(&self) {
+        self.set_state(Timestamp::UNIX_EPOCH, None, None);
+        self.set_blocked(None);
     }
 }
 

@@ -1,8 +1,8 @@
 //! An operator's request for a rotation: an annotation of the Lease, which `pillion certs rotate` writes. All operators
-//! of the controllers may write it, and it holds no secret.
+//! may write it, since it is not secret.
 //!
-//! A request has an identity. It is fulfilled when the Secret with the record carries the same identity. Record and
-//! identity are written at once, so no request is fulfilled twice, and none is lost.
+//! A request has an identity. It is fulfilled when the Secret with the record has the same identity. One write stores
+//! the record and the identity, so each request is fulfilled exactly once.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ pub const REQUEST_ANNOTATION: &str = "pillion.dev/rotate";
 /// The annotation of the CAs' Secret with the last fulfilled request.
 pub const FULFILLED_ANNOTATION: &str = "pillion.dev/rotated";
 
-/// The prefix of the identity if the CA's key is compromised.
+/// The prefix of a request if the CA's key is compromised.
 const COMPROMISED: &str = "compromised:";
 /// Maximum bytes of an identity.
 const MAX_IDENTITY: usize = 128;
@@ -25,7 +25,7 @@ const MAX_IDENTITY: usize = 128;
 /// A request for a rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RotationRequest {
-    /// Identifies the request; the operator chooses it, such as the current time.
+    /// Identifies the request. The operator chooses it: for example, the current time.
     pub identity: String,
     /// Whether the CA's key is compromised, so that the old CA is removed without an overlap.
     pub compromised: bool,

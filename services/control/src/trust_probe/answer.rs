@@ -4,10 +4,10 @@ use pillion_api::canary::{REACHED, WEBHOOK};
 
 use crate::certificates::rotation::{Generation, Propagation};
 
-/// The result of a call.
+/// A call of an API server to the trust probe's endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReceivedCall {
-    /// The CA of the certificate that the API server saw and trusted.
+    /// The CA of the certificate that the API server received and trusted.
     pub(super) leaf: Generation,
     /// The epoch of the webhook entry that the API server used.
     pub(super) epoch: u64,
@@ -16,11 +16,11 @@ pub(super) struct ReceivedCall {
 /// The result for one API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerOutcome {
-    /// It called, and trusted the certificate.
+    /// The API server called, and trusted the certificate.
     Proven,
-    /// It called, and did not trust the certificate.
+    /// The API server called, and did not trust the certificate.
     Behind,
-    /// Neither is known.
+    /// There is no result.
     Silent(Silence),
 }
 
@@ -31,32 +31,32 @@ pub enum Silence {
     Unreachable,
     /// The request timed out.
     Timeout,
-    /// It allowed the request without a call: it does not have the entry yet, or the entry does not exist.
+    /// The API server allowed the request without a call. It has no webhook entry for the trust probe yet.
     NotCalled,
-    /// It used an entry of an earlier epoch: it does not have the current configuration.
+    /// The API server used an entry of an earlier epoch, so it does not have the current configuration.
     Stale,
-    /// It saw another certificate: the trust probe's certificate changed meanwhile.
+    /// The API server received another certificate, since the trust probe's certificate changed meanwhile.
     OtherLeaf,
-    /// It rejected the request for this other reason.
+    /// The API server rejected the request for this other reason.
     Refused(String),
     /// The trust probe has no certificate of the newest CA.
     NoLeaf,
 }
 
-/// A response, reduced to what matters.
+/// The response to a dry run.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Response<'a> {
+pub(super) enum DryRunResponse<'a> {
     /// The dry run succeeded.
-    Yes,
+    Allowed,
     /// The dry run was rejected, with this message.
-    No(&'a str),
+    Rejected(&'a str),
     /// There was no response.
-    Nothing(&'a Silence),
+    Missing(&'a Silence),
 }
 
 impl ServerOutcome {
     /// The labels of all outcomes.
-    pub const LABELS: [&str; 3] = ["proven", "behind", "silent"];
+    pub(crate) const LABELS: [&str; 3] = ["proven", "behind", "silent"];
 
     /// The outcome as a metric label.
     #[must_use]
@@ -69,48 +69,50 @@ impl ServerOutcome {
     }
 }
 
-/// Interprets a response. `shown` is the call with the request's name, with the certificate of its connection.
+/// Interprets a response. `shown` is the recorded call with the request's name.
 ///
-/// A trusted certificate proves that the API server has the CA in its bundle. An entry of this epoch or a later one
-/// proves that it has the bundle written for it, so removed CAs are no longer trusted.
-pub(super) fn outcome(
-    said: Response<'_>,
+/// If the API server trusted the certificate, its bundle has the CA. If it used an entry of this epoch or a later one,
+/// it has the bundle that was written for this epoch. So it no longer trusts removed CAs.
+pub(super) fn interpret_trust(
+    response: DryRunResponse<'_>,
     shown: Option<ReceivedCall>,
     newest: Generation,
     epoch: u64,
 ) -> ServerOutcome {
-    match (said, shown) {
-        (Response::Yes, Some(shown)) if shown.leaf == newest && shown.epoch >= epoch => ServerOutcome::Proven,
-        (Response::Yes, Some(shown)) if shown.leaf == newest => ServerOutcome::Silent(Silence::Stale),
-        (Response::Yes, Some(_)) => ServerOutcome::Silent(Silence::OtherLeaf),
-        (Response::Yes, None) => ServerOutcome::Silent(Silence::NotCalled),
-        (Response::No(message), _) if is_mistrust(message) => ServerOutcome::Behind,
-        (Response::No(message), _) => ServerOutcome::Silent(Silence::Refused(message.to_owned())),
-        (Response::Nothing(silence), _) => ServerOutcome::Silent(silence.clone()),
+    match (response, shown) {
+        (DryRunResponse::Allowed, Some(shown)) if shown.leaf == newest && shown.epoch >= epoch => ServerOutcome::Proven,
+        (DryRunResponse::Allowed, Some(shown)) if shown.leaf == newest => ServerOutcome::Silent(Silence::Stale),
+        (DryRunResponse::Allowed, Some(_)) => ServerOutcome::Silent(Silence::OtherLeaf),
+        (DryRunResponse::Allowed, None) => ServerOutcome::Silent(Silence::NotCalled),
+        (DryRunResponse::Rejected(message), _) if rejects_certificate(message) => ServerOutcome::Behind,
+        (DryRunResponse::Rejected(message), _) => ServerOutcome::Silent(Silence::Refused(message.to_owned())),
+        (DryRunResponse::Missing(silence), _) => ServerOutcome::Silent(silence.clone()),
     }
 }
 
-/// Interprets a response while the dry runs are routed to the replicas: only a replica's response proves that it was
-/// reached.
-pub(super) fn reached(said: Response<'_>) -> ServerOutcome {
-    match said {
-        Response::No(message) if message.contains(WEBHOOK) && message.contains(REACHED) => ServerOutcome::Proven,
-        // It does not have the entry yet, or has an earlier one.
-        Response::Yes => ServerOutcome::Silent(Silence::NotCalled),
-        Response::No(message) if is_mistrust(message) => ServerOutcome::Behind,
-        Response::No(message) => ServerOutcome::Silent(Silence::Refused(message.to_owned())),
-        Response::Nothing(silence) => ServerOutcome::Silent(silence.clone()),
+/// Interprets a response while dry runs are routed to the replicas. Only a replica's response proves that the API
+/// server reached a replica.
+pub(super) fn interpret_connectivity(response: DryRunResponse<'_>) -> ServerOutcome {
+    match response {
+        DryRunResponse::Rejected(message) if message.contains(WEBHOOK) && message.contains(REACHED) => {
+            ServerOutcome::Proven
+        }
+        // The API server does not have the entry yet, or has an earlier one.
+        DryRunResponse::Allowed => ServerOutcome::Silent(Silence::NotCalled),
+        DryRunResponse::Rejected(message) if rejects_certificate(message) => ServerOutcome::Behind,
+        DryRunResponse::Rejected(message) => ServerOutcome::Silent(Silence::Refused(message.to_owned())),
+        DryRunResponse::Missing(silence) => ServerOutcome::Silent(silence.clone()),
     }
 }
 
-/// Whether the rejection is about the trust probe's certificate. All errors of Go's `x509` package begin with this: an
-/// unknown CA, another name, another time.
-fn is_mistrust(message: &str) -> bool {
+/// Whether the API server rejected the trust probe's certificate. All errors of Go's `x509` package begin with this:
+/// for example, an unknown CA, another name, or another time.
+fn rejects_certificate(message: &str) -> bool {
     message.contains(WEBHOOK) && message.contains("x509: ")
 }
 
-/// Summarises the outcomes for `servers` API servers, of which some may not have been asked. If their number is
-/// unknown, at least one counts as silent, since several may share an address.
+/// Summarises the outcomes for `servers` API servers. API servers that were not asked count as silent. If the number is
+/// unknown, at least one counts as silent, since several API servers may share an address.
 pub fn fold<'o>(outcomes: impl IntoIterator<Item = &'o ServerOutcome>, servers: Option<usize>) -> Propagation {
     let (mut proven, mut behind, mut silent) = (0, 0, 0);
     for outcome in outcomes {
@@ -121,8 +123,8 @@ pub fn fold<'o>(outcomes: impl IntoIterator<Item = &'o ServerOutcome>, servers: 
         }
     }
     let answered = proven + behind + silent;
-    let unasked = servers.map_or(1, |servers| servers.max(1).saturating_sub(answered));
-    Propagation { proven, behind, silent: silent + unasked }
+    let not_asked = servers.map_or(1, |servers| servers.max(1).saturating_sub(answered));
+    Propagation { proven, behind, silent: silent + not_asked }
 }
 
 #[cfg(test)]
@@ -130,58 +132,77 @@ mod tests {
     use super::*;
 
     const NEWEST: Generation = Generation(2);
-    const MISTRUST: &str = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: \
+    const UNTRUSTED: &str = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: \
                             Post \"https://pillion-canary.pillion-system.svc:443/canary?timeout=5s\": tls: failed to verify \
                             certificate: x509: certificate signed by unknown authority";
 
     #[test]
     fn only_a_recorded_call_is_proof() {
         let by = |leaf, epoch| Some(ReceivedCall { leaf, epoch });
-        assert_eq!(outcome(Response::Yes, by(NEWEST, 7), NEWEST, 7), ServerOutcome::Proven);
-        assert_eq!(outcome(Response::Yes, by(NEWEST, 8), NEWEST, 7), ServerOutcome::Proven);
-        assert_eq!(outcome(Response::Yes, by(NEWEST, 6), NEWEST, 7), ServerOutcome::Silent(Silence::Stale));
-        assert_eq!(outcome(Response::Yes, None, NEWEST, 7), ServerOutcome::Silent(Silence::NotCalled));
-        assert_eq!(outcome(Response::Yes, by(Generation(1), 7), NEWEST, 7), ServerOutcome::Silent(Silence::OtherLeaf));
-        // It called, but its response was a rejection or is missing: that proves nothing.
+        assert_eq!(interpret_trust(DryRunResponse::Allowed, by(NEWEST, 7), NEWEST, 7), ServerOutcome::Proven);
+        assert_eq!(interpret_trust(DryRunResponse::Allowed, by(NEWEST, 8), NEWEST, 7), ServerOutcome::Proven);
+        assert_eq!(
+            interpret_trust(DryRunResponse::Allowed, by(NEWEST, 6), NEWEST, 7),
+            ServerOutcome::Silent(Silence::Stale)
+        );
+        assert_eq!(
+            interpret_trust(DryRunResponse::Allowed, None, NEWEST, 7),
+            ServerOutcome::Silent(Silence::NotCalled)
+        );
+        assert_eq!(
+            interpret_trust(DryRunResponse::Allowed, by(Generation(1), 7), NEWEST, 7),
+            ServerOutcome::Silent(Silence::OtherLeaf)
+        );
+        // The API server called, but rejected the request or did not respond, which proves nothing.
         assert!(matches!(
-            outcome(Response::No("quota"), by(NEWEST, 7), NEWEST, 7),
+            interpret_trust(DryRunResponse::Rejected("quota"), by(NEWEST, 7), NEWEST, 7),
             ServerOutcome::Silent(Silence::Refused(_))
         ));
-        let silence = outcome(Response::Nothing(&Silence::Timeout), by(NEWEST, 7), NEWEST, 7);
+        let silence = interpret_trust(DryRunResponse::Missing(&Silence::Timeout), by(NEWEST, 7), NEWEST, 7);
         assert_eq!(silence, ServerOutcome::Silent(Silence::Timeout));
     }
 
     #[test]
     fn distinguishes_mistrust_from_other_failures() {
-        assert_eq!(outcome(Response::No(MISTRUST), None, NEWEST, 7), ServerOutcome::Behind);
-        let other_webhook = MISTRUST.replace("canary.pillion.dev", "somebody.else.dev");
+        assert_eq!(interpret_trust(DryRunResponse::Rejected(UNTRUSTED), None, NEWEST, 7), ServerOutcome::Behind);
+        let other_webhook = UNTRUSTED.replace("canary.pillion.dev", "somebody.else.dev");
         let refused = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: Post \
                        \"https://pillion-canary.pillion-system.svc:443/canary?timeout=5s\": dial tcp 10.0.0.1:8444: \
                        connect: connection refused";
         for message in [other_webhook.as_str(), refused, "injectioncanaries.pillion.dev is forbidden", ""] {
             let silent = ServerOutcome::Silent(Silence::Refused(message.to_owned()));
-            assert_eq!(outcome(Response::No(message), None, NEWEST, 7), silent);
+            assert_eq!(interpret_trust(DryRunResponse::Rejected(message), None, NEWEST, 7), silent);
         }
     }
 
     #[test]
     fn only_a_replicas_response_proves_reachability() {
         let denied = format!("admission webhook \"canary.pillion.dev\" denied the request: {REACHED}");
-        assert_eq!(reached(Response::No(&denied)), ServerOutcome::Proven);
-        assert_eq!(reached(Response::No(MISTRUST)), ServerOutcome::Behind);
-        assert_eq!(reached(Response::Yes), ServerOutcome::Silent(Silence::NotCalled), "it does not know the entry yet");
+        assert_eq!(interpret_connectivity(DryRunResponse::Rejected(&denied)), ServerOutcome::Proven);
+        assert_eq!(interpret_connectivity(DryRunResponse::Rejected(UNTRUSTED)), ServerOutcome::Behind);
+        assert_eq!(
+            interpret_connectivity(DryRunResponse::Allowed),
+            ServerOutcome::Silent(Silence::NotCalled),
+            "the API server has no entry yet"
+        );
         let on_the_way = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: \
                           Post \"https://pillion.pillion-system.svc:443/canary/7?timeout=5s\": dial tcp 10.0.0.1:443: \
                           connect: connection refused";
         let others = denied.replace("canary.pillion.dev", "somebody.else.dev");
         for message in [on_the_way, others.as_str(), "injectioncanaries.pillion.dev is forbidden"] {
-            assert_eq!(reached(Response::No(message)), ServerOutcome::Silent(Silence::Refused(message.to_owned())));
+            assert_eq!(
+                interpret_connectivity(DryRunResponse::Rejected(message)),
+                ServerOutcome::Silent(Silence::Refused(message.to_owned()))
+            );
         }
-        assert_eq!(reached(Response::Nothing(&Silence::Timeout)), ServerOutcome::Silent(Silence::Timeout));
+        assert_eq!(
+            interpret_connectivity(DryRunResponse::Missing(&Silence::Timeout)),
+            ServerOutcome::Silent(Silence::Timeout)
+        );
     }
 
     #[test]
-    fn unasked_api_servers_count_as_silent() {
+    fn api_servers_not_asked_count_as_silent() {
         let silent = ServerOutcome::Silent(Silence::Timeout);
         let counts = |outcomes: &[ServerOutcome], servers| {
             let Propagation { proven, behind, silent } = fold(outcomes, servers);
@@ -190,9 +211,9 @@ mod tests {
         assert_eq!(counts(&[ServerOutcome::Proven, ServerOutcome::Proven], Some(2)), (2, 0, 0));
         assert_eq!(counts(&[ServerOutcome::Proven, silent.clone()], Some(2)), (1, 0, 1));
         assert_eq!(counts(&[ServerOutcome::Proven, ServerOutcome::Behind, silent.clone()], Some(1)), (1, 1, 1));
-        assert_eq!(counts(&[ServerOutcome::Proven], Some(3)), (1, 0, 2), "three behind one address");
-        assert_eq!(counts(&[], Some(0)), (0, 0, 1), "nobody is not everybody");
-        assert_eq!(counts(&[ServerOutcome::Proven], None), (1, 0, 1), "one of an unknown number");
+        assert_eq!(counts(&[ServerOutcome::Proven], Some(3)), (1, 0, 2), "three API servers share one address");
+        assert_eq!(counts(&[], Some(0)), (0, 0, 1), "no API server was asked");
+        assert_eq!(counts(&[ServerOutcome::Proven], None), (1, 0, 1), "one of an unknown number of API servers");
         assert_eq!(counts(&[ServerOutcome::Proven, silent.clone()], None), (1, 0, 2));
     }
 }

@@ -21,7 +21,9 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-use super::answer::{ReceivedCall, Response, ServerOutcome, Silence, fold, outcome, reached};
+use super::answer::{
+    DryRunResponse, ReceivedCall, ServerOutcome, Silence, fold, interpret_connectivity, interpret_trust,
+};
 use super::server::Canary;
 use super::{CanaryMetrics, Settings};
 use crate::certificates::rotation::{Generation, Propagation};
@@ -31,7 +33,7 @@ use crate::probe::{Endpoint, Selected};
 use crate::random;
 use crate::release::Release;
 
-/// Asks API servers.
+/// Sends dry runs to the API servers.
 pub struct Asker {
     client: Client,
     config: Config,
@@ -40,14 +42,14 @@ pub struct Asker {
     address: SocketAddr,
     settings: Settings,
     metrics: CanaryMetrics,
-    servers: Servers,
-    /// One client for each API server; `None` is the configured address.
+    servers: KnownServers,
+    /// A client for each API server. The key `None` is the configured address.
     clients: BTreeMap<Option<SocketAddr>, Client>,
 }
 
-/// What to prove.
+/// The proof that is required.
 #[derive(Clone, Copy, Debug)]
-enum Wanted {
+enum Proof {
     /// The API server trusts this CA and has the configuration of this epoch.
     Trust(Generation, u64),
     /// The API server reaches a replica.
@@ -66,9 +68,9 @@ pub struct TrustRound {
 /// The result for one API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerAnswer {
-    /// Its address; `None` for the configured address.
+    /// The address of the API server; `None` for the configured address.
     pub server: Option<SocketAddr>,
-    /// Its outcome.
+    /// The outcome for this API server.
     pub outcome: ServerOutcome,
 }
 
@@ -83,8 +85,8 @@ impl fmt::Debug for Asker {
 }
 
 impl Asker {
-    /// Uses the credentials and CAs of `config`. `address` is where API servers reach the trust probe: the controller's
-    /// own pod.
+    /// Creates an asker with the credentials and CAs of `config`. `address` is the address at which API servers reach
+    /// the trust probe: the controller's own pod.
     #[must_use]
     pub fn new(
         (client, config): (Client, Config),
@@ -94,7 +96,7 @@ impl Asker {
         settings: Settings,
         metrics: CanaryMetrics,
     ) -> Self {
-        let (servers, clients) = (Servers::default(), BTreeMap::new());
+        let (servers, clients) = (KnownServers::default(), BTreeMap::new());
         Self { client, config, release, canary, address, settings, metrics, servers, clients }
     }
 
@@ -105,65 +107,65 @@ impl Asker {
     }
 
     /// Asks all API servers concurrently whether they trust this CA and have the configuration of this epoch. Takes at
-    /// most three times [`Settings::timeout`] and never fails: unreachable API servers count as silent.
+    /// most three times [`Settings::timeout`], and never fails: unreachable API servers count as silent.
     ///
-    /// If no API server is reachable at its own address, the configured address is asked. That proves the bundle for
-    /// only one API server, and the others count as silent.
+    /// If no API server is reachable at its own address, the configured address is asked. That proves the bundle of
+    /// only one API server, so the others count as silent.
     pub async fn ask(&mut self, newest: Generation, epoch: u64) -> TrustRound {
-        let asked = if self.canary.shows() == Some(newest) {
+        let round = if self.canary.shows() == Some(newest) {
             let listed = self.list().await;
-            self.ask_listed(&listed, Wanted::Trust(newest, epoch)).await
+            self.ask_listed(&listed, Proof::Trust(newest, epoch)).await
         } else {
-            // The endpoint shows another certificate, or none.
+            // The endpoint serves a certificate of another CA, or none.
             let outcome = ServerOutcome::Silent(Silence::NoLeaf);
             TrustRound { propagation: fold([], None), answers: vec![ServerAnswer { server: None, outcome }] }
         };
-        self.metrics.found(asked.propagation);
-        for answer in &asked.answers {
-            self.metrics.asked(&answer.outcome);
+        self.metrics.set_servers(round.propagation);
+        for answer in &round.answers {
+            self.metrics.count_request(&answer.outcome);
             debug!(server = ?answer.server, outcome = ?answer.outcome, "an API server was asked for a trust probe");
         }
-        asked
+        round
     }
 
-    /// Asks all API servers in the same way whether they reach a replica, while dry runs are routed to the replicas.
-    pub async fn check_connectivity(&mut self) -> TrustRound {
-        let listed = timeout(self.settings.timeout, Listed::list(&self.client)).await;
-        let listed = self.note(listed);
-        let asked = self.ask_listed(&listed, Wanted::Replica).await;
-        for answer in &asked.answers {
+    /// Asks all API servers whether they reach a replica, while dry runs are routed to the replicas.
+    pub(crate) async fn check_connectivity(&mut self) -> TrustRound {
+        let listed = timeout(self.settings.timeout, ApiServers::list(&self.client)).await;
+        let listed = self.merge(listed);
+        let round = self.ask_listed(&listed, Proof::Replica).await;
+        for answer in &round.answers {
             debug!(server = ?answer.server, outcome = ?answer.outcome, "an API server was asked to call a replica");
         }
-        asked
+        round
     }
 
-    async fn list(&mut self) -> Listed {
+    async fn list(&mut self) -> ApiServers {
         let limit = self.settings.timeout;
         let (published, listed) = tokio::join!(
             timeout(limit, publish(&self.client, &self.release, self.address)),
-            timeout(limit, Listed::list(&self.client)),
+            timeout(limit, ApiServers::list(&self.client)),
         );
         match published {
             Ok(Ok(())) => {}
             Ok(Err(error)) => warn!(%error, "the endpoint slice of the trust probe cannot be written"),
             Err(_) => warn!(?limit, "the endpoint slice of the trust probe was not written in time"),
         }
-        self.note(listed)
+        self.merge(listed)
     }
 
-    fn note(&mut self, listed: Result<Listed, Elapsed>) -> Listed {
-        // The list failed: neither the addresses nor their number are known.
-        self.servers.note(listed.unwrap_or_default(), Instant::now(), self.settings.vanished)
+    fn merge(&mut self, listed: Result<ApiServers, Elapsed>) -> ApiServers {
+        // If the list failed, neither the addresses nor their number are known.
+        self.servers.merge(listed.unwrap_or_default(), Instant::now(), self.settings.vanished)
     }
 
-    async fn ask_listed(&mut self, listed: &Listed, wanted: Wanted) -> TrustRound {
+    async fn ask_listed(&mut self, listed: &ApiServers, proof: Proof) -> TrustRound {
         let servers: Vec<_> = listed.addresses.iter().copied().map(Some).collect();
-        let mut answers = self.ask_all(servers, wanted).await;
-        let is_mute = |answer: &ServerAnswer| {
+        let mut answers = self.ask_all(servers, proof).await;
+        let is_unreachable = |answer: &ServerAnswer| {
             matches!(answer.outcome, ServerOutcome::Silent(Silence::Unreachable | Silence::Timeout))
         };
-        if answers.iter().all(is_mute) {
-            let by_configuration = self.ask_all(vec![None], wanted).await;
+        if answers.iter().all(is_unreachable) {
+            let by_configuration = self.ask_all(vec![None], proof).await;
             let propagation = fold(by_configuration.iter().map(|answer| &answer.outcome), listed.number);
             answers.extend(by_configuration);
             return TrustRound { propagation, answers };
@@ -171,14 +173,14 @@ impl Asker {
         TrustRound { propagation: fold(answers.iter().map(|answer| &answer.outcome), listed.number), answers }
     }
 
-    async fn ask_all(&mut self, servers: Vec<Option<SocketAddr>>, wanted: Wanted) -> Vec<ServerAnswer> {
+    async fn ask_all(&mut self, servers: Vec<Option<SocketAddr>>, proof: Proof) -> Vec<ServerAnswer> {
         let mut asking = Vec::with_capacity(servers.len());
         for server in servers {
             let client = self.client_of(server);
             let (canary, limit) = (self.canary.clone(), self.settings.timeout);
             asking.push(async move {
                 let outcome = match client {
-                    Some(client) => timeout(limit, ask(&client, &canary, wanted))
+                    Some(client) => timeout(limit, ask(&client, &canary, proof))
                         .await
                         .unwrap_or(ServerOutcome::Silent(Silence::Timeout)),
                     None => ServerOutcome::Silent(Silence::Unreachable),
@@ -188,7 +190,7 @@ impl Asker {
         }
         let answers = join_all(asking).await;
         for answer in &answers {
-            // Drop the client, since its connection may be dead.
+            // The connection may be dead, so drop the client.
             if matches!(answer.outcome, ServerOutcome::Silent(Silence::Unreachable | Silence::Timeout)) {
                 self.clients.remove(&answer.server);
             }
@@ -228,72 +230,72 @@ impl Asker {
     }
 }
 
-/// Asks one API server.
-async fn ask(client: &Client, canary: &Canary, wanted: Wanted) -> ServerOutcome {
+/// Sends a dry run to one API server.
+async fn ask(client: &Client, canary: &Canary, proof: Proof) -> ServerOutcome {
     let name = format!("canary-{}", random::token());
     let expectation = canary.expect(name.clone());
     let params = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.to_owned()) };
     let canaries: Api<InjectionCanary> = Api::all(client.clone());
-    let unreadable;
-    let said = match canaries.create(&params, &InjectionCanary::new(name)).await {
-        Ok(_) => Response::Yes,
+    let message;
+    let response = match canaries.create(&params, &InjectionCanary::new(name)).await {
+        Ok(_) => DryRunResponse::Allowed,
         Err(kube::Error::Api(ref status)) => {
-            return known(Response::No(&status.message), expectation.shown(), wanted);
+            return interpret(DryRunResponse::Rejected(&status.message), expectation.shown(), proof);
         }
         Err(error @ kube::Error::SerdeError(_)) => {
-            unreadable = error.to_string();
-            Response::No(&unreadable)
+            message = error.to_string();
+            DryRunResponse::Rejected(&message)
         }
         Err(error) => {
             debug!(%error, "an API server cannot be asked for a trust probe");
-            Response::Nothing(&Silence::Unreachable)
+            DryRunResponse::Missing(&Silence::Unreachable)
         }
     };
-    known(said, expectation.shown(), wanted)
+    interpret(response, expectation.shown(), proof)
 }
 
-fn known(said: Response<'_>, shown: Option<ReceivedCall>, wanted: Wanted) -> ServerOutcome {
-    match wanted {
-        Wanted::Trust(newest, epoch) => outcome(said, shown, newest, epoch),
-        Wanted::Replica => reached(said),
+fn interpret(response: DryRunResponse<'_>, shown: Option<ReceivedCall>, proof: Proof) -> ServerOutcome {
+    match proof {
+        Proof::Trust(newest, epoch) => interpret_trust(response, shown, newest, epoch),
+        Proof::Replica => interpret_connectivity(response),
     }
 }
 
 /// The known API servers, including those that left the list recently.
 #[derive(Debug, Default)]
-struct Servers {
+struct KnownServers {
     seen: BTreeMap<SocketAddr, Instant>,
 }
 
 /// The API servers to ask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Listed {
-    /// Their addresses.
+struct ApiServers {
+    /// The addresses of the API servers.
     addresses: BTreeSet<SocketAddr>,
-    /// Their number: several may share one address. `None` if unknown.
+    /// The number of API servers, of which several may share one address. `None` if unknown.
     number: Option<usize>,
 }
 
-impl Servers {
-    /// Merges the current list with recently listed API servers: one that hangs leaves the list, but continues with its
-    /// old state.
-    fn note(&mut self, listed: Listed, now: Instant, vanished: Duration) -> Listed {
+impl KnownServers {
+    /// Merges the current list with API servers that were listed recently. An API server that hangs leaves the list,
+    /// but may continue with its old configuration.
+    fn merge(&mut self, listed: ApiServers, now: Instant, vanished: Duration) -> ApiServers {
         self.seen.extend(listed.addresses.into_iter().map(|address| (address, now)));
         self.seen.retain(|_, last| now.saturating_duration_since(*last) < vanished || *last == now);
         let addresses: BTreeSet<_> = self.seen.keys().copied().collect();
         let number = listed.number.map(|number| number.max(addresses.len()));
-        Listed { addresses, number }
+        ApiServers { addresses, number }
     }
 }
 
-impl Listed {
+impl ApiServers {
     /// Lists the addresses behind the Service `kubernetes`, and counts the identity Leases of API servers. A failed or
-    /// empty list means "unknown", not that there are no other API servers.
+    /// empty list means that the number is unknown, not that there are no other API servers.
     async fn list(client: &Client) -> Self {
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
         let of_service = ListParams::default().labels("kubernetes.io/service-name=kubernetes");
         let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-system");
-        // Each API server has one by its host name; the Lease of a removed one stays for an hour.
+        // Each API server has a Lease by its host name. The Lease of a removed API server stays for an hour.
         let of_identity = ListParams::default().labels("apiserver.kubernetes.io/identity=kube-apiserver");
         let (slices, leases) = tokio::join!(slices.list(&of_service), leases.list(&of_identity));
         let addresses = slices.map(|slices| {
@@ -319,7 +321,7 @@ impl Listed {
     }
 }
 
-/// The canary's Service, as in the manifests.
+/// The Service of the trust probe, as in the manifests.
 ///
 /// # Errors
 /// Never in practice: the object is a valid Service.
@@ -345,7 +347,7 @@ fn slice(release: &Release, address: SocketAddr) -> Result<EndpointSlice, serde_
             "namespace": release.namespace(),
             "labels": {
                 "kubernetes.io/service-name": release.canary_service(),
-                // Otherwise the endpoint slice controller might treat it as its own and delete it.
+                // Without this label, the endpoint slice controller might delete the slice as its own.
                 "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER,
             },
         },
@@ -355,13 +357,13 @@ fn slice(release: &Release, address: SocketAddr) -> Result<EndpointSlice, serde_
     }))
 }
 
-/// Routes the canary's Service to this address, replacing the earlier one.
+/// Routes the trust probe's Service to this address, and replaces the earlier address.
 async fn publish(client: &Client, release: &Release, address: SocketAddr) -> kube::Result<()> {
     let slice = slice(release, address).map_err(kube::Error::SerdeError)?;
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), release.namespace());
     let (name, params) = (release.canary_service(), PatchParams::apply(FIELD_MANAGER).force());
     match slices.patch(&name, &params, &Patch::Apply(&slice)).await {
-        // The address has the other IP family, and a slice's address type is immutable.
+        // The address has the other IP family, and the address type of a slice is immutable.
         Err(kube::Error::Api(status)) if status.code == 422 => {
             slices.delete(&name, &DeleteParams::default()).await?;
             slices.patch(&name, &params, &Patch::Apply(&slice)).await.map(drop)
@@ -374,44 +376,44 @@ async fn publish(client: &Client, release: &Release, address: SocketAddr) -> kub
 mod tests {
     use super::*;
 
-    fn listed(hosts: &[u8], number: usize) -> Listed {
+    fn listed(hosts: &[u8], number: usize) -> ApiServers {
         let address = |host: &u8| SocketAddr::from(([10, 0, 0, *host], 6443));
-        Listed { addresses: hosts.iter().map(address).collect(), number: Some(number) }
+        ApiServers { addresses: hosts.iter().map(address).collect(), number: Some(number) }
     }
 
     #[test]
     fn vanished_api_server_is_asked_for_a_while() {
         let (zero, second) = (Instant::now(), Duration::from_secs(1));
-        let mut servers = Servers::default();
-        assert_eq!(servers.note(listed(&[1, 2], 2), zero, 10 * second), listed(&[1, 2], 2));
-        assert_eq!(servers.note(listed(&[1], 1), zero + 9 * second, 10 * second), listed(&[1, 2], 2));
-        assert_eq!(servers.note(listed(&[1], 1), zero + 10 * second, 10 * second), listed(&[1], 1));
-        assert_eq!(servers.note(listed(&[], 0), zero + 12 * second, 10 * second), listed(&[1], 1));
-        // Current API servers are asked even if none are kept.
-        assert_eq!(servers.note(listed(&[3], 1), zero + 12 * second, Duration::ZERO), listed(&[3], 1));
-        // Several share one address.
-        assert_eq!(Servers::default().note(listed(&[1], 3), zero, Duration::ZERO).number, Some(3));
+        let mut servers = KnownServers::default();
+        assert_eq!(servers.merge(listed(&[1, 2], 2), zero, 10 * second), listed(&[1, 2], 2));
+        assert_eq!(servers.merge(listed(&[1], 1), zero + 9 * second, 10 * second), listed(&[1, 2], 2));
+        assert_eq!(servers.merge(listed(&[1], 1), zero + 10 * second, 10 * second), listed(&[1], 1));
+        assert_eq!(servers.merge(listed(&[], 0), zero + 12 * second, 10 * second), listed(&[1], 1));
+        // Listed API servers are asked even if no others are kept.
+        assert_eq!(servers.merge(listed(&[3], 1), zero + 12 * second, Duration::ZERO), listed(&[3], 1));
+        // Three API servers share one address.
+        assert_eq!(KnownServers::default().merge(listed(&[1], 3), zero, Duration::ZERO).number, Some(3));
     }
 
     #[test]
     fn number_needs_both_lists() {
         let addresses = |hosts: &[u8]| Ok(listed(hosts, 0).addresses);
         let fails = || kube::Error::LinesCodecMaxLineLengthExceeded;
-        assert_eq!(Listed::of(addresses(&[1, 2]), Ok(3)), listed(&[1, 2], 3));
-        assert_eq!(Listed::of(addresses(&[1, 2]), Ok(1)), listed(&[1, 2], 2));
+        assert_eq!(ApiServers::of(addresses(&[1, 2]), Ok(3)), listed(&[1, 2], 3));
+        assert_eq!(ApiServers::of(addresses(&[1, 2]), Ok(1)), listed(&[1, 2], 2));
         for (addresses, leases) in [
             (Err(fails()), Ok(3)),
             (addresses(&[1]), Err(fails())),
             (Err(fails()), Err(fails())),
             (addresses(&[1]), Ok(0)),
         ] {
-            assert_eq!(Listed::of(addresses, leases).number, None);
+            assert_eq!(ApiServers::of(addresses, leases).number, None);
         }
-        // A recently listed API server is still asked.
+        // An API server that was listed recently is still asked.
         let now = Instant::now();
-        let mut servers = Servers::default();
-        servers.note(listed(&[1, 2], 2), now, Duration::from_secs(1));
-        let noted = servers.note(Listed::default(), now, Duration::from_secs(1));
-        assert_eq!((noted.addresses.len(), noted.number), (2, None));
+        let mut servers = KnownServers::default();
+        servers.merge(listed(&[1, 2], 2), now, Duration::from_secs(1));
+        let merged = servers.merge(ApiServers::default(), now, Duration::from_secs(1));
+        assert_eq!((merged.addresses.len(), merged.number), (2, None));
     }
 }

@@ -1,22 +1,22 @@
 //! Checks whether every API server trusts the newest CA, by making each of them call an endpoint.
 //!
 //! A change of the webhook configuration reaches each API server at its own time, without notice. So the controller
-//! serves a small admission endpoint, the *canary*, with a certificate of the newest CA, behind a Service of its own.
-//! An entry of the same webhook configuration ([`pillion_api::canary::WEBHOOK`]) leads there, for a kind of which no
-//! object is stored. Each API server, at its own address, is asked for a dry run of creating one. It must call the
-//! endpoint, and so shows which CA it trusts.
+//! serves a small admission endpoint, with a certificate of the newest CA and behind a separate Service. An entry of
+//! the same webhook configuration ([`pillion_api::canary::WEBHOOK`]) routes a kind to it of which no object is stored.
+//! The controller sends each API server, at its own address, a dry run that creates such an object. The API server must
+//! call the endpoint, and so shows which CA it trusts.
 //!
-//! Only a proof counts. Each request has a random name; the endpoint records the names that it was called with and the
-//! certificate that it showed in that connection's handshake; and a connection serves one call, so that an earlier
-//! handshake never counts for a later call.
+//! Only a recorded call is proof. Each request has a random name. The endpoint records the names in the calls, together
+//! with the certificate of the connection. A connection serves one call, so an earlier handshake never counts for a
+//! later call.
 //!
 //! [`server`] is the endpoint, [`asker`] lists the API servers and sends the dry runs, and [`answer`] interprets the
-//! responses. An API server is asked repeatedly until it proves its trust, and no object changes when it does: so this is
-//! no `Controller` of kube-rs.
+//! responses. An API server is asked again and again until it proves its trust. No object changes at that moment, so
+//! this task is no `Controller` of kube-rs.
 //!
 //! RBAC permissions: `create` on `injectioncanaries`; `list` on endpoint slices in the namespace `default`; `get`,
-//! `create`, `patch` and `delete` on the one endpoint slice of the canary's Service; and `list` on leases in
-//! `kube-system` to count API servers behind one address (without it, one address counts as one API server).
+//! `create`, `patch` and `delete` on the one endpoint slice of the endpoint's Service; and `list` on leases in
+//! `kube-system`, to count API servers behind one address. Without the last one, the number of API servers is unknown.
 
 pub mod answer;
 pub mod asker;
@@ -24,13 +24,13 @@ pub mod server;
 
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::certificates::rotation::Propagation;
+use crate::labels::Label;
 
 pub use answer::{ServerOutcome, Silence, fold};
 pub use asker::{Asker, ServerAnswer, TrustRound, service};
@@ -42,14 +42,14 @@ pub use server::{Canary, Identity};
 pub struct Settings {
     /// Timeout of one dry run, including the API server's call.
     pub timeout: Duration,
-    /// How long an API server that left the list is still asked, and counts as silent without a response: it may be
-    /// paused and continue with an old state. At least as long as the rotation waits for silent API servers.
+    /// How long an API server that left the list is still asked. Without a response, it counts as silent. It may be
+    /// paused, and continue with an old configuration. At least as long as the rotation waits for silent API servers.
     pub vanished: Duration,
     /// Timeout of one call to the endpoint, from the connection to the response.
     pub call_limit: Duration,
-    /// Maximum number of connections to the endpoint; others wait.
+    /// Maximum number of connections to the endpoint. Further connections wait.
     pub connections: usize,
-    /// The name in the API servers' certificates, unless the client's configuration has another.
+    /// The name in the API servers' certificates. A name in the client's configuration takes precedence.
     pub server_name: String,
 }
 
@@ -68,14 +68,9 @@ impl Default for Settings {
 /// Gauges and counters of the trust probe. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct CanaryMetrics {
-    servers: Family<ResultLabel, Gauge>,
-    asked: Family<ResultLabel, Counter>,
+    servers: Family<Label, Gauge>,
+    asked: Family<Label, Counter>,
     calls: Counter,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
 }
 
 impl CanaryMetrics {
@@ -91,8 +86,8 @@ impl CanaryMetrics {
         let text = "Calls of the canary by API servers that were answered";
         registry.register("canary_calls", text, metrics.calls.clone());
         for result in ServerOutcome::LABELS {
-            drop(metrics.servers.get_or_create_owned(&ResultLabel { result }));
-            drop(metrics.asked.get_or_create_owned(&ResultLabel { result }));
+            drop(metrics.servers.get_or_create_owned(&[("result", result)]));
+            drop(metrics.asked.get_or_create_owned(&[("result", result)]));
         }
         metrics
     }
@@ -103,19 +98,19 @@ impl CanaryMetrics {
         self.calls.get()
     }
 
-    pub(super) fn called(&self) {
+    pub(super) fn count_call(&self) {
         self.calls.inc();
     }
 
-    pub(super) fn asked(&self, outcome: &ServerOutcome) {
-        self.asked.get_or_create_owned(&ResultLabel { result: outcome.as_str() }).inc();
+    pub(super) fn count_request(&self, outcome: &ServerOutcome) {
+        self.asked.get_or_create_owned(&[("result", outcome.as_str())]).inc();
     }
 
-    pub(super) fn found(&self, found: Propagation) {
+    pub(super) fn set_servers(&self, found: Propagation) {
         let Propagation { proven, behind, silent } = found;
         for (result, number) in ServerOutcome::LABELS.into_iter().zip([proven, behind, silent]) {
             let number = i64::try_from(number).unwrap_or(i64::MAX);
-            self.servers.get_or_create_owned(&ResultLabel { result }).set(number);
+            self.servers.get_or_create_owned(&[("result", result)]).set(number);
         }
     }
 }
@@ -128,11 +123,10 @@ mod tests {
     fn exposition_has_all_series() {
         let mut registry = Registry::default();
         let metrics = CanaryMetrics::register(&mut registry);
-        metrics.called();
-        metrics.asked(&ServerOutcome::Behind);
-        metrics.found(Propagation { proven: 1, behind: 2, silent: 3 });
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        metrics.count_call();
+        metrics.count_request(&ServerOutcome::Behind);
+        metrics.set_servers(Propagation { proven: 1, behind: 2, silent: 3 });
+        let text = crate::labels::exposition(&registry);
         for line in [
             "pillion_controller_propagation_api_servers{result=\"proven\"} 1",
             "pillion_controller_propagation_api_servers{result=\"behind\"} 2",

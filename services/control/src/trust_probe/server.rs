@@ -1,5 +1,5 @@
-//! The endpoint that API servers call: it allows everything, and records the names of the calls and the certificate
-//! that it showed.
+//! The endpoint that API servers call. It allows everything, and records the name of each call with the certificate of
+//! its connection.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -35,7 +35,7 @@ use super::{CanaryMetrics, Settings};
 use crate::certificates::rotation::Generation;
 
 /// Pause after a connection could not be accepted, usually because too many files are open.
-const REST: Duration = Duration::from_millis(50);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A serving certificate with its CA, ready to be served.
 #[derive(Clone)]
@@ -47,34 +47,34 @@ pub struct Identity {
 /// The certificate and key cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// One of them is not PEM.
+    /// The certificate or the key is not PEM.
     #[error("the trust probe's {0} is not PEM")]
     Pem(&'static str),
-    /// They do not match, or are of an unsupported kind.
+    /// The certificate and the key do not match, or are of an unsupported kind.
     #[error("the trust probe's certificate and key do not match")]
     Unusable(#[from] rustls::Error),
 }
 
 /// The endpoint. Clones share its state.
 #[derive(Clone)]
-pub struct Canary(Arc<Shared>);
+pub struct Canary(Arc<CanaryState>);
 
-struct Shared {
+struct CanaryState {
     identity: ArcSwapOption<Identity>,
     /// The expected calls by name.
     expected: Mutex<HashMap<String, Calls>>,
     metrics: CanaryMetrics,
 }
 
-/// The calls with one name, each with the certificate that it saw. Each configuration has an entry, and an API server
-/// may have the current version of one and an earlier version of the other.
+/// The calls with one name, each with its certificate. Both webhook configurations have an entry. An API server may
+/// have the current version of one configuration and an earlier version of the other.
 #[derive(Clone, Copy, Debug, Default)]
 struct Calls {
     mutating: Option<ReceivedCall>,
     validating: Option<ReceivedCall>,
 }
 
-/// An expected call, until it is dropped.
+/// Records the calls with one name until it is dropped.
 #[derive(Debug)]
 pub(super) struct Expectation {
     canary: Canary,
@@ -106,10 +106,10 @@ impl fmt::Debug for Canary {
 }
 
 impl Identity {
-    /// Loads a certificate of this CA with its key, both PEM. It must have the names of the canary's Service.
+    /// Loads a certificate of this CA with its key, both PEM. It must have the names of the trust probe's Service.
     ///
     /// # Errors
-    /// They are not PEM or do not match.
+    /// The certificate or the key is not PEM, or they do not match.
     pub fn new(generation: Generation, certificates: &[u8], key: &[u8]) -> Result<Self, IdentityError> {
         let chain = CertificateDer::pem_slice_iter(certificates)
             .collect::<Result<Vec<_>, _>>()
@@ -135,14 +135,14 @@ impl Identity {
 }
 
 impl Canary {
-    /// Without a certificate; connections are closed.
+    /// Creates an endpoint without a certificate, which closes its connections.
     #[must_use]
     pub fn new(metrics: CanaryMetrics) -> Self {
         let (identity, expected) = (ArcSwapOption::empty(), Mutex::default());
-        Self(Arc::new(Shared { identity, expected, metrics }))
+        Self(Arc::new(CanaryState { identity, expected, metrics }))
     }
 
-    /// Serves this certificate on new connections from now on; `None` for none.
+    /// Serves this certificate on new connections. With `None`, connections are closed.
     pub fn show(&self, identity: Option<Identity>) {
         self.0.identity.store(identity.map(Arc::new));
     }
@@ -153,7 +153,7 @@ impl Canary {
         self.0.identity.load().as_ref().map(|identity| identity.generation)
     }
 
-    /// Serves until `stop`. Connections, their duration and the bytes read are limited.
+    /// Serves until `stop`. The number of connections, their duration and the bytes read are limited.
     pub async fn serve(&self, listener: TcpListener, settings: &Settings, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(settings.connections.max(1)));
         let mut connections = JoinSet::new();
@@ -166,7 +166,7 @@ impl Canary {
                     Ok((stream, _)) => stream,
                     Err(error) => {
                         warn!(%error, "the trust probe cannot accept a connection");
-                        sleep(REST).await;
+                        sleep(ACCEPT_PAUSE).await;
                         continue;
                     }
                 };
@@ -185,14 +185,14 @@ impl Canary {
         }
     }
 
-    /// Serves one connection with one handshake and one call.
+    /// Serves one connection, with one handshake and one call.
     async fn connection(&self, stream: TcpStream) {
         let Some(identity) = self.0.identity.load_full() else { return };
         let stream = match TlsAcceptor::from(Arc::clone(&identity.config)).accept(stream).await {
             Ok(stream) => stream,
             Err(error) => {
-                // An API server that does not trust the certificate ends here too; its response to the dry run reports
-                // that.
+                // An API server that does not trust the certificate ends here too. Its response to the dry run reports
+                // the error.
                 debug!(%error, "a handshake with the trust probe failed");
                 return;
             }
@@ -223,7 +223,7 @@ impl Canary {
             return Ok(status(StatusCode::BAD_REQUEST));
         };
         let ReviewRequest { uid, name } = review.request;
-        self.called(&name, validating.is_some(), ReceivedCall { leaf: shown, epoch });
+        self.record_call(&name, validating.is_some(), ReceivedCall { leaf: shown, epoch });
         let answer = json!({
             "apiVersion": "admission.k8s.io/v1",
             "kind": "AdmissionReview",
@@ -234,15 +234,15 @@ impl Canary {
         Ok(response)
     }
 
-    fn called(&self, name: &str, validates: bool, shown: ReceivedCall) {
-        self.0.metrics.called();
+    fn record_call(&self, name: &str, validates: bool, shown: ReceivedCall) {
+        self.0.metrics.count_call();
         if let Some(calls) = self.lock().get_mut(name) {
             let call = if validates { &mut calls.validating } else { &mut calls.mutating };
             *call = Some(shown);
         }
     }
 
-    /// Waits for a call with this name, which must not be guessable.
+    /// Starts to record calls with this name, which must not be guessable.
     pub(super) fn expect(&self, name: String) -> Expectation {
         self.lock().insert(name.clone(), Calls::default());
         Expectation { canary: self.clone(), name }
@@ -254,7 +254,7 @@ impl Canary {
 }
 
 impl Expectation {
-    /// What both configurations' calls with this name saw, if both used entries of one epoch.
+    /// Returns the recorded call if both configurations called with this name and with the same epoch and certificate.
     pub(super) fn shown(&self) -> Option<ReceivedCall> {
         let Calls { mutating, validating } = self.canary.lock().get(&self.name).copied()?;
         mutating.filter(|_| mutating == validating)
@@ -309,7 +309,7 @@ mod tests {
         TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(NAME).unwrap(), stream).await
     }
 
-    /// The complete response of the endpoint to one request.
+    /// Returns the endpoint's complete response to one request.
     async fn call(address: std::net::SocketAddr, ca: &TestCa, path: &str, body: &str) -> std::io::Result<String> {
         let mut stream = connect(address, ca).await?;
         let request = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
@@ -348,7 +348,7 @@ mod tests {
     async fn allows_calls_and_records_shown_certificate() {
         let (canary, address, _stop) = start(Settings::default()).await;
         let (first, second) = (TestCa::new().unwrap(), TestCa::new().unwrap());
-        assert!(call(address, &first, "/canary", "{}").await.is_err(), "it has nothing to show yet");
+        assert!(call(address, &first, "/canary", "{}").await.is_err(), "the endpoint has no certificate yet");
 
         canary.show(Some(identity(1, &first)));
         let (one, two) = (canary.expect("one".to_owned()), canary.expect("two".to_owned()));
@@ -360,20 +360,23 @@ mod tests {
         assert_eq!((leaf(&one), leaf(&two)), (Some(Generation(1)), None));
 
         canary.show(Some(identity(2, &second)));
-        assert!(call(address, &first, "/canary", &review("two")).await.is_err(), "the leaf is another's now");
+        assert!(
+            call(address, &first, "/canary", &review("two")).await.is_err(),
+            "the endpoint serves a certificate of another CA"
+        );
         assert_eq!(two.shown(), None);
         call(address, &second, "/canary", &review("two")).await.unwrap();
         call(address, &second, "/canary/validate", &review("two")).await.unwrap();
         assert_eq!((leaf(&one), leaf(&two)), (Some(Generation(1)), Some(Generation(2))));
         assert_eq!(canary.0.metrics.calls(), 4);
-        // One configuration has the change, the other does not.
+        // Only one of the two configurations has the change.
         canary.show(Some(identity(1, &first)));
         call(address, &first, "/canary", &review("two")).await.unwrap();
         assert_eq!(two.shown(), None);
 
         drop((one, two));
         call(address, &first, "/canary", &review("nobody expects this")).await.unwrap();
-        assert!(canary.lock().is_empty(), "what is not expected is not remembered");
+        assert!(canary.lock().is_empty(), "unexpected calls are not recorded");
     }
 
     #[tokio::test]
@@ -390,7 +393,7 @@ mod tests {
         stream.read_to_end(&mut Vec::new()).await.unwrap();
         canary.show(Some(identity(1, &ca)));
         call(address, &ca, "/canary/validate", &body).await.unwrap();
-        assert_eq!(leaf(&expectation), Some(Generation(1)), "and not of the second, which nobody was shown");
+        assert_eq!(leaf(&expectation), Some(Generation(1)), "the call counts for the certificate of its connection");
     }
 
     #[tokio::test]
@@ -400,7 +403,7 @@ mod tests {
         canary.show(Some(identity(1, &ca)));
         assert!(call(address, &ca, "/canary", "junk").await.unwrap().contains("400 Bad Request"));
         assert!(call(address, &ca, "/mutate", &review("x")).await.unwrap().contains("404 Not Found"));
-        // The request is rejected before it is read, so the response may be cut off.
+        // The endpoint rejects the request before it reads all of it, so the response may be truncated.
         let large = call(address, &ca, "/canary", &review(&"x".repeat(MAX_REVIEW_BYTES))).await;
         assert!(!large.as_deref().unwrap_or_default().contains("200 OK"), "{large:?}");
         assert_eq!(canary.0.metrics.calls(), 0);
@@ -408,7 +411,7 @@ mod tests {
 
     #[tokio::test]
     async fn silent_connections_time_out() {
-        // Enough for a call on a busy machine.
+        // The limit is long enough for a call on a busy machine.
         let (connections, call_limit) = (2, Duration::from_secs(1));
         let (canary, address, stop) = start(Settings { call_limit, connections, ..Settings::default() }).await;
         let ca = TestCa::new().unwrap();

@@ -1,5 +1,5 @@
-//! The desired configurations, a pure function of settings, rules, bundle and epoch; and their difference from the
-//! observed ones as data, for logs, for metrics, and to decide whether to write.
+//! The desired configurations, as a pure function of settings, rules, bundle and epoch. Also their differences from the
+//! observed ones, for logs and metrics, and to decide whether to write.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,23 +16,25 @@ use pillion_api::profile::Operation;
 use pillion_api::webhook_configuration::{self, OwnCalls, Validated, mutating_rules, rules_of, validated_of};
 use pillion_engine::snapshot::ProfileSet;
 
-use super::live::{Bundle, ConfigurationKind, Live, View, annotation, entry_manager, epoch, field_manager, written};
+use super::live::{
+    Bundle, ConfigurationKind, ConfigurationView, Live, annotation, entry_manager, epoch, field_manager, written,
+};
 use super::{EPOCH_ANNOTATION, MANAGED_BY, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
 use crate::labels::labelled;
 use crate::release::Release;
 
-/// Maximum number of calls that namespaced profiles may add: each resource and operation counts once in each namespace.
-/// Every failure mode and label repeats the names of these namespaces, and etcd stores 1.5 MB in an object.
+/// Maximum number of calls for namespaced profiles. Each pair of resource and operation counts once in each namespace.
+/// Each failure mode and label repeats the names of these namespaces, and etcd limits an object to 1.5 MB.
 pub const MAXIMUM_OWN_CALLS: usize = 1_000;
 
 /// The requests for which the API server calls the webhooks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// Rules of the mutating webhooks. At least the creation of pods.
+    /// Rules of the mutating webhooks. They have at least the creation of pods.
     pub mutating: Vec<RuleWithOperations>,
     /// Rules of the validating webhooks.
     pub validated: Validated,
-    /// Namespaces beyond the limit, whose own profiles validate requests without a call.
+    /// Namespaces beyond the limit. Their own profiles cannot validate requests.
     pub left_out: BTreeSet<String>,
 }
 
@@ -43,12 +45,12 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// Collects the targets of these profiles, in all their active revisions: during a rollout, also those of the
-    /// promoted one. The profiles are compiled, so their targets are valid.
+    /// Collects the targets of these profiles, in all their active revisions. During a rollout, the promoted revision
+    /// is active too. The profiles are compiled, so their targets are valid.
     ///
-    /// Namespaced profiles mutate only pods, whose creation always calls the mutating webhooks. What they validate
-    /// beyond cluster profiles is called for in their own namespaces: the first ones by name, up to
-    /// [`MAXIMUM_OWN_CALLS`].
+    /// Namespaced profiles mutate only pods, and the creation of pods always calls the mutating webhooks. Their
+    /// validations may need more calls than cluster profiles do. These calls are limited to the profiles' own
+    /// namespaces, in the order of their names, up to [`MAXIMUM_OWN_CALLS`].
     #[must_use]
     pub fn of(profiles: &ProfileSet) -> Self {
         let (cluster, own): (Vec<_>, Vec<_>) = profiles.at_work().partition(|one| one.name().namespace.is_none());
@@ -75,9 +77,10 @@ impl Rules {
         Self { mutating, validated: Validated { everywhere, own }, left_out }
     }
 
-    /// The current rules, for a controller that does not know the profiles yet and must not change them.
+    /// Returns the rules of the observed configurations. A controller that does not know the profiles yet must not
+    /// change them.
     #[must_use]
-    pub fn of_live(live: &Live) -> Self {
+    pub(crate) fn of_live(live: &Live) -> Self {
         let mutating = live.mutating.iter().flat_map(|mutating| mutating.webhooks.iter().flatten());
         let mut mutating = mutating.filter(|entry| is_for_level(&entry.client_config));
         Self {
@@ -107,7 +110,7 @@ fn is_for_level(config: &WebhookClientConfig) -> bool {
 pub struct Target {
     /// The settings, with the CA bundle.
     pub settings: webhook_configuration::Settings,
-    /// What is called for.
+    /// The requests for which the API server calls the webhooks.
     pub rules: Rules,
     /// The epoch of the rotation's record.
     pub epoch: u64,
@@ -137,9 +140,9 @@ impl Target {
         Self { settings: webhook_configuration::Settings { ca_bundle, canary_epoch: epoch, ..settings }, rules, epoch }
     }
 
-    /// Whether the bundle may be written. With an empty one, the API server would trust the system's roots.
+    /// Whether the bundle may be written. With an empty bundle, the API server would trust the system's CAs.
     #[must_use]
-    pub fn has_authorities(&self) -> bool {
+    pub(crate) fn has_authorities(&self) -> bool {
         Bundle::read(&self.settings.ca_bundle).clean
     }
 
@@ -155,7 +158,7 @@ impl Target {
     }
 }
 
-/// Marks a configuration as the release's. Other writers' labels and annotations stay.
+/// Marks a configuration as the release's. Labels and annotations of other clients stay.
 pub(super) fn mark(metadata: &mut ObjectMeta, release: &Release, epoch: u64, written: Option<Timestamp>) {
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(EPOCH_ANNOTATION.to_owned(), epoch.to_string());
@@ -169,8 +172,8 @@ pub(super) fn owner(release: &Release) -> String {
     format!("{}/{}", release.namespace(), release.name())
 }
 
-/// How far ahead of the clock the time of the last write may be.
-const AHEAD: Duration = Duration::from_mins(1);
+/// How far the time of the last write may be ahead of the clock.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_mins(1);
 
 labelled! {
     /// A kind of difference.
@@ -186,7 +189,7 @@ labelled! {
         EntryExtra => "entry_extra",
         /// The entries have another order, or one is duplicated.
         EntryOrder => "entry_order",
-        /// An entry has no bundle: the API server would trust the system's roots.
+        /// An entry has no bundle, so the API server would trust the system's CAs.
         CaBundleEmpty => "ca_bundle_empty",
         /// An entry's bundle has something besides certificates.
         CaBundleJunk => "ca_bundle_junk",
@@ -200,7 +203,7 @@ labelled! {
         Service => "service",
         /// The namespace selector or the object selector differs.
         Selector => "selector",
-        /// The failure policy differs, or how the webhook is called.
+        /// The failure policy or another setting of the call differs.
         Policy => "policy",
         /// The timeout differs.
         Timeout => "timeout",
@@ -211,16 +214,17 @@ labelled! {
     }
 }
 
-/// One difference.
+/// A difference between the observed and the desired configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drift {
     /// The configuration.
     pub configuration: ConfigurationKind,
-    /// The entry, if the difference is in one.
+    /// The entry, if the difference is in an entry.
     pub entry: Option<String>,
     /// The kind.
     pub kind: DriftKind,
-    /// The field manager that wrote it, if known. For messages only: a client chooses its own name.
+    /// The field manager that wrote the differing value, if known. It is used only in messages, since a client chooses
+    /// its own name.
     pub manager: Option<String>,
 }
 
@@ -231,18 +235,18 @@ impl fmt::Display for Drift {
     }
 }
 
-/// All differences; empty if the observed state is the desired one.
+/// Returns all differences, which are empty in the desired state.
 #[must_use]
 pub(super) fn differences(live: &Live, desired: &Desired, now: Timestamp) -> Vec<Drift> {
-    let mutating = live.mutating.as_ref().map(View::mutating);
-    let validating = live.validating.as_ref().map(View::validating);
-    let wanted = desired.validating.as_ref().map(View::validating);
-    let mut drifts = between(mutating, Some(View::mutating(&desired.mutating)), now);
+    let mutating = live.mutating.as_ref().map(ConfigurationView::mutating);
+    let validating = live.validating.as_ref().map(ConfigurationView::validating);
+    let wanted = desired.validating.as_ref().map(ConfigurationView::validating);
+    let mut drifts = between(mutating, Some(ConfigurationView::mutating(&desired.mutating)), now);
     drifts.extend(between(validating, wanted, now));
     drifts
 }
 
-fn between(live: Option<View<'_>>, desired: Option<View<'_>>, now: Timestamp) -> Vec<Drift> {
+fn between(live: Option<ConfigurationView<'_>>, desired: Option<ConfigurationView<'_>>, now: Timestamp) -> Vec<Drift> {
     let whole = |configuration, kind, manager| vec![Drift { configuration, entry: None, kind, manager }];
     let (live, desired) = match (live, desired) {
         (None, None) => return Vec::new(),
@@ -254,7 +258,7 @@ fn between(live: Option<View<'_>>, desired: Option<View<'_>>, now: Timestamp) ->
     };
     let configuration = live.kind;
     let mut drifts = Vec::new();
-    if has_other_marks(live.metadata, desired.metadata, now) {
+    if has_other_metadata(live.metadata, desired.metadata, now) {
         let manager = field_manager(live.metadata, &["f:metadata", "f:annotations"]);
         drifts.push(Drift { configuration, entry: None, kind: DriftKind::Marks, manager });
     }
@@ -272,7 +276,7 @@ fn between(live: Option<View<'_>>, desired: Option<View<'_>>, now: Timestamp) ->
     for extra in live.entries.iter().filter(|entry| find(&desired.entries, &entry.name).is_none()) {
         report(&extra.name, DriftKind::EntryExtra, &[]);
     }
-    let names = |view: &View<'_>| view.entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>();
+    let names = |view: &ConfigurationView<'_>| view.entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>();
     let is_known = |name: &String| find(&desired.entries, name).is_some();
     let there: Vec<_> = names(&live).into_iter().filter(is_known).collect();
     let wanted: Vec<_> = names(&desired).into_iter().filter(|name| there.contains(name)).collect();
@@ -284,9 +288,10 @@ fn between(live: Option<View<'_>>, desired: Option<View<'_>>, now: Timestamp) ->
 }
 
 /// Whether Pillion's own labels or annotations differ. The time of writing is only compared with the clock.
-fn has_other_marks(live: &ObjectMeta, desired: &ObjectMeta, now: Timestamp) -> bool {
+fn has_other_metadata(live: &ObjectMeta, desired: &ObjectMeta, now: Timestamp) -> bool {
     let differs = |key| annotation(live, key) != annotation(desired, key);
-    let is_ahead = |written: Timestamp| written.duration_since(now).unsigned_abs() > AHEAD && written > now;
+    let is_ahead =
+        |written: Timestamp| written.duration_since(now).unsigned_abs() > MAX_CLOCK_DIFFERENCE && written > now;
     let labels = desired.labels.iter().flatten();
     epoch(live) != epoch(desired)
         || differs(RELEASE_ANNOTATION)
@@ -346,7 +351,7 @@ fn compare_bundles(live: &MutatingWebhook, desired: &MutatingWebhook, report: &m
     differences.into_iter().filter(|(differs, _)| *differs).for_each(|(_, kind)| bundle(kind));
 }
 
-/// The API server stores an empty selector where there is none: they mean the same.
+/// Normalizes a selector: an empty selector and a missing one have the same meaning.
 fn selector(selector: Option<&LabelSelector>) -> LabelSelector {
     let mut selector = selector.cloned().unwrap_or_default();
     selector.match_labels = selector.match_labels.filter(|labels| !labels.is_empty());

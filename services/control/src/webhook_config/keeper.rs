@@ -1,12 +1,12 @@
 //! The task that keeps the configurations in their desired state.
 //!
-//! It watches both configurations and the `ConfigMap` of the switch by name, so it sees a change within milliseconds
-//! and corrects it at once. It creates a missing `ConfigMap`. It receives the desired state and decides nothing about
-//! the CA. It never writes for an older epoch than the one already written. It fills an empty configuration only if the
-//! rotation has confirmed the target, since an entry with an untrusted certificate rejects pods.
+//! It watches both configurations and the `ConfigMap` of the switch by name, so it sees and corrects a change within
+//! milliseconds. It creates a missing `ConfigMap`. It receives the desired state, and decides nothing about the CA. It
+//! never writes for an older epoch than the written one. It fills an empty configuration only if the rotation has
+//! confirmed the target, since an entry with an untrusted certificate rejects pods.
 //!
-//! It is no `Controller` of kube-rs: three objects make one state, of which all three must be known before a write; and
-//! the pauses depend on the client that changed it.
+//! It is no `Controller` of kube-rs, for two reasons. Three objects form one state, and all three must be known before
+//! a write. And the pauses depend on the client that made the change.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,20 +27,20 @@ use super::live::{Live, epoch};
 use super::pacing::{Pacing, Settings};
 use super::write::{WriteError, claim, remove, write};
 use crate::client::chain;
-use crate::client::watch_object::{self, Seen};
+use crate::client::watch_object::{self, Observation};
 use crate::leader::LeaderContext;
 use crate::release::Release;
 use crate::webhook_config::switch::{self, Position, SwitchCreator, SwitchState, WEBHOOKS_KEY};
 
-/// Reads the rotation's record again. Returns whether a target of this epoch is still wanted, and an endpoint serves a
-/// certificate that it trusts.
+/// Reads the rotation's record again. Returns whether a target of this epoch is still required, and whether an endpoint
+/// serves a certificate that the target trusts.
 pub type Confirm = Arc<dyn Fn(u64) -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// Timeout of a confirmation.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
 /// Pause after a target was not confirmed.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// The first pause after a failed write, and the longest one.
+/// The shortest and the longest pause after a failed write.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
@@ -62,22 +62,22 @@ impl fmt::Debug for Keeper {
 
 /// An event of a watch.
 enum Update {
-    Mutating(Seen<MutatingWebhookConfiguration>),
-    Validating(Seen<ValidatingWebhookConfiguration>),
-    Switch(Seen<ConfigMap>),
+    Mutating(Observation<MutatingWebhookConfiguration>),
+    Validating(Observation<ValidatingWebhookConfiguration>),
+    Switch(Observation<ConfigMap>),
 }
 
 /// The next action.
 #[derive(Debug, PartialEq)]
 enum Plan {
-    Rest,
-    /// They exist and must be removed.
+    Idle,
+    /// The configurations exist and must be removed.
     Remove,
-    /// They differ from the desired state.
+    /// The configurations differ from the desired state.
     Repair(Vec<Drift>),
-    /// They were written for a later epoch.
+    /// The configurations were written for a later epoch.
     Behind(u64),
-    /// They belong to another release.
+    /// The configurations belong to another release.
     OtherRelease(String),
 }
 
@@ -93,8 +93,9 @@ struct KeeperState {
     seen: [bool; 3],
     pacing: Pacing,
     creator: SwitchCreator,
-    /// Versions that last matched the target. If they are still there, the target has changed, not the objects.
-    good: Option<Versions>,
+    /// The versions that last matched the target. If a difference appears while these versions exist, the target has
+    /// changed, and not the objects.
+    matching: Option<Versions>,
     /// Start of the current drift.
     since: Option<Instant>,
     failures: u32,
@@ -103,7 +104,8 @@ struct KeeperState {
 }
 
 impl Keeper {
-    /// Reconciles towards `target`, once it has one. Reports the observed state, which wakes the rotation.
+    /// Creates a task that reconciles towards `target`, once it has a value. The receiver gets the observed state, and
+    /// its changes wake the rotation.
     pub fn new(
         settings: Settings,
         metrics: Metrics,
@@ -127,12 +129,12 @@ impl Keeper {
             seen: [false; 3],
             pacing,
             creator: SwitchCreator::default(),
-            good: None,
+            matching: None,
             since: None,
             failures: 0,
             logged: None,
         };
-        // Every write is guarded: it can be interrupted safely.
+        // Every write is guarded, so it can be interrupted at any time.
         stop.run_until_cancelled(state.run()).await;
         for gauge in [&metrics.drifted, &metrics.contested, &metrics.disarmed] {
             gauge.set(0);
@@ -161,8 +163,8 @@ impl KeeperState {
             tokio::select! {
                 biased;
                 update = updates.next() => match update {
-                    Some(update) => self.take(update),
-                    // A bug in this program; leadership continues without seeing changes.
+                    Some(update) => self.apply_update(update),
+                    // This is a bug of Pillion. Leadership continues, but changes are no longer seen.
                     None => return error!("the watches of the webhook configurations ended by themselves"),
                 },
                 () = changed => {}
@@ -189,45 +191,45 @@ impl KeeperState {
         .boxed()
     }
 
-    fn take(&mut self, update: Update) {
-        let place = match update {
-            Update::Mutating(Seen::Is(there)) => {
-                self.live.mutating = there.map(|there| *there);
+    fn apply_update(&mut self, update: Update) {
+        let object = match update {
+            Update::Mutating(Observation::State(existing)) => {
+                self.live.mutating = existing.map(|existing| *existing);
                 0
             }
-            Update::Validating(Seen::Is(there)) => {
-                self.live.validating = there.map(|there| *there);
+            Update::Validating(Observation::State(existing)) => {
+                self.live.validating = existing.map(|existing| *existing);
                 1
             }
-            Update::Switch(Seen::Is(there)) => {
-                self.creator.seen(there.is_some());
-                self.switched(there.as_deref());
+            Update::Switch(Observation::State(existing)) => {
+                self.creator.seen(existing.is_some());
+                self.apply_switch(existing.as_deref());
                 2
             }
-            // Without permission to read the switch, the controller cannot wait for it.
-            Update::Switch(Seen::Forbidden) => 2,
-            Update::Mutating(Seen::Forbidden) | Update::Validating(Seen::Forbidden) => return,
+            // If the switch may not be read, do not wait for it.
+            Update::Switch(Observation::Forbidden) => 2,
+            Update::Mutating(Observation::Forbidden) | Update::Validating(Observation::Forbidden) => return,
         };
-        if let Some(seen) = self.seen.get_mut(place) {
+        if let Some(seen) = self.seen.get_mut(object) {
             *seen = true;
         }
-        self.show();
+        self.send_live();
     }
 
-    /// Creates the `ConfigMap` of the switch if it is missing. Returns when to retry, if later.
+    /// Creates the `ConfigMap` of the switch if it is missing. Returns when to retry, if that is needed later.
     async fn create_switch(&mut self) -> Option<Instant> {
-        // Not before there is something to stop. A guardrail rejects pods without a decision while the `ConfigMap`
-        // exists. Before the first successful connectivity check, the API server does not call the webhooks, so no pod
-        // has a decision. That is so only once: if an operator enables the webhooks again, the `ConfigMap` exists and
-        // the guardrail is active at once. docs/break-glass.md gives the order.
-        if self.good.is_none() || self.rehearses() {
+        // Create the `ConfigMap` only when webhooks are called. While it exists, a guardrail rejects pods without a
+        // decision, and before the first successful connectivity check, the API server calls no webhook, so no pod has
+        // a decision. When an operator enables the webhooks again, the `ConfigMap` already exists, so the guardrail is
+        // active at once. docs/break-glass.md gives the order of the steps.
+        if self.matching.is_none() || self.rehearses() {
             return None;
         }
         let LeaderContext { client, release, .. } = &self.leading;
         self.creator.create(client, release).await
     }
 
-    fn switched(&mut self, config_map: Option<&ConfigMap>) {
+    fn apply_switch(&mut self, config_map: Option<&ConfigMap>) {
         let position = switch::webhooks(config_map);
         let by = switch::author(config_map, WEBHOOKS_KEY);
         let by = by.as_deref().unwrap_or("unknown");
@@ -247,30 +249,30 @@ impl KeeperState {
     }
 
     /// Reports the observed state, once all of it is known.
-    fn show(&self) {
+    fn send_live(&self) {
         if self.seen == [true; 3] {
             let live = &self.live;
-            self.keeper.live.send_if_modified(|shown| {
-                let changed = shown.as_ref() != Some(live);
+            self.keeper.live.send_if_modified(|sent| {
+                let changed = sent.as_ref() != Some(live);
                 if changed {
-                    *shown = Some(live.clone());
+                    *sent = Some(live.clone());
                 }
                 changed
             });
         }
     }
 
-    /// Executes the next action. Returns when to look again, if time alone is a reason.
+    /// Executes the next action. Returns when to act again if nothing changes.
     async fn act(&mut self) -> Option<Instant> {
-        // Each round does one thing and observes the result.
+        // Each round makes one change, and the next round compares again.
         for _ in 0..4 {
             if self.seen != [true; 3] {
                 return None;
             }
-            match self.once().await {
-                Next::Again => {}
+            match self.step().await {
+                Next::Repeat => {}
                 Next::At(due) => return Some(due),
-                Next::Rest => break,
+                Next::Idle => break,
             }
         }
         let now = Instant::now();
@@ -279,7 +281,7 @@ impl KeeperState {
         contested.then(|| now + self.keeper.settings.window / 10)
     }
 
-    async fn once(&mut self) -> Next {
+    async fn step(&mut self) -> Next {
         let target = self.keeper.target.borrow().clone();
         let plan = plan(&self.leading.release, &self.live, target.as_deref(), Timestamp::now());
         self.keeper.metrics.drifted.set(i64::from(matches!(plan, Plan::Repair(_))));
@@ -294,20 +296,20 @@ impl KeeperState {
                 let ours = target.map(|target| target.epoch);
                 debug!(live, ours, "the webhook configuration was written for a later epoch");
             }
-            (Plan::Rest, Some(_)) if !self.live.disarmed => {
-                self.good = Some(versions(&self.live));
+            (Plan::Idle, Some(_)) if !self.live.disarmed => {
+                self.matching = Some(versions(&self.live));
                 self.logged = None;
             }
-            (Plan::Rest | Plan::Repair(_), _) => {}
+            (Plan::Idle | Plan::Repair(_), _) => {}
         }
         self.since = None;
-        Next::Rest
+        Next::Idle
     }
 
     async fn repair(&mut self, drifts: Vec<Drift>, target: &Target) -> Next {
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
-        let is_update = self.good.as_ref() == Some(&versions(&self.live));
+        let is_update = self.matching.as_ref() == Some(&versions(&self.live));
         let writer = drifts.iter().find_map(|drift| drift.manager.clone()).unwrap_or_else(|| "unknown".to_owned());
         let due = self.pacing.due(&writer, now);
         if !is_update && due > now {
@@ -325,34 +327,36 @@ impl KeeperState {
                 self.live = live;
                 self.failures = 0;
                 self.since = None;
-                // It counts as good only after a comparison: the API server may store something else for ever.
-                self.good = None;
-                self.show();
+                // A later comparison decides whether the configurations are good: the API server may always store
+                // something else.
+                self.matching = None;
+                self.send_live();
                 if is_update {
                     info!(epoch = target.epoch, changes = %Drifts(&drifts), "the webhook configurations were written");
                 } else {
                     self.pacing.repaired(&writer, now);
                     self.keeper.metrics.repaired(&drifts);
                     let (release, after) = (&self.leading.release, since.elapsed());
-                    let is_gone = drifts.iter().any(|drift| drift.kind == DriftKind::Missing);
-                    let help = is_gone.then(|| keep_away(release));
+                    let is_missing = drifts.iter().any(|drift| drift.kind == DriftKind::Missing);
+                    let help = is_missing.then(|| disarm_command(release));
                     warn!(manager = writer, drift = %Drifts(&drifts), epoch = target.epoch, ?after, help, "the webhook configurations were changed, and are corrected");
                 }
-                Next::Again
+                Next::Repeat
             }
-            Err(error) => self.failed(&error),
+            Err(error) => self.schedule_retry(&error),
         }
     }
 
-    /// Writes the desired state; `None` if it was not confirmed.
+    /// Writes the desired state. Returns `None` if the target was not confirmed.
     async fn write(&mut self, target: &Target) -> Result<Option<Live>, WriteError> {
         let LeaderContext { client, release, .. } = &self.leading;
-        let entries = |there: &MutatingWebhookConfiguration| there.webhooks.iter().flatten().next().is_some();
+        let entries = |existing: &MutatingWebhookConfiguration| existing.webhooks.iter().flatten().next().is_some();
         if self.live.mutating.as_ref().is_some_and(entries) {
             return write(client, release, &self.live, target).await.map(Some);
         }
-        // Claim before confirming, so that outdated leaders get a conflict. No webhook is called yet.
-        let is_ours = self.live.mutating.as_ref().is_some_and(|there| epoch(&there.metadata) == target.epoch);
+        // Claim the configuration before the confirmation, so that outdated leaders get a conflict. No webhook is
+        // called yet.
+        let is_ours = self.live.mutating.as_ref().is_some_and(|existing| epoch(&existing.metadata) == target.epoch);
         if !is_ours {
             self.live = claim(client, release, &self.live, target.epoch).await?;
         }
@@ -371,21 +375,21 @@ impl KeeperState {
             Ok(_) => {
                 self.pacing.repaired(writer, now);
                 self.live = Live { mutating: None, validating: None, ..self.live.clone() };
-                self.good = None;
+                self.matching = None;
                 self.failures = 0;
-                self.show();
+                self.send_live();
                 warn!("the webhook configurations are removed: no pod is injected until they are armed again");
-                Next::Rest
+                Next::Idle
             }
-            Err(error) => self.failed(&WriteError::Client(error)),
+            Err(error) => self.schedule_retry(&WriteError::Client(error)),
         }
     }
 
-    /// Schedules a retry after a failed write: soon if another write came between.
-    fn failed(&mut self, error: &WriteError) -> Next {
+    /// Returns when to retry after a failed write.
+    fn schedule_retry(&mut self, error: &WriteError) -> Next {
         if let WriteError::OtherRelease(_) | WriteError::NoAuthority = error {
             self.log_once(chain(error));
-            return Next::Rest;
+            return Next::Idle;
         }
         self.failures = self.failures.saturating_add(1);
         let factor = 1_u32.checked_shl(self.failures - 1).unwrap_or(u32::MAX);
@@ -408,9 +412,9 @@ impl KeeperState {
 }
 
 enum Next {
-    Again,
+    Repeat,
     At(Instant),
-    Rest,
+    Idle,
 }
 
 fn plan(release: &Release, live: &Live, target: Option<&Target>, now: Timestamp) -> Plan {
@@ -418,33 +422,33 @@ fn plan(release: &Release, live: &Live, target: Option<&Target>, now: Timestamp)
         return Plan::OtherRelease(other);
     }
     if live.disarmed {
-        return if live.views().next().is_some() { Plan::Remove } else { Plan::Rest };
+        return if live.views().next().is_some() { Plan::Remove } else { Plan::Idle };
     }
-    let Some(target) = target else { return Plan::Rest };
+    let Some(target) = target else { return Plan::Idle };
     match live.epoch() {
         Some(live) if live > target.epoch => Plan::Behind(live),
         _ => {
             let drifts = differences(live, &target.desired(release, now), now);
-            if drifts.is_empty() { Plan::Rest } else { Plan::Repair(drifts) }
+            if drifts.is_empty() { Plan::Idle } else { Plan::Repair(drifts) }
         }
     }
 }
 
 fn versions(live: &Live) -> Versions {
-    let mutating = live.mutating.as_ref().and_then(|there| there.metadata.resource_version.clone());
-    let validating = live.validating.as_ref().and_then(|there| there.metadata.resource_version.clone());
+    let mutating = live.mutating.as_ref().and_then(|existing| existing.metadata.resource_version.clone());
+    let validating = live.validating.as_ref().and_then(|existing| existing.metadata.resource_version.clone());
     [mutating, validating]
 }
 
-/// The command for an operator who deleted a configuration on purpose and sees it come back.
-fn keep_away(release: &Release) -> String {
+/// The command for an operator who deleted a configuration on purpose and sees the controller create it again.
+fn disarm_command(release: &Release) -> String {
     let (namespace, name) = (release.namespace(), release.switch());
     format!(
         "to keep it away: kubectl -n {namespace} patch configmap {name} --type merge -p '{{\"data\":{{\"{WEBHOOKS_KEY}\":\"disarmed\"}}}}'"
     )
 }
 
-/// Differences in one log line.
+/// Formats differences for one log line.
 struct Drifts<'d>(&'d [Drift]);
 
 impl fmt::Display for Drifts<'_> {

@@ -1,5 +1,5 @@
-//! The observed state: both configurations and the switch in the `ConfigMap`, as they were read; the certificates in a
-//! `caBundle`; and which client wrote a field.
+//! The observed state: both configurations and the switch in the `ConfigMap`. Also the certificates in a `caBundle`,
+//! and which client wrote a field.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
 
 labelled! {
-    /// Which configuration.
+    /// The kind of a webhook configuration.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum ConfigurationKind {
         /// The `MutatingWebhookConfiguration`.
@@ -29,35 +29,36 @@ labelled! {
     }
 }
 
-/// The observed state.
+/// The observed state of the webhook configurations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Live {
     /// The mutating configuration.
     pub mutating: Option<MutatingWebhookConfiguration>,
-    /// The validating one.
+    /// The validating configuration.
     pub validating: Option<ValidatingWebhookConfiguration>,
     /// Whether an operator disabled the webhooks.
     pub disarmed: bool,
 }
 
-/// The UID of each configuration, and how many times its entries were changed.
+/// The UID of each configuration, and its generation, which counts changes of the entries.
 pub type Versions = Vec<(Option<String>, Option<i64>)>;
 
-/// A configuration of either kind.
+/// A configuration of either kind, with its entries as mutating ones.
 #[derive(Clone, Debug)]
-pub(super) struct View<'l> {
+pub(super) struct ConfigurationView<'l> {
     pub(super) kind: ConfigurationKind,
     pub(super) metadata: &'l ObjectMeta,
     pub(super) entries: Vec<MutatingWebhook>,
 }
 
 impl Live {
-    /// The observed state for the rotation. `know` returns the CA of a certificate (DER).
+    /// The observed state for the rotation. `generation_of` returns the CA of a certificate (DER), or `None` if the CA
+    /// is unknown.
     ///
     /// Both configurations count as one: a CA is trusted if all entries of both trust it. Without the mutating
-    /// configuration, both count as missing: it is claimed first, and the claim empties both.
+    /// configuration, both count as missing. The mutating configuration is claimed first, and the claim empties both.
     #[must_use]
-    pub fn configuration(&self, know: &dyn Fn(&[u8]) -> Option<Generation>) -> Configuration {
+    pub fn configuration(&self, generation_of: &dyn Fn(&[u8]) -> Option<Generation>) -> Configuration {
         if self.disarmed {
             return Configuration::Disarmed;
         }
@@ -70,7 +71,7 @@ impl Live {
         let mut first: Option<BTreeSet<Vec<u8>>> = None;
         let (mut uniform, mut unknown) = (true, false);
         for bundle in self.bundles() {
-            let generations: Vec<_> = bundle.certificates.iter().map(|der| know(der)).collect();
+            let generations: Vec<_> = bundle.certificates.iter().map(|der| generation_of(der)).collect();
             unknown |= generations.iter().any(Option::is_none);
             let known: BTreeSet<_> = generations.into_iter().flatten().collect();
             seen = Some(seen.map_or_else(|| known.clone(), |seen| seen.intersection(&known).copied().collect()));
@@ -88,10 +89,10 @@ impl Live {
         })
     }
 
-    /// Unknown certificates of the entries, DER, each once, for a rotation that has to keep them.
+    /// Unknown certificates of the entries as DER, each once. Some rotations have to keep them.
     #[must_use]
-    pub fn unknown(&self, know: &dyn Fn(&[u8]) -> Option<Generation>) -> BTreeSet<Vec<u8>> {
-        self.bundles().flat_map(|bundle| bundle.certificates).filter(|der| know(der).is_none()).collect()
+    pub fn unknown(&self, generation_of: &dyn Fn(&[u8]) -> Option<Generation>) -> BTreeSet<Vec<u8>> {
+        self.bundles().flat_map(|bundle| bundle.certificates).filter(|der| generation_of(der).is_none()).collect()
     }
 
     /// The highest epoch of the configurations.
@@ -100,14 +101,14 @@ impl Live {
         self.views().map(|view| epoch(view.metadata)).max()
     }
 
-    /// The versions of their entries: the API server counts changes of the entries only.
+    /// The versions of the entries. The API server counts only changes of the entries.
     #[must_use]
     pub fn versions(&self) -> Versions {
         self.views().map(|view| (view.metadata.uid.clone(), view.metadata.generation)).collect()
     }
 
-    /// Removes epochs above `highest` as forged. Returns the last writer of one, if known.
-    pub fn disbelieve(&mut self, highest: u64) -> Option<String> {
+    /// Removes epochs above `highest`, which are forged. Returns the client that last wrote one, if known.
+    pub(crate) fn remove_forged_epochs(&mut self, highest: u64) -> Option<String> {
         let mutating = self.mutating.as_mut().map(|mutating| &mut mutating.metadata);
         let validating = self.validating.as_mut().map(|validating| &mut validating.metadata);
         let mut writer = None;
@@ -119,21 +120,21 @@ impl Live {
         writer
     }
 
-    /// Whether it is filled for a connectivity check.
+    /// Whether the configuration is written for a connectivity check.
     #[must_use]
-    pub fn rehearses(&self, release: &Release) -> bool {
+    pub(crate) fn is_connectivity_check(&self, release: &Release) -> bool {
         self.mutating.as_ref().is_some_and(|mutating| is_rehearsal(mutating, release.service()))
     }
 
-    /// The other release that owns a configuration with this release's name.
+    /// Another release that owns a configuration with this release's name.
     pub(super) fn other_owner(&self, owner: &str) -> Option<String> {
         let mut owners = self.views().filter_map(|view| view.metadata.annotations.as_ref()?.get(RELEASE_ANNOTATION));
         owners.find(|other| *other != owner).cloned()
     }
 
-    pub(super) fn views(&self) -> impl Iterator<Item = View<'_>> {
-        let mutating = self.mutating.as_ref().map(View::mutating);
-        mutating.into_iter().chain(self.validating.as_ref().map(View::validating))
+    pub(super) fn views(&self) -> impl Iterator<Item = ConfigurationView<'_>> {
+        let mutating = self.mutating.as_ref().map(ConfigurationView::mutating);
+        mutating.into_iter().chain(self.validating.as_ref().map(ConfigurationView::validating))
     }
 
     fn bundles(&self) -> impl Iterator<Item = Bundle> {
@@ -142,7 +143,7 @@ impl Live {
     }
 }
 
-impl<'l> View<'l> {
+impl<'l> ConfigurationView<'l> {
     pub(super) fn mutating(configuration: &'l MutatingWebhookConfiguration) -> Self {
         let entries = configuration.webhooks.clone().unwrap_or_default();
         Self { kind: ConfigurationKind::Mutating, metadata: &configuration.metadata, entries }
@@ -154,7 +155,7 @@ impl<'l> View<'l> {
     }
 }
 
-/// Converts the entry, so that the same code compares both kinds.
+/// Converts the entry to a mutating one, so that the same code compares both kinds.
 fn as_mutating(entry: &ValidatingWebhook) -> MutatingWebhook {
     let entry = entry.clone();
     MutatingWebhook {
@@ -173,12 +174,12 @@ fn as_mutating(entry: &ValidatingWebhook) -> MutatingWebhook {
     }
 }
 
-/// The epoch of a configuration; 0, before all others, without the annotation.
+/// The epoch of a configuration. Without the annotation it is 0, before all others.
 pub(super) fn epoch(metadata: &ObjectMeta) -> u64 {
     annotation(metadata, EPOCH_ANNOTATION).and_then(crate::certificates::authority::epoch).unwrap_or_default()
 }
 
-/// The time of the last write, if annotated.
+/// The time of the last write, if the annotation exists.
 pub(super) fn written(metadata: &ObjectMeta) -> Option<Timestamp> {
     annotation(metadata, WRITTEN_ANNOTATION).and_then(|text| text.parse().ok())
 }
@@ -197,7 +198,7 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Reads PEM. Anything but certificates is skipped, and the bundle is not clean.
+    /// Reads PEM. Sections that are not certificates are skipped, and then the bundle is not clean.
     #[must_use]
     pub fn read(pem: &[u8]) -> Self {
         let (mut certificates, mut clean) = (Vec::new(), has_nothing_outside(pem));
@@ -226,7 +227,7 @@ impl Bundle {
     }
 }
 
-/// Whether there are only sections and empty lines.
+/// Whether there are only PEM sections and empty lines.
 fn has_nothing_outside(pem: &[u8]) -> bool {
     let mut inside = false;
     for line in pem.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii) {
@@ -241,7 +242,7 @@ fn has_nothing_outside(pem: &[u8]) -> bool {
     !inside
 }
 
-/// Whether it has the outer form of a certificate: one sequence over all bytes.
+/// Whether the bytes have the outer form of a certificate: one sequence over all bytes.
 fn is_one_sequence(der: &[u8]) -> bool {
     let Some(([0x30, first], rest)) = der.split_first_chunk::<2>() else { return false };
     let octets = usize::from(first & 0x7f);
@@ -256,8 +257,9 @@ fn is_one_sequence(der: &[u8]) -> bool {
 /// Maximum bytes of a field manager's name in messages.
 const NAME_BYTES: usize = 128;
 
-/// The client that wrote the field at this path (`f:data`, `f:injection`), from `managedFields`; else the last writer of
-/// the object. `None` if that is the controller itself, or unknown. For messages only, since a client chooses its own name.
+/// The client that wrote the field at this path (such as `f:data`, `f:injection`), from `managedFields`. If no other
+/// client owns the field, the last writer of the object. `None` if that is the controller itself, or unknown. It is
+/// used only in messages, since a client chooses its own name.
 #[must_use]
 pub fn field_manager(metadata: &ObjectMeta, path: &[&str]) -> Option<String> {
     let others = || managed_fields(metadata).filter(|entry| entry.manager.as_deref() != Some(FIELD_MANAGER));
@@ -269,7 +271,7 @@ pub fn field_manager(metadata: &ObjectMeta, path: &[&str]) -> Option<String> {
     newest.and_then(manager_name).or_else(|| last_manager(metadata))
 }
 
-/// The same for a field of an entry of a webhook configuration.
+/// Like [`field_manager`], for a field of an entry of a webhook configuration.
 #[must_use]
 pub fn entry_manager(metadata: &ObjectMeta, entry: &str, path: &[&str]) -> Option<String> {
     let key = format!("k:{}", Value::from_iter([("name", entry)]));
@@ -277,7 +279,7 @@ pub fn entry_manager(metadata: &ObjectMeta, entry: &str, path: &[&str]) -> Optio
     field_manager(metadata, &whole)
 }
 
-/// The last writer, unless it is the controller itself.
+/// The last writer of the object, unless that is the controller itself.
 fn last_manager(metadata: &ObjectMeta) -> Option<String> {
     let newest = managed_fields(metadata)
         .max_by_key(|entry| (managed_at(entry), entry.manager.as_deref() != Some(FIELD_MANAGER)));
@@ -362,9 +364,9 @@ pub(super) mod tests {
         ]);
         assert_eq!(entry_manager(&known, "a", path).as_deref(), Some("vandal"));
         assert_eq!(entry_manager(&known, "b", path).as_deref(), Some("kubectl"));
-        assert_eq!(entry_manager(&known, "c", path).as_deref(), Some("kubectl"), "who wrote last");
+        assert_eq!(entry_manager(&known, "c", path).as_deref(), Some("kubectl"), "the last writer of the object");
         let ours = metadata(&[("vandal", early, bundle("a")), (FIELD_MANAGER, late, bundle("b"))]);
-        assert_eq!(entry_manager(&ours, "b", path), None, "the last one was the controller");
+        assert_eq!(entry_manager(&ours, "b", path), None, "the controller wrote last");
         assert_eq!(field_manager(&ObjectMeta::default(), &["f:data"]), None);
         let long = metadata(&[(&"é".repeat(100), late, Value::Null)]);
         assert_eq!(field_manager(&long, &[]).unwrap().len(), NAME_BYTES);

@@ -1,18 +1,18 @@
 //! The webhook configurations of a release: desired state, observed state, drift, and the task that corrects it.
 //!
 //! The controller owns both configurations as a whole: anything else in their entries is drift and is removed. So it
-//! *replaces* what it read, guarded by the `resourceVersion`; server-side apply would keep entries, conditions and
-//! fields of others. Labels and annotations of others stay.
+//! *replaces* what it read, guarded by the `resourceVersion`. Server-side apply would keep entries, conditions and
+//! fields of other clients. Labels and annotations of other clients stay.
 //!
-//! An annotation holds the *epoch* of the rotation's record for which a configuration was written
-//! ([`EPOCH_ANNOTATION`]). A write never lowers the epoch: a writer with an older record is outdated.
+//! The annotation [`EPOCH_ANNOTATION`] has the *epoch* of the rotation's record for which a configuration was written.
+//! A write never lowers the epoch: a writer with an older record is outdated.
 //!
-//! * [`live`]: the observed state, also for the rotation.
-//! * [`switch`]: the `ConfigMap` with the kill switch, and its creation.
-//! * [`desired`]: the desired state, from settings, rules and bundle; and the difference, as data.
-//! * [`write`](mod@write): claims, writes and removes configurations.
-//! * `pacing`: slows down repairs against a writer that does not give up.
-//! * [`keeper`]: the task that corrects drift.
+//! - [`live`]: the observed state, also for the rotation.
+//! - [`switch`]: the `ConfigMap` with the kill switch, and its creation.
+//! - [`desired`]: the desired state, from settings, rules and bundle; and the differences from the observed state.
+//! - [`write`](mod@write): claims, writes and removes configurations.
+//! - `pacing`: slows down corrections if another client overwrites them again and again.
+//! - [`keeper`]: the task that corrects drift.
 
 pub mod desired;
 pub mod keeper;
@@ -21,13 +21,14 @@ mod pacing;
 pub mod switch;
 pub mod write;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-pub use crate::certificates::authority::EPOCH_ANNOTATION;
+use crate::labels::LabelPair;
+
+pub(crate) use crate::certificates::authority::EPOCH_ANNOTATION;
 pub use desired::{Drift, DriftKind, MAXIMUM_OWN_CALLS, Rules, Target, settings_of};
 pub use keeper::{Confirm, Keeper};
 pub use live::{ConfigurationKind, Live, entry_manager};
@@ -35,22 +36,16 @@ pub use pacing::Settings;
 pub use write::{WriteError, claim, observe, remove, write};
 
 /// The annotation with the time of the last write of the entries, by the writer's clock.
-pub const WRITTEN_ANNOTATION: &str = "pillion.dev/ca-written";
+pub(crate) const WRITTEN_ANNOTATION: &str = "pillion.dev/ca-written";
 /// The annotation with the owning release, as NAMESPACE/NAME. Other releases do not write the object.
-pub const RELEASE_ANNOTATION: &str = "pillion.dev/release";
+pub(crate) const RELEASE_ANNOTATION: &str = "pillion.dev/release";
 /// The label with the managing component, for people and tools.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "pillion-controller");
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Labels {
-    configuration: &'static str,
-    drift: &'static str,
-}
 
 /// The metrics of the webhook configurations. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    repairs: Family<Labels, Counter>,
+    repairs: Family<LabelPair, Counter>,
     pub(super) drifted: Gauge,
     pub(super) contested: Gauge,
     pub(super) disarmed: Gauge,
@@ -60,7 +55,7 @@ impl Metrics {
     /// Creates the metrics and registers them, with all series.
     pub fn register(registry: &mut Registry) -> Self {
         let registry = registry.sub_registry_with_prefix("pillion_controller_configuration");
-        let repairs = Family::<Labels, Counter>::default();
+        let repairs = Family::<LabelPair, Counter>::default();
         registry.register(
             "repairs",
             "Differences that were undone in the webhook configurations, by what was different",
@@ -68,7 +63,7 @@ impl Metrics {
         );
         for which in ConfigurationKind::ALL {
             for kind in DriftKind::ALL {
-                drop(repairs.get_or_create(&Labels { configuration: which.as_str(), drift: kind.as_str() }));
+                drop(repairs.get_or_create(&[("configuration", which.as_str()), ("drift", kind.as_str())]));
             }
         }
         let mut gauge = |name, help| {
@@ -87,7 +82,7 @@ impl Metrics {
 
     pub(super) fn repaired(&self, drifts: &[Drift]) {
         for Drift { configuration, kind, .. } in drifts {
-            self.repairs.get_or_create(&Labels { configuration: configuration.as_str(), drift: kind.as_str() }).inc();
+            self.repairs.get_or_create(&[("configuration", configuration.as_str()), ("drift", kind.as_str())]).inc();
         }
     }
 }

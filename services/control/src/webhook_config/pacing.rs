@@ -1,32 +1,33 @@
-//! Limits how often the controller repairs against a writer that does not give up.
+//! Limits how often the controller corrects changes of a client that repeats them.
 //!
-//! A change is corrected at once. But each change of a bundle costs every API server all of its connections, so two
-//! writers that overwrite each other without end would do more harm than either. After a few repairs in a row against
-//! the same writer there is a pause before the next one, which grows; after some quiet time it is reset.
+//! The controller corrects a change at once. But after each change of a bundle, every API server has to open new
+//! connections. So two clients that overwrite each other for ever would do more harm than either change. After a few
+//! corrections in a row against the same client, there is a pause before the next one. Pauses grow, and are reset after
+//! some time without changes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// Maximum number of writers that are tracked separately. All others count as one.
+/// Maximum number of clients that are tracked separately. All others count as one client.
 const MAX_WRITERS: usize = 64;
-/// The name for all of those.
+/// The name for these other clients.
 const OTHERS: &str = "(others)";
 
 /// Settings of the pauses. Tests scale all durations down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Repairs against one writer before the first pause.
+    /// Number of corrections against one client before the first pause.
     pub at_once: u32,
-    /// The first pause; each one after it is twice as long.
+    /// The first pause. Each later pause is twice as long.
     pub first_pause: Duration,
     /// The longest pause.
     pub longest_pause: Duration,
-    /// A writer that was quiet for this long after its last pause starts again without one.
+    /// A client that was quiet for this long after its last pause starts again without a pause.
     pub peace: Duration,
-    /// The window in which repairs are counted for the alert.
+    /// The time window in which corrections are counted for the alert.
     pub window: Duration,
-    /// The number of repairs in the window that raises the alert.
+    /// The number of corrections in the window that raises the alert.
     pub many: usize,
 }
 
@@ -43,12 +44,12 @@ impl Default for Settings {
     }
 }
 
-/// Tracks the repairs against each writer.
+/// Tracks the corrections against each client.
 #[derive(Debug)]
 pub(super) struct Pacing {
     settings: Settings,
     writers: BTreeMap<String, Writer>,
-    /// Times of recent repairs, oldest first; only as many as the alert needs.
+    /// Times of recent corrections, oldest first. It has only as many as the alert needs.
     recent: VecDeque<Instant>,
 }
 
@@ -59,12 +60,12 @@ struct Writer {
 }
 
 impl Pacing {
-    /// Without any repairs yet.
+    /// Creates a state without any corrections.
     pub(super) const fn new(settings: Settings) -> Self {
         Self { settings, writers: BTreeMap::new(), recent: VecDeque::new() }
     }
 
-    /// When a change of this writer may be corrected: now, or later.
+    /// When a change of this client may be corrected: now, or later.
     pub(super) fn due(&self, writer: &str, now: Instant) -> Instant {
         let Some(known) = self.writers.get(self.key(writer)) else { return now };
         let pause = self.pause(known.repairs);
@@ -75,7 +76,7 @@ impl Pacing {
         }
     }
 
-    /// Records a repair.
+    /// Records a correction.
     pub(super) fn repaired(&mut self, writer: &str, now: Instant) {
         let (settings, key) = (&self.settings, self.key(writer).to_owned());
         let longest = settings.longest_pause + settings.peace;
@@ -91,13 +92,13 @@ impl Pacing {
         }
     }
 
-    /// Whether there were too many recent repairs.
+    /// Whether there were too many recent corrections.
     pub(super) fn is_contested(&self, now: Instant) -> bool {
         let of_late = self.recent.iter().filter(|at| now.saturating_duration_since(**at) <= self.settings.window);
         of_late.count() > self.settings.many
     }
 
-    /// The pause after this number of repairs.
+    /// The pause after this number of corrections.
     fn pause(&self, repairs: u32) -> Duration {
         match repairs.checked_sub(self.settings.at_once) {
             None => Duration::ZERO,
@@ -118,7 +119,7 @@ impl Pacing {
 mod tests {
     use super::*;
 
-    /// The wait before each of these consecutive repairs.
+    /// The wait before each of these consecutive corrections.
     fn waits(pacing: &mut Pacing, now: &mut Instant, repairs: usize) -> Vec<u64> {
         let next = |_| {
             let due = pacing.due("vandal", *now);
@@ -137,9 +138,9 @@ mod tests {
         assert_eq!(pacing.due("another writer", now), now);
         now += Duration::from_secs(89);
         assert_eq!(pacing.due("vandal", now), now, "the pause is over");
-        assert_eq!(waits(&mut pacing, &mut now, 2), [0, 30], "and the next one is as long");
+        assert_eq!(waits(&mut pacing, &mut now, 2), [0, 30], "the next pause is as long");
         now += Duration::from_secs(91);
-        assert_eq!(waits(&mut pacing, &mut now, 4), [0, 0, 0, 1], "after some peace it is as at the beginning");
+        assert_eq!(waits(&mut pacing, &mut now, 4), [0, 0, 0, 1], "after a quiet time, pauses start again");
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! The `ConfigMap` by which an operator stops a release: one object with two keys.
+//! The `ConfigMap` by which an operator stops a release. It has two keys.
 //!
 //! - `injection: disabled` is the *kill switch*. Replicas allow every object unchanged and validate nothing. `enabled`,
-//!   no such key, or no `ConfigMap` is normal operation.
+//!   a missing key, or a missing `ConfigMap` is normal operation.
 //! - `webhooks: disarmed` is the *break-glass*. The controller removes the webhook configurations, so that the API
-//!   server calls no webhook, and keeps them removed. With `armed` or no such key it keeps them in place.
+//!   server calls no webhook, and keeps them removed. With `armed` or a missing key, it keeps them in place.
 //!
-//! An unknown value changes nothing and is logged: a typing error neither stops injection nor starts it. Losing the API
-//! server changes nothing either.
+//! An unknown value changes nothing and is logged, so a typing error neither stops nor starts injection. An unavailable
+//! API server changes nothing either.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::client::chain;
-use crate::client::watch_object::{self, Seen};
+use crate::client::watch_object::{self, Observation};
 use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
 use crate::webhook_config::live::field_manager;
@@ -38,9 +38,9 @@ const SHOWN: usize = 64;
 /// Writes `webhooks: disarmed` before a release is uninstalled, and creates the `ConfigMap` if it is missing. Other
 /// keys stay.
 ///
-/// The controller's service account becomes the owner, so Kubernetes deletes the `ConfigMap` with it: a later
-/// installation starts enabled, and no controller is left to restore the configurations. Returns false without such an
-/// account.
+/// The controller's service account becomes the owner, so Kubernetes deletes the `ConfigMap` together with it. At that
+/// time, no controller can create the configurations again, and a later installation starts enabled. Returns false
+/// without such an account.
 ///
 /// # Errors
 /// The API server rejected the request.
@@ -63,9 +63,9 @@ pub async fn disarm(client: &Client, release: &Release) -> Result<bool, kube::Er
     Ok(!owners.is_empty())
 }
 
-/// Creates the `ConfigMap` if it is missing, with both keys at their defaults, so that operators can patch and read it.
-/// An existing one stays unchanged. (For one created empty, the API server would not record the writer of a key.)
-/// Returns whether it was created.
+/// Creates the `ConfigMap` if it is missing, so that operators can patch and read it. Returns whether it was created.
+/// An existing one stays unchanged. Both keys get their defaults, since the API server would not record the writer of a
+/// key in an empty one.
 ///
 /// # Errors
 /// The API server rejected the request.
@@ -102,7 +102,7 @@ pub struct SwitchState {
 
 impl SwitchState {
     /// Applies a position. Returns whether the state changed; an unknown value changes nothing.
-    pub fn move_to(&mut self, position: &Position) -> bool {
+    pub(crate) fn move_to(&mut self, position: &Position) -> bool {
         let before = self.off;
         self.off = match position {
             Position::On => false,
@@ -125,7 +125,7 @@ pub fn webhooks(config_map: Option<&ConfigMap>) -> Position {
     position(config_map, WEBHOOKS_KEY, "armed", "disarmed")
 }
 
-/// The field manager that wrote a key, if known: a name chosen by the client.
+/// The field manager that wrote a key, if known. A client chooses this name itself.
 #[must_use]
 pub fn author(config_map: Option<&ConfigMap>, key: &str) -> Option<String> {
     field_manager(&config_map?.metadata, &["f:data", &format!("f:{key}")])
@@ -174,8 +174,8 @@ pub fn register(registry: &mut Registry) -> Gauge {
 }
 
 impl KillSwitch {
-    /// Follows the switch of a release. `on_change` is called at each change. `known` is called once the position is known,
-    /// or cannot be read: a starting replica should not inject before.
+    /// Creates the follower of a release's switch. `on_change` is called at each change. `known` is called once, as
+    /// soon as the position is known or cannot be read. Until then, a starting replica should not inject.
     pub fn new(
         client: Client,
         release: Release,
@@ -192,14 +192,14 @@ impl KillSwitch {
         let mut seen = std::pin::pin!(watch_object::watch(api, "the kill switch", self.release.switch()));
         while let Some(Some(seen)) = stop.run_until_cancelled(seen.next()).await {
             match seen {
-                Seen::Is(config_map) => self.take(config_map.as_deref()),
-                Seen::Forbidden => {}
+                Observation::State(config_map) => self.take(config_map.as_deref()),
+                Observation::Forbidden => {}
             }
             if let Some(known) = self.known.take() {
                 known();
             }
         }
-        // This task must not end before it is stopped.
+        // This task must not end before `stop`.
         stop.cancelled().await;
         self.gauge.set(0);
     }
@@ -228,25 +228,26 @@ impl KillSwitch {
 /// Minimum time between two creations.
 const CREATE_PAUSE: Duration = Duration::from_mins(1);
 
-/// Creates the `ConfigMap` of the kill switch if it is missing, so that operators find it. If it is deleted, it is created
-/// again, since guardrails depend on it. Repeated deletions are not fought.
+/// Creates the `ConfigMap` of the kill switch if it is missing, so that operators find it. If it is deleted, it is
+/// created again, since guardrails depend on it, but at most once in [`CREATE_PAUSE`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SwitchCreator {
-    /// Whether it exists, if known. Creating an existing one does no harm.
+    /// Whether the `ConfigMap` is known to exist. If it exists without being known, an attempt to create it does no
+    /// harm.
     is_there: bool,
-    /// Time of the last attempt.
+    /// Time of the last attempt to create it.
     tried: Option<Instant>,
-    /// Whether that failed.
+    /// Whether the last attempt failed.
     has_failed: bool,
 }
 
 impl SwitchCreator {
-    /// Records whether it exists.
+    /// Records whether the `ConfigMap` exists.
     pub(crate) const fn seen(&mut self, is_there: bool) {
         self.is_there = is_there;
     }
 
-    /// Creates it if it is missing. Returns when to retry, if later.
+    /// Creates the `ConfigMap` if it is missing. Returns when to retry, if that is needed later.
     pub(crate) async fn create(&mut self, client: &Client, release: &Release) -> Option<Instant> {
         let now = Instant::now();
         let due = self.due(now)?;
@@ -267,7 +268,7 @@ impl SwitchCreator {
         self.due(now)
     }
 
-    /// When to create it; `None` if it exists.
+    /// When to create the `ConfigMap`; `None` if it exists.
     fn due(&self, now: Instant) -> Option<Instant> {
         (!self.is_there).then(|| self.tried.map_or(now, |tried| now.max(tried + CREATE_PAUSE)))
     }
@@ -300,8 +301,8 @@ mod tests {
 
     #[test]
     fn parses_positions_and_keeps_unknown_values() {
-        assert_eq!(injection(None), Position::On, "no ConfigMap");
-        assert_eq!(injection(Some(&config_map("webhooks", "disarmed"))), Position::On, "no such key");
+        assert_eq!(injection(None), Position::On, "without a ConfigMap");
+        assert_eq!(injection(Some(&config_map("webhooks", "disarmed"))), Position::On, "without the key");
         for (text, expected) in [
             ("enabled", Position::On),
             ("disabled", Position::Off),
@@ -358,7 +359,7 @@ mod tests {
         let begun = Instant::now();
         let later = |seconds| begun + Duration::from_secs(seconds);
         let mut creator = SwitchCreator::default();
-        assert_eq!(creator.due(begun), Some(begun), "missing");
+        assert_eq!(creator.due(begun), Some(begun), "a missing ConfigMap is created at once");
         assert!(creator.tried(true, begun));
         assert_eq!(creator.due(later(1)), None);
         creator.seen(true);
@@ -367,7 +368,7 @@ mod tests {
         assert_eq!(creator.due(later(100)), Some(later(100)));
         assert!(creator.tried(true, later(100)));
         creator.seen(false);
-        assert_eq!(creator.due(later(101)), Some(later(160)), "again already");
+        assert_eq!(creator.due(later(101)), Some(later(160)), "the next attempt waits for the pause");
         assert_eq!(creator.due(later(200)), Some(later(200)));
     }
 

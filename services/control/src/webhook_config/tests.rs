@@ -28,7 +28,7 @@ fn now() -> Timestamp {
     NOW.parse().unwrap()
 }
 
-/// A change by another client.
+/// A change that another client makes.
 type Change = fn(&mut Live);
 
 /// A target that also validates, with CAs of these numbers.
@@ -72,8 +72,8 @@ fn annotate(live: &mut Live, key: &str, value: Option<&str>) {
     }
 }
 
-/// Certificate n belongs to CA n; from 100 on, certificates are unknown.
-fn know(certificate: &[u8]) -> Option<Generation> {
+/// Certificate n belongs to CA n. From 100 on, certificates are unknown.
+fn generation_of(certificate: &[u8]) -> Option<Generation> {
     (0..100).find(|number| der(*number) == certificate).map(|number| Generation(number.into()))
 }
 
@@ -156,7 +156,7 @@ fn drift_is_classified_by_kind() {
         change(&mut live);
         let drifts = differences(&live, &desired, now());
         assert_eq!(Drifts(&drifts).to_string(), expected, "case {number}");
-        let expected = if drifts.is_empty() { Plan::Rest } else { Plan::Repair(drifts) };
+        let expected = if drifts.is_empty() { Plan::Idle } else { Plan::Repair(drifts) };
         assert_eq!(plan(&release(), &live, Some(&target), now()), expected);
     }
 }
@@ -194,7 +194,7 @@ fn rules_come_from_active_profiles() {
     assert_eq!(Rules::default().validated, Validated::default());
 }
 
-/// The rules of a target by entry: failure policy, namespaces by name, and rules.
+/// The entries of the validating configuration by name: failure policy, namespaces, and rules.
 fn validated_by(profiles: &ProfileSet) -> BTreeMap<String, (String, Vec<String>, Vec<String>)> {
     let target = Target::new(settings_of(&release()), Rules::of(profiles), pem(&[1]), 1);
     let entries = target.desired(&release(), now()).validating.and_then(|there| there.webhooks).unwrap_or_default();
@@ -234,7 +234,7 @@ fn tenant_targets_call_only_their_namespace() {
     let own = |namespace: &str| validating_profile(&ProfileName::namespaced(namespace, "own"), &all_of_pods());
     let mut with = validated_by(&ProfileSet::new([platform, own("shop"), own("bank")]));
     for (name, entry) in &alone {
-        assert_eq!(with.remove(name).as_ref(), Some(entry), "{name} is what it is without tenants");
+        assert_eq!(with.remove(name).as_ref(), Some(entry), "{name} does not depend on tenants");
     }
     let [update, delete] = ["update", "delete"]
         .map(|operation| with.remove(&format!("validate-required-own-pods-{operation}.pillion.dev")));
@@ -244,7 +244,7 @@ fn tenant_targets_call_only_their_namespace() {
     };
     assert_eq!(update, entry("Fail", "pods UPDATE"));
     assert_eq!(delete, entry("Ignore", "pods DELETE"));
-    // The same for both failure modes; the creation of pods is already covered.
+    // The other entries are the same for the other failure mode and labels. The creation of pods is already covered.
     assert_eq!(with.len(), 8);
     assert!(with.values().all(|(_, namespaces, _)| namespaces == &["bank", "shop"]), "{with:?}");
 }
@@ -310,7 +310,7 @@ fn older_target_is_behind_newer_is_written() {
         Drifts(&drifts).to_string(),
         "mutating:marks mutating:service(canary.pillion.dev) validating:marks validating:service(canary.pillion.dev)"
     );
-    assert_eq!(plan(&release(), &live, None, now()), Plan::Rest, "nothing is known of what ought to be");
+    assert_eq!(plan(&release(), &live, None, now()), Plan::Idle, "without a target, nothing is written");
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn removes_disarmed_and_ignores_other_releases() {
     let target = target(&[1], 7);
     let disarmed = |live: Live| Live { disarmed: true, ..live };
     assert_eq!(plan(&release(), &disarmed(after(&target)), Some(&target), now()), Plan::Remove);
-    assert_eq!(plan(&release(), &disarmed(Live::default()), Some(&target), now()), Plan::Rest);
+    assert_eq!(plan(&release(), &disarmed(Live::default()), Some(&target), now()), Plan::Idle);
     let mut others = after(&target);
     annotate(&mut others, RELEASE_ANNOTATION, Some("elsewhere/pillion"));
     for live in [others.clone(), disarmed(others)] {
@@ -348,17 +348,17 @@ fn rotation_sees_intersection_of_all_entries() {
             |live| validating_entry(live, "profiles.pillion.dev").client_config.ca_bundle = None,
             present(&[], false, false),
         ),
-        // The later epoch counts, to stop outdated leaders; and the later time, for slow API servers.
+        // The later epoch counts, so that outdated leaders stop. The later time counts, for slow API servers.
         (|live| annotate(live, EPOCH_ANNOTATION, Some("no number")), present(&[1, 2], true, false)),
     ];
     for (number, (change, expected)) in cases.into_iter().enumerate() {
         let mut live = after(&target(&[1, 2], 7));
         change(&mut live);
-        assert_eq!(live.configuration(&know), expected, "case {number}");
+        assert_eq!(live.configuration(&generation_of), expected, "case {number}");
     }
-    let mut strange = after(&target(&[1], 7));
-    bundle(entry(&mut strange, "enabled.pillion.dev"), &pem(&[200, 1, 201]));
-    assert_eq!(strange.unknown(&know), BTreeSet::from([der(200), der(201)]));
+    let mut with_unknown = after(&target(&[1], 7));
+    bundle(entry(&mut with_unknown, "enabled.pillion.dev"), &pem(&[200, 1, 201]));
+    assert_eq!(with_unknown.unknown(&generation_of), BTreeSet::from([der(200), der(201)]));
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn missing_write_time_counts_as_never() {
     let mut live = after(&target(&[1], 7));
     live.validating = None;
     annotate(&mut live, WRITTEN_ANNOTATION, None);
-    let Configuration::Present(bundle) = live.configuration(&know) else { panic!() };
+    let Configuration::Present(bundle) = live.configuration(&generation_of) else { panic!() };
     assert_eq!(bundle.written, Timestamp::MAX);
 }
 

@@ -1,4 +1,5 @@
-//! Writes the configurations, each by replacing what was read: a writer with an older version gets a conflict.
+//! Writes the configurations. Each write replaces the version that was read, so a writer with an older version gets a
+//! conflict.
 
 use std::fmt::Debug;
 
@@ -21,7 +22,7 @@ use crate::webhook_config::switch::{self, SwitchState};
 /// Why a configuration was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// It was written for a later epoch of the rotation's record: this writer is outdated.
+    /// The configuration was written for a later epoch of the rotation's record, so this writer is outdated.
     #[error(
         "the webhook configuration was written for epoch {live}, and this is for epoch {ours}: read the record again"
     )]
@@ -31,16 +32,16 @@ pub enum WriteError {
         /// The epoch of this write.
         ours: u64,
     },
-    /// It has changed since it was read.
+    /// The configuration has changed since it was read.
     #[error("the webhook configuration has changed since it was read")]
     Changed,
     /// A configuration of this name belongs to another release.
     #[error("the webhook configuration is that of release {0}: two releases cannot have the same name")]
     OtherRelease(String),
-    /// It already has entries, which a claim would remove.
+    /// The configuration has entries, which a claim would remove.
     #[error("the webhook configuration has entries, and is not emptied")]
     NotEmpty,
-    /// The bundle has no CA: the API server would trust the system's roots.
+    /// The bundle has no CA, so the API server would trust the system's CAs.
     #[error("the bundle has no certificate, or something else: nothing is written")]
     NoAuthority,
     /// An operator disabled the webhooks.
@@ -51,7 +52,7 @@ pub enum WriteError {
     Client(#[from] kube::Error),
 }
 
-/// Reads the observed state. `was_disarmed` applies if the `ConfigMap` has an unknown value.
+/// Reads the observed state. If the `ConfigMap` has an unknown value, `was_disarmed` is used.
 ///
 /// # Errors
 /// The API server is unavailable or denies the request.
@@ -88,7 +89,7 @@ pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) 
     Ok(Live { mutating: Some(mutating), validating: None, disarmed: false })
 }
 
-/// Writes both configurations in their desired state; deletes the validating one if no rule needs it. Returns the new
+/// Writes both configurations in their desired state. Deletes the validating one if no rule needs it. Returns the new
 /// state.
 ///
 /// # Errors
@@ -101,9 +102,9 @@ pub async fn write(client: &Client, release: &Release, live: &Live, target: &Tar
     let Desired { mutating, validating } = target.desired(release, Timestamp::now());
     let mutating = put(client, release, live.mutating.as_ref(), mutating).await?;
     let validating = match (&live.validating, validating) {
-        (there, Some(validating)) => Some(put(client, release, there.as_ref(), validating).await?),
-        (Some(there), None) => {
-            delete(client, there).await?;
+        (existing, Some(validating)) => Some(put(client, release, existing.as_ref(), validating).await?),
+        (Some(existing), None) => {
+            delete(client, existing).await?;
             None
         }
         (None, None) => None,
@@ -116,15 +117,15 @@ pub async fn write(client: &Client, release: &Release, live: &Live, target: &Tar
 /// # Errors
 /// The API server rejected the request.
 pub async fn remove(client: &Client, release: &Release) -> Result<bool, kube::Error> {
-    // Retry a few times if a configuration changes between reading and deleting.
+    // Retry a few times if a configuration changes between reading and deleting it.
     let mut removed = false;
     for _ in 0..5 {
         let live = observe(client, release, true).await?;
         if live.views().next().is_none() || live.other_owner(&owner(release)).is_some() {
             return Ok(removed);
         }
-        let mutating = delete_if_there(client, live.mutating.as_ref()).await;
-        let validating = delete_if_there(client, live.validating.as_ref()).await;
+        let mutating = delete_if_exists(client, live.mutating.as_ref()).await;
+        let validating = delete_if_exists(client, live.validating.as_ref()).await;
         for deleted in [mutating, validating] {
             match deleted {
                 Ok(()) => removed = true,
@@ -149,7 +150,7 @@ fn check(release: &Release, live: &Live, epoch: u64) -> Result<(), WriteError> {
     }
 }
 
-/// Creates an object, or replaces the one that was read. Other writers' labels and annotations stay.
+/// Creates an object, or replaces the one that was read. Labels and annotations of other clients stay.
 async fn put<K>(client: &Client, release: &Release, live: Option<&K>, mut desired: K) -> Result<K, WriteError>
 where
     K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope>
@@ -166,7 +167,7 @@ where
         *desired.meta_mut() = merged(live.meta(), ours);
     }
     if let Some(owner) = owner {
-        owner_reference::give(desired.meta_mut(), owner);
+        owner_reference::set_owner(desired.meta_mut(), owner);
     }
     let written = if live.is_some() {
         let name = desired.meta().name.clone().unwrap_or_default();
@@ -186,7 +187,7 @@ fn merged(live: &ObjectMeta, ours: ObjectMeta) -> ObjectMeta {
     merged
 }
 
-async fn delete_if_there<K>(client: &Client, live: Option<&K>) -> Result<(), WriteError>
+async fn delete_if_exists<K>(client: &Client, live: Option<&K>) -> Result<(), WriteError>
 where
     K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope> + Clone + Debug + DeserializeOwned,
 {
@@ -211,7 +212,7 @@ where
     }
 }
 
-/// Maps a conflict: the object was changed, deleted or created since it was read.
+/// Maps conflicts: the object was changed, deleted or created since it was read.
 fn conflict(error: kube::Error) -> WriteError {
     match error {
         kube::Error::Api(status) if matches!(status.code, 404 | 409) => WriteError::Changed,

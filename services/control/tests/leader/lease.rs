@@ -1,4 +1,4 @@
-//! The election with two candidates and one Lease.
+//! Tests the election with two candidates for one Lease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::leader::{SOON, release};
 
-/// Shorter than the defaults, with whole seconds in the Lease, but long enough for a busy machine.
+/// Shorter than the defaults, but long enough for a busy machine. The lease duration is in whole seconds.
 fn settings() -> Settings {
     let mut settings = Settings::default();
     settings.lease_duration = Duration::from_secs(6);
@@ -69,7 +69,7 @@ impl Candidate {
         Ok(since.elapsed())
     }
 
-    /// Ends like a killed process: without a release.
+    /// Ends the candidate like a killed process, without a release.
     fn kill(self) {
         self.task.abort();
     }
@@ -80,7 +80,7 @@ fn leases(client: Client) -> Api<Lease> {
 }
 
 async fn spec(control_plane: &ControlPlane) -> anyhow::Result<LeaseSpec> {
-    leases(control_plane.client()).get("pillion-controller").await?.spec.context("a Lease without a spec")
+    leases(control_plane.client()).get("pillion-controller").await?.spec.context("the Lease has no spec")
 }
 
 async fn two(control_plane: &ControlPlane) -> anyhow::Result<(Candidate, Candidate)> {
@@ -97,7 +97,7 @@ fn second_candidate_leads_after_kill() {
         let control_plane = ControlPlane::start().await?;
         let (mut first, mut second) = two(&control_plane).await?;
         ensure!(spec(&control_plane).await?.holder_identity.as_ref() == Some(&first.identity));
-        // Longer than the Lease's duration, so it must be renewed.
+        // Wait longer than the lease duration, so that the Lease must be renewed.
         let until = Instant::now() + Duration::from_secs(8);
         while Instant::now() < until {
             ensure!(first.leads() && !second.leads());
@@ -107,7 +107,7 @@ fn second_candidate_leads_after_kill() {
         let mut all = Vec::new();
         for round in 1..=3 {
             first.kill();
-            let last = spec(&control_plane).await?.renew_time.context("a renewal")?.0;
+            let last = spec(&control_plane).await?.renew_time.context("no renew time")?.0;
             let took = second.becomes_leader(SOON).await?;
             println!("the other took over {took:?} after the kill");
             let spec = spec(&control_plane).await?;
@@ -116,16 +116,16 @@ fn second_candidate_leads_after_kill() {
                 "{spec:?}"
             );
             ensure!(spec.lease_duration_seconds == Some(6), "{spec:?}");
-            // Never before the Lease expires.
-            let rested = spec.acquire_time.context("since when")?.0.duration_since(last);
+            // No candidate may take the Lease before it expires.
+            let rested = spec.acquire_time.context("no acquire time")?.0.duration_since(last);
             ensure!(rested > SignedDuration::from_millis(5_900), "{rested:?} after the last renewal");
-            // A candidate rests for up to a retry period; a busy machine may delay it.
+            // A candidate waits for up to a retry period after that, and a busy machine may delay it.
             if took < Duration::from_millis(7_500) {
                 return Ok(());
             }
             all.push(took);
             first = std::mem::replace(&mut second, Candidate::start(control_plane.client(), &format!("{round}"))?);
-            // The candidate watches by then.
+            // Wait until the candidate watches the Lease.
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         bail!("it takes {all:?}")
@@ -137,7 +137,7 @@ fn stopping_leader_releases_the_lease() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let (mut first, mut second) = two(&control_plane).await?;
-        // The other candidate watches by now.
+        // Wait until the other candidate watches the Lease.
         tokio::time::sleep(Duration::from_millis(500)).await;
         let mut all = Vec::new();
         for round in 1..=5 {
@@ -153,9 +153,9 @@ fn stopping_leader_releases_the_lease() {
         println!("the other took over after a clean end: {all:?}");
         all.sort();
         ensure!(all.get(all.len() / 2).is_some_and(|median| *median < Duration::from_secs(1)), "{all:?}");
-        // It does not wait for the Lease to expire; a busy machine may delay it.
+        // The candidate does not wait until the Lease expires. A busy machine may delay it.
         ensure!(all.get(all.len() - 2).is_some_and(|most| *most < Duration::from_secs(2)), "{all:?}");
-        // There is no other candidate.
+        // Now there is no other candidate.
         first.stop.cancel();
         (&mut first.task).await?;
         second.stop.cancel();
@@ -175,7 +175,7 @@ fn paused_leader_notices_lost_lease_at_once() {
         let (claims, mut claimed) = watch::channel(None::<Claim>);
         let (frozen, freeze) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (their_frozen, their_freeze) = (Arc::clone(&frozen), Arc::clone(&freeze));
-        // A runtime on one thread that blocks, as a process at SIGSTOP: timers, tasks and sockets stand still.
+        // A runtime on one thread that blocks, like a stopped process: timers, tasks and sockets make no progress.
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async move {
@@ -189,7 +189,7 @@ fn paused_leader_notices_lost_lease_at_once() {
                             tokio::time::sleep(Duration::from_millis(5)).await;
                         }
                         std::thread::sleep(Duration::from_secs(10));
-                        // This runs before the elector does, and must notice too.
+                        // This runs before the elector does, and must notice the end of the term too.
                         let (cancelled, holds) = (claim.stop().is_cancelled(), claim.holds());
                         frozen.store(!cancelled && !holds, Ordering::SeqCst);
                         claim.stop().cancelled().await;
@@ -200,7 +200,7 @@ fn paused_leader_notices_lost_lease_at_once() {
             });
         });
         claimed.wait_for(Option::is_some).await?;
-        let first = claimed.borrow().clone().context("there is a claim")?;
+        let first = claimed.borrow().clone().context("the candidate has no claim")?;
         let mut second = Candidate::start(control_plane.client(), "two")?;
         tokio::time::sleep(Duration::from_millis(500)).await;
         ensure!(first.holds() && !second.leads());
@@ -212,12 +212,12 @@ fn paused_leader_notices_lost_lease_at_once() {
             both |= first.holds() && second.leads();
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        ensure!(!both, "two led at one time");
+        ensure!(!both, "two candidates led at the same time");
         ensure!(second.leads() && first.stop().is_cancelled());
-        ensure!(frozen.load(Ordering::SeqCst), "after the pause the claim still held");
+        ensure!(frozen.load(Ordering::SeqCst), "the claim still held after the pause");
         second.becomes_leader(SOON).await?;
         ensure!(spec(&control_plane).await?.holder_identity.as_ref() == Some(&second.identity));
-        thread.join().ok().context("the thread broke")?;
+        thread.join().ok().context("the thread panicked")?;
         Ok(())
     });
 }
@@ -227,29 +227,29 @@ fn leadership_ends_and_resumes_with_api_server() {
     Isolation::new().own_network("pauses the API server").run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let (first, second) = two(&control_plane).await?;
-        control_plane.api_server().context("it runs")?.pause()?;
-        let stop = first.claim.borrow().as_ref().context("it leads")?.stop().clone();
+        control_plane.api_server().context("the API server does not run")?.pause()?;
+        let stop = first.claim.borrow().as_ref().context("the candidate has no claim")?.stop().clone();
         let since = Instant::now();
-        tokio::time::timeout(SOON, stop.cancelled()).await.context("it still leads")?;
+        tokio::time::timeout(SOON, stop.cancelled()).await.context("the candidate still leads")?;
         println!("gave up {:?} after the API server fell silent", since.elapsed());
-        // Before another candidate may lead.
+        // The leader must stop before another candidate may lead.
         ensure!(since.elapsed() < settings().lease_duration, "{:?}", since.elapsed());
         ensure!(!first.leads() && !second.leads() && first.metrics.failures(LeaseOperation::Renew) > 0);
 
-        control_plane.api_server().context("it runs")?.resume()?;
-        eventually(SOON, "one leads", async || {
+        control_plane.api_server().context("the API server does not run")?.resume()?;
+        eventually(SOON, "a candidate leads", async || {
             ensure!(first.leads() || second.leads());
             Ok(())
         })
         .await?;
         // A short outage does not end the term.
         let leader = if first.leads() { &first } else { &second };
-        let stop = leader.claim.borrow().as_ref().context("it leads")?.stop().clone();
-        control_plane.api_server().context("it runs")?.pause()?;
+        let stop = leader.claim.borrow().as_ref().context("the candidate has no claim")?.stop().clone();
+        control_plane.api_server().context("the API server does not run")?.pause()?;
         tokio::time::sleep(Duration::from_millis(400)).await;
-        control_plane.api_server().context("it runs")?.resume()?;
+        control_plane.api_server().context("the API server does not run")?.resume()?;
         tokio::time::sleep(Duration::from_secs(2)).await;
-        ensure!(!stop.is_cancelled() && leader.leads(), "it gave up for a moment's silence");
+        ensure!(!stop.is_cancelled() && leader.leads(), "a short outage ended the term");
         ensure!(first.leads() != second.leads());
         Ok(())
     });
@@ -261,14 +261,15 @@ fn deleted_or_edited_lease_has_one_holder() {
         let control_plane = ControlPlane::start().await?;
         let (first, second) = two(&control_plane).await?;
         let leases = leases(control_plane.client());
-        let term = first.claim.borrow().as_ref().context("it leads")?.stop().clone();
+        let term = first.claim.borrow().as_ref().context("the candidate has no claim")?.stop().clone();
 
-        // The leader stays when the Lease is deleted, emptied or relabelled.
+        // The leader stays when the Lease is deleted or relabelled.
         for _ in 0..3 {
             leases.delete("pillion-controller", &DeleteParams::default()).await?;
-            eventually(SOON, "there is a Lease again", async || Ok(leases.get("pillion-controller").await?)).await?;
+            eventually(SOON, "the Lease is created again", async || Ok(leases.get("pillion-controller").await?))
+                .await?;
             tokio::time::sleep(Duration::from_millis(500)).await;
-            eventually(SOON, "one and only one leads", async || {
+            eventually(SOON, "exactly one candidate leads", async || {
                 ensure!(first.leads() != second.leads());
                 Ok(())
             })
@@ -282,16 +283,20 @@ fn deleted_or_edited_lease_has_one_holder() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         ensure!(leader.leads() && !other.leads());
-        ensure!(leases.get("pillion-controller").await?.metadata.labels.is_some(), "a renewal keeps what others wrote");
+        ensure!(
+            leases.get("pillion-controller").await?.metadata.labels.is_some(),
+            "a renewal keeps the labels of other clients"
+        );
 
-        // A foreign holder that never renews: the leader gives up, and a candidate takes the Lease once it expires.
-        let term = leader.claim.borrow().as_ref().context("it leads")?.stop().clone();
+        // Another holder takes the Lease and never renews it. The leader stops, and a candidate takes the Lease once it
+        // expires.
+        let term = leader.claim.borrow().as_ref().context("the candidate has no claim")?.stop().clone();
         let other = json!({"spec": {"holderIdentity": "another-holder", "leaseDurationSeconds": 1_000_000}});
-        // The candidate may see it before this response arrives.
+        // A candidate may see the change before this response arrives.
         let since = Instant::now();
         leases.patch("pillion-controller", &PatchParams::default(), &Patch::Merge(&other)).await?;
         let written = Instant::now();
-        tokio::time::timeout(SOON, term.cancelled()).await.context("it leads beside another holder")?;
+        tokio::time::timeout(SOON, term.cancelled()).await.context("the candidate leads besides another holder")?;
         ensure!(written.elapsed() < Duration::from_secs(2), "{:?}", written.elapsed());
         eventually(SOON, "one leads again", async || {
             ensure!(first.leads() || second.leads());

@@ -1,4 +1,4 @@
-//! Probes of endpoints in real endpoint slices.
+//! Tests probes of endpoints in real endpoint slices.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use pillion_control::certificates::clock::{self, Clock, ClockMetrics};
 use pillion_control::certificates::rotation::{Endpoints, Generation};
 use pillion_control::leader::LeaderContext;
 use pillion_control::probe::{
-    self, Defect, Expected, Found, KnownAuthority, ProbeMetrics, Prober, Settings, Unreachable, Verdict,
+    self, Defect, Expected, KnownAuthority, ProbeMetrics, ProbeRound, Prober, Settings, Unreachable, Verdict,
 };
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
@@ -38,7 +38,7 @@ fn settings() -> Settings {
     settings
 }
 
-/// A replica with a certificate of this CA, until it is dropped.
+/// A replica with a certificate of this CA. It stops when it is dropped.
 struct Serving(JoinHandle<()>);
 
 impl Drop for Serving {
@@ -50,7 +50,7 @@ impl Drop for Serving {
 async fn serve(address: IpAddr, ca: &TestCa, name: &str) -> anyhow::Result<Serving> {
     let (cert, key) = ca.serving(&[name])?;
     let tls = https::server_config(cert.as_bytes(), key.as_bytes())?;
-    // The previous replica may just have released the address.
+    // The previous replica may have released the address a moment ago.
     let listener = eventually(SOON, "the port is free", async || Ok(TcpListener::bind((address, PORT)).await?)).await?;
     Ok(Serving(tokio::spawn(https::serve(listener, tls, Router::new()))))
 }
@@ -67,7 +67,7 @@ fn expected(known: &[KnownAuthority], newest: u32, leaf_epoch: u64) -> Arc<Expec
     Arc::new(Expected::of(&release(), known.to_vec(), Some(Generation(newest)), bundle, leaf_epoch).unwrap())
 }
 
-fn verdicts(found: &Found) -> Vec<(String, Verdict)> {
+fn verdicts(found: &ProbeRound) -> Vec<(String, Verdict)> {
     found.probed.iter().map(|probed| (probed.endpoint.address.clone(), probed.verdict)).collect()
 }
 
@@ -82,7 +82,7 @@ fn probes_all_endpoints_and_pods() {
         service.set_ready(addresses[2], false).await?;
         let _newest = serve(addresses[0], &new, SERVER_NAME).await?;
         let older = serve(addresses[1], &old, SERVER_NAME).await?;
-        let strange = serve(addresses[2], &stranger, SERVER_NAME).await?;
+        let untrusted = serve(addresses[2], &stranger, SERVER_NAME).await?;
         let misnamed = serve(addresses[3], &new, "other.pillion-system.svc").await?;
         // One endpoint hangs, and one does not exist.
         let hangs = TcpListener::bind((addresses[4], PORT)).await?;
@@ -106,7 +106,7 @@ fn probes_all_endpoints_and_pods() {
         ensure!(found.endpoints == folded, "{:?}", found.endpoints);
 
         // Only endpoints with the newest certificate remain.
-        drop((strange, misnamed, hangs));
+        drop((untrusted, misnamed, hangs));
         for address in addresses.iter().skip(2) {
             service.remove(*address).await?;
         }
@@ -117,7 +117,7 @@ fn probes_all_endpoints_and_pods() {
             ensure!(found.endpoints == Endpoints { answering: 2, rounds: round, ..nothing() }, "{:?}", found.endpoints);
             tokio::time::sleep(settings().gap).await;
         }
-        // A new endpoint restarts the count; no endpoints means no passed round.
+        // A new endpoint restarts the count. Without endpoints, no round is passed.
         let third = serve(addresses[5], &new, SERVER_NAME).await?;
         service.set_ready(addresses[5], false).await?;
         let found = prober.round(&client, &release, &expected).await?;
@@ -129,7 +129,7 @@ fn probes_all_endpoints_and_pods() {
         let found = prober.round(&client, &release, &expected).await?;
         ensure!(found.endpoints == nothing(), "{:?}", found.endpoints);
 
-        // A pod that is in no endpoint slice yet.
+        // These pods are in no endpoint slice yet.
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         for (name, app) in [("a-replica", "pillion"), ("another", "other")] {
             let pod = serde_json::from_value(json!({
@@ -182,13 +182,14 @@ fn probes_follow_changed_requirements() {
         let running = tokio::spawn(probe::run(leading, settings(), metrics, clock, wants, finds));
 
         wanted.send_replace(Some(Arc::clone(&first)));
-        let enough =
-            |expected: Arc<Expected>| move |found: &Option<Found>| Found::of(found.as_ref(), &expected).rounds >= 3;
+        let enough = |expected: Arc<Expected>| {
+            move |found: &Option<ProbeRound>| ProbeRound::of(found.as_ref(), &expected).rounds >= 3
+        };
         tokio::time::timeout(SOON, found.wait_for(enough(Arc::clone(&first)))).await??;
-        // Another certificate is required: rounds that were passed for the first do not count.
-        ensure!(Found::of(found.borrow().as_ref(), &second) == nothing());
+        // Another certificate is required, so rounds that were passed for the first one do not count.
+        ensure!(ProbeRound::of(found.borrow().as_ref(), &second) == nothing());
         wanted.send_replace(Some(Arc::clone(&second)));
-        let older = |found: &Option<Found>| Found::of(found.as_ref(), &second).older;
+        let older = |found: &Option<ProbeRound>| ProbeRound::of(found.as_ref(), &second).older;
         tokio::time::timeout(SOON, found.wait_for(older)).await??;
         drop(replica);
         let _replica = serve(address, &new, SERVER_NAME).await?;
@@ -197,10 +198,10 @@ fn probes_follow_changed_requirements() {
         prometheus_client::encoding::text::encode(&mut page, &registry)?;
         ensure!(page.contains("pillion_controller_endpoints{result=\"newest\"} 1"), "{page}");
 
-        // A silent endpoint still counts.
+        // An endpoint that does not respond still counts.
         service.set_ready(replica_address(2), true).await?;
-        let silent = |found: &Option<Found>| {
-            let seen = Found::of(found.as_ref(), &second);
+        let silent = |found: &Option<ProbeRound>| {
+            let seen = ProbeRound::of(found.as_ref(), &second);
             seen.unreachable == 1 && seen.rounds == 0
         };
         tokio::time::timeout(SOON, found.wait_for(silent)).await??;
@@ -259,23 +260,23 @@ fn reports_certificates_of_other_issuers() {
         tokio::time::sleep(2 * settings().gap).await;
         ensure!(
             switches.get_opt("pillion").await?.is_none(),
-            "no replica could decide, and a guardrail would reject pods"
+            "the ConfigMap must not exist before a replica is trusted"
         );
 
         // The controller creates the ConfigMap of the kill switch, which guardrails need.
         let _trusted = serve(addresses[0], &theirs, SERVER_NAME).await?;
         ensure!(reported(1).await?.contains("endpoints_earliest_expiry_seconds "), "no expiry");
-        let words = eventually(SOON, "the kill switch is there", async || {
+        let data = eventually(SOON, "the kill switch exists", async || {
             switches.get_opt("pillion").await?.and_then(|map| map.data).context("no kill switch")
         })
         .await?;
-        ensure!(json!(words) == json!({"injection": "enabled", "webhooks": "armed"}), "{words:?}");
+        ensure!(json!(data) == json!({"injection": "enabled", "webhooks": "armed"}), "{data:?}");
 
-        // It does not overwrite an operator's change.
-        let word = Patch::Merge(json!({"data": {"injection": "disabled"}}));
-        switches.patch("pillion", &PatchParams::default(), &word).await?;
+        // The controller does not overwrite an operator's change.
+        let disabled = Patch::Merge(json!({"data": {"injection": "disabled"}}));
+        switches.patch("pillion", &PatchParams::default(), &disabled).await?;
         tokio::time::sleep(2 * settings().gap).await;
-        ensure!(switches.get("pillion").await?.data.context("words")?["injection"] == "disabled");
+        ensure!(switches.get("pillion").await?.data.context("no data")?["injection"] == "disabled");
         stop.cancel();
         running.await?;
         Ok(())

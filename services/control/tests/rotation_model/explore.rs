@@ -1,4 +1,4 @@
-//! The exploration: every possible move from every state, breadth first; and random walks.
+//! Explores the model: every possible move from every state, breadth first, and random walks.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -10,14 +10,15 @@ use crate::rotation_model::world::{
     API_SERVERS, BundleVersion, Disturbance, LeafVersion, REPLICAS, Reading, Replica, Rules, STRANGER, World,
 };
 
-/// Maximum number of moves until an undisturbed rotation is at rest.
-const PATIENCE: usize = 120;
+/// Maximum number of moves until an undisturbed rotation is complete.
+const MAX_REST_MOVES: usize = 120;
 
 /// A move of a leader, a replica, an API server, or from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Move {
     Reads(usize),
-    /// Reads the record and decides: after all deadlines or not, with a request to rotate or not.
+    /// The leader reads the record and decides. The flags are whether all deadlines have passed, and whether a rotation
+    /// is requested.
     Decides(usize, bool, bool),
     Writes(usize),
     Dies(usize),
@@ -55,7 +56,7 @@ pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) 
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     let settings = Settings::default();
     let mut explored = Explored::default();
-    // The predecessor of each state, by hash; collisions among a million states are unlikely.
+    // The predecessor of each state, by hash. Collisions among a million states are unlikely.
     let mut from: HashMap<u64, Option<(u64, Move)>> = HashMap::new();
     let mut queue = VecDeque::new();
     let first = World::new();
@@ -69,7 +70,7 @@ pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) 
             explored.phases.insert(record.phase);
         }
         let wrong = world.broken_trust().or_else(|| world.went_backwards());
-        // A sample: this check is expensive.
+        // Check only some of the states, since this is expensive.
         let wrong =
             wrong.or_else(|| (explored.states % 16 == 0).then(|| never_rests(&world, rules, &settings)).flatten());
         if let Some(what) = wrong {
@@ -89,7 +90,8 @@ pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) 
     explored
 }
 
-/// Walks at random from the initial state: deeper than an exploration of all states. The walks are the same in each run.
+/// Walks at random from the initial state, and so gets deeper than a complete exploration. The walks are the same in
+/// each run.
 pub(crate) fn walk(rules: Rules, disturbances: &[Disturbance], walks: u64, length: usize) -> Explored {
     let settings = Settings::default();
     let mut explored = Explored::default();
@@ -107,7 +109,7 @@ pub(crate) fn walk(rules: Rules, disturbances: &[Disturbance], walks: u64, lengt
                 return explored;
             }
             let mut moves = moves(&world, rules, &settings, disturbances);
-            // Xorshift.
+            // A xorshift generator.
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
@@ -179,7 +181,7 @@ fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Distu
     let mut next = world.clone();
     next.stopped = !world.stopped;
     if world.stopped {
-        // The rotation has waited until it caught up.
+        // The rotation has waited until this API server caught up.
         next.api_servers[API_SERVERS - 1] = world.bundle.version();
         add(Move::ApiServerContinues, next);
     } else {
@@ -208,7 +210,7 @@ fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Distu
     moves
 }
 
-/// More epochs than a few rotations have.
+/// More epochs than a few rotations use.
 const RAISED: u64 = 100;
 
 fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
@@ -252,13 +254,14 @@ fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
     Some(next)
 }
 
-/// Lets all followers see every change and one leader act, repeatedly. Returns the state if the rotation hangs.
+/// Lets all replicas and API servers see every change and one leader act, repeatedly. Describes the state if the
+/// rotation does not complete.
 fn never_rests(world: &World, rules: Rules, settings: &Settings) -> Option<String> {
     let mut world = world.clone();
     world.leaders = world.leaders.map(|_| Leader::Idle);
     world.stopped = false;
-    // There are no further requests, and a recovery may need one more CA than the model has.
-    for _ in 0..PATIENCE {
+    // There are no further requests. A recovery may need one more CA than the model has.
+    for _ in 0..MAX_REST_MOVES {
         world.api_servers = [world.bundle.version(); API_SERVERS];
         let (version, leaf) = (world.leaf.version(), world.leaf.newest());
         world.replicas = world.replicas.map(|replica| replica.sees(version, leaf, rules));

@@ -1,5 +1,6 @@
-//! A leader: it reads the objects, then the record, decides, and writes. Between any two of these it may be paused for any
-//! time, or die. Two act at the same time, since a paused leader does not know that it no longer leads.
+//! A leader of the model. It reads the objects and then the record, decides, and writes. Between any two of these
+//! steps, it may be paused for any time, or end. Two leaders act at the same time, since a paused leader does not know
+//! that its term has ended.
 
 use jiff::Timestamp;
 use pillion_control::certificates::rotation::{Generation, Observed, Record, Settings, Step, Stored};
@@ -11,9 +12,9 @@ pub(crate) type Planner = fn(&Settings, &Observed) -> Step;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Leader {
     Idle,
-    /// It has read the objects.
+    /// The leader has read the objects.
     Read(Reading),
-    /// It has read the record too, and is about to write.
+    /// The leader has read the record too, and will write next.
     Writing(Write),
 }
 
@@ -25,7 +26,7 @@ pub(crate) enum Write {
     Leaf { leaf: LeafVersion, version: u32 },
 }
 
-/// Reads the record and decides. `None`: there is nothing to do, or the model has no more numbers.
+/// Reads the record and decides. Returns `None` if there is nothing to write, or if the model has no more CA numbers.
 pub(crate) fn decide(
     world: &World,
     reading: &Reading,
@@ -38,7 +39,7 @@ pub(crate) fn decide(
         return None;
     }
     let seen = reading.with_record(world, (rules, settings), late, asked);
-    // The model decides whether deadlines have passed; times would only multiply the states.
+    // The model decides whether deadlines have passed. Different times would only multiply the states.
     let timeless = |record: Record| Box::new(Record { since: Timestamp::UNIX_EPOCH, ..record });
     match (rules.planner)(settings, &seen) {
         Step::Wait { .. } => None,
@@ -91,7 +92,7 @@ pub(crate) fn write(world: &mut World, write: Write) {
             world.leaf_backup.get_or_insert(leaf);
             world.leaf.push(leaf);
         }
-        // Another writer was faster: the API server responds with a conflict.
+        // The object has changed since it was read, so the API server responds with a conflict.
         _ => {}
     }
 }

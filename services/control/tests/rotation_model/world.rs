@@ -1,4 +1,5 @@
-//! The state of the model: three objects with their histories, their followers, and the leaders.
+//! The state of the model: three objects with their histories, the replicas and API servers that follow them, and the
+//! leaders.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +16,13 @@ use crate::rotation_model::leader::{Leader, Planner};
 pub(crate) const API_SERVERS: usize = 2;
 pub(crate) const REPLICAS: usize = 3;
 pub(crate) const LEADERS: usize = 2;
-/// Number of CAs: for two rotations, and one more after a loss.
+/// Number of CAs: enough for two rotations, and one more after a loss.
 pub(crate) const GENERATIONS: u32 = 3;
 
-/// Later than all deadlines; but no CA grows old in the model.
+/// A time after all deadlines. No CA of the model is old by then.
 const LATE: Timestamp = Timestamp::constant(100 * 24 * 3600, 0);
 
-/// A set of CAs, one bit each; bit 7 is an unknown certificate.
+/// A set of CAs, one bit each. Bit 7 is an unknown certificate.
 pub(crate) type Mask = u8;
 pub(crate) const STRANGER: Mask = 1 << 7;
 
@@ -38,13 +39,13 @@ pub(crate) enum Disturbance {
     RecordLost,
     RecordCorrupted,
     RecordRestored,
-    /// A higher epoch is written beside the bundle.
+    /// The epoch of the bundle is raised.
     BundleEpochRaised,
-    /// The same beside the serving certificate.
+    /// The epoch of the serving certificate is raised.
     LeafEpochRaised,
     /// The Secret with the serving certificate is restored to its first version.
     LeafRestored,
-    /// The API servers can no longer be listed: one of them is asked, and their number is unknown.
+    /// The API servers can no longer be listed. One of them is asked, and their number is unknown.
     ApiServersUncounted,
 }
 
@@ -66,41 +67,42 @@ impl Disturbance {
 /// A version of the bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BundleVersion {
-    /// Whether it has entries, so that API servers call the webhook.
+    /// Whether the bundle has entries, so that API servers call the webhook.
     pub(crate) entries: bool,
     pub(crate) trusted: Mask,
     pub(crate) epoch: u64,
-    /// It was written from outside: its failures are not the rotation's.
+    /// Whether the bundle was written from outside. Its failures are not caused by the rotation.
     pub(crate) vandals: bool,
-    /// Its epoch was written from outside.
+    /// Whether the epoch was written from outside.
     pub(crate) raised: bool,
 }
 
-/// A version of the Secret with the serving certificate; without a signer if the certificate was removed.
+/// A version of the Secret with the serving certificate. It has no signer if the certificate was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LeafVersion {
     pub(crate) signer: Option<Generation>,
     pub(crate) epoch: u64,
-    /// It was restored from outside: failures at a replica without another certificate are not the rotation's.
+    /// Whether this version was restored from outside. A replica that starts with it fails, which is not caused by the
+    /// rotation.
     pub(crate) restored: bool,
 }
 
 /// A replica of the webhook.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Replica {
-    /// Number of versions of the Secret that it has seen.
+    /// Number of versions of the Secret that the replica has seen.
     pub(crate) seen: u32,
-    /// The CA of the certificate that it serves.
+    /// The CA of the certificate that the replica serves.
     pub(crate) serves: Option<Generation>,
-    /// It started with a restored certificate.
+    /// Whether the replica started with a restored certificate.
     pub(crate) misled: bool,
 }
 
-/// Functions of the real code. Tests replace one of them to show that the model finds the failures that it prevents.
+/// Functions of the real code. Tests replace one of them, and show that the model finds the failures that it prevents.
 #[derive(Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) planner: Planner,
-    /// Summarises the answers of API servers.
+    /// Summarises the responses of API servers.
     pub(crate) fold: fn(&[ServerOutcome], Option<usize>) -> Propagation,
     /// Whether a certificate of the second CA may replace one of the first.
     pub(crate) may_replace: fn(Generation, Generation) -> bool,
@@ -116,7 +118,8 @@ impl Rules {
 }
 
 impl Replica {
-    /// The replica after it saw this version of the Secret. The last valid certificate stays.
+    /// Returns the replica after it saw this version of the Secret. A missing certificate does not replace the last
+    /// valid one.
     pub(crate) fn sees(self, version: u32, leaf: Option<LeafVersion>, rules: Rules) -> Self {
         let seen = Self { seen: version, ..self };
         let Some((offered, restored)) = leaf.and_then(|leaf| Some((leaf.signer?, leaf.restored))) else { return seen };
@@ -128,10 +131,10 @@ impl Replica {
     }
 }
 
-/// An object, from the oldest version that a follower still sees to the newest.
+/// An object with its versions, from the oldest one that a follower still sees to the newest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Object<T> {
-    /// Number of earlier versions.
+    /// Number of earlier versions, which were dropped.
     pub(crate) base: u32,
     pub(crate) versions: Vec<T>,
 }
@@ -145,7 +148,7 @@ impl<T: Copy> Object<T> {
         self.base + self.versions.len() as u32
     }
 
-    /// The version that a follower sees after this number of versions.
+    /// Returns the version that a follower sees after this number of versions.
     pub(crate) fn seen(&self, version: u32) -> Option<T> {
         self.versions.get((version.checked_sub(self.base + 1)?) as usize).copied()
     }
@@ -167,7 +170,7 @@ impl<T: Copy> Object<T> {
 pub(crate) struct World {
     pub(crate) record: Stored<Record>,
     pub(crate) record_version: u32,
-    /// The record at its second phase, as a backup.
+    /// The record in its second phase, as a backup.
     pub(crate) backup: Option<Record>,
     pub(crate) bundle: Object<BundleVersion>,
     pub(crate) leaf: Object<LeafVersion>,
@@ -186,7 +189,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// An empty cluster.
+    /// Creates an empty cluster.
     pub(crate) fn new() -> Self {
         Self {
             record: Stored::Missing,
@@ -292,7 +295,8 @@ impl Reading {
         }
     }
 
-    /// The complete observation, with the record. Deadlines may have passed, and a rotation may be requested.
+    /// The complete observation, with the record. `late` is whether deadlines have passed, and `asked` whether a
+    /// rotation is requested.
     pub(crate) fn with_record(
         &self,
         world: &World,
@@ -339,7 +343,7 @@ impl Reading {
             Some(_) => ServerOutcome::Behind,
             None => ServerOutcome::Silent(Silence::Timeout),
         };
-        // Without a list, the configured address is asked, and one API server answers.
+        // Without a list, the configured address is asked, and one API server responds.
         let (reached, number) = if self.uncounted { (1, None) } else { (API_SERVERS, Some(API_SERVERS)) };
         let answers: Vec<_> = self.trusts.iter().take(reached).map(answer).collect();
         Observed {
@@ -362,7 +366,7 @@ impl Reading {
     }
 }
 
-/// The CA with this number, which never expires.
+/// The CA with this number. It never expires.
 pub(crate) fn authority(generation: Generation) -> Authority {
     Authority { generation, created: Timestamp::UNIX_EPOCH, not_after: Timestamp::MAX, has_key: true }
 }

@@ -1,8 +1,8 @@
-//! Creates CAs and serving certificates (ECDSA P-256), and says how long they live.
+//! Creates CAs and serving certificates (ECDSA P-256), and defines their lifetimes.
 //!
-//! A CA may sign only for the release's own names: a stolen key can impersonate the webhook, and nothing else. The
-//! restriction is not marked critical, since some clients reject a certificate with an unknown critical extension;
-//! clients that know it enforce it anyway.
+//! A CA may sign only for the release's own names, so a stolen key can impersonate only the webhook. The restriction is
+//! not marked critical, since some clients reject a certificate with an unknown critical extension. Clients that know
+//! the extension enforce it anyway.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::release::Release;
 const HOUR: Duration = Duration::from_hours(1);
 const DAY: Duration = Duration::from_hours(24);
 
-/// The lifetimes. Tests scale them down to seconds, the finest unit of certificates.
+/// Lifetimes of certificates. Tests scale them down to seconds, the finest unit of certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lifetimes {
@@ -32,13 +32,13 @@ pub struct Lifetimes {
     pub authority: Duration,
     /// Validity of a serving certificate from its creation.
     pub leaf: Duration,
-    /// How long before its CA a serving certificate ends at the latest.
+    /// How long before the end of its CA a serving certificate ends at the latest.
     pub margin: Duration,
-    /// Part of its life after which a serving certificate is renewed, in percent.
+    /// The part of its lifetime after which a serving certificate is renewed, in percent.
     pub renew_percent: u8,
-    /// How much earlier it may be renewed, in percent of that time, so that not all releases renew at once.
+    /// The maximum random part by which renewal is earlier, in percent. So not all releases renew at the same time.
     pub jitter_percent: u8,
-    /// How long before its creation a certificate is already valid: for clocks that are behind.
+    /// How long before its creation a certificate becomes valid, for clocks that are behind.
     pub backdating: Duration,
 }
 
@@ -57,8 +57,8 @@ impl Default for Lifetimes {
 }
 
 impl Lifetimes {
-    /// Lifetimes with these validities; all other values keep their default proportions. A serving certificate of less
-    /// than a second cannot be created.
+    /// Lifetimes with these validities. All other values keep their default proportions. A serving certificate cannot
+    /// be created for less than a second.
     #[must_use]
     pub fn of(authority: Duration, leaf: Duration) -> Self {
         let default = Self::default();
@@ -71,11 +71,11 @@ impl Lifetimes {
         }
     }
 
-    /// When to renew this certificate: it depends on the certificate alone, so all leaders agree.
+    /// When to renew this certificate. The time depends on the certificate alone, so all leaders agree.
     #[must_use]
     pub fn renew_at(&self, leaf: &CertificateDer<'_>, not_before: Timestamp, not_after: Timestamp) -> Timestamp {
         let issued = not_before.saturating_add(self.backdating).unwrap_or(not_before);
-        // Another tool created it and did not backdate it.
+        // Another tool created the certificate and did not backdate it.
         let issued = if issued < not_after { issued } else { not_before };
         let life = Duration::try_from(not_after.duration_since(issued)).unwrap_or_default().as_nanos();
         let share = life * u128::from(self.renew_percent.min(100)) / 100;
@@ -86,7 +86,7 @@ impl Lifetimes {
     }
 }
 
-/// Truncates to seconds, as in certificates.
+/// Truncates to whole seconds, as in certificates.
 fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
@@ -122,7 +122,7 @@ pub enum IssueError {
     /// The library returned an error.
     #[error("the certificate cannot be created: {0}")]
     Library(String),
-    /// The new certificate is invalid: for example, the CA may not sign for such a name.
+    /// Clients would not trust the new certificate: for example, the CA may not sign for such a name.
     #[error("the new leaf would not be trusted: {0}; is the clock right, and was the authority made for these names?")]
     Untrusted(#[source] InvalidPair),
 }
@@ -130,7 +130,7 @@ pub enum IssueError {
 impl IssueError {
     /// Whether a retry cannot succeed: the CA has expired, or may not sign for these names.
     #[must_use]
-    pub const fn is_final(&self) -> bool {
+    pub(crate) const fn is_final(&self) -> bool {
         matches!(self, Self::Ended { .. } | Self::Untrusted(_))
     }
 }
@@ -144,9 +144,9 @@ impl From<rcgen::Error> for IssueError {
 /// The inputs for creating certificates.
 #[derive(Clone, Copy, Debug)]
 pub struct Issuing<'i> {
-    /// The release that owns them.
+    /// The release that the certificates belong to.
     pub release: &'i Release,
-    /// Their lifetimes.
+    /// The lifetimes of the certificates.
     pub lifetimes: &'i Lifetimes,
     /// The current time.
     pub now: Timestamp,
@@ -167,25 +167,25 @@ pub struct ServingMaterial {
 }
 
 impl ServingMaterial {
-    /// Its certificate.
+    /// The certificate.
     #[must_use]
     pub const fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// Its certificate, PEM.
+    /// The certificate as PEM.
     #[must_use]
     pub fn pem(&self) -> String {
         pem(&self.certificate)
     }
 
-    /// Its key.
+    /// The private key.
     #[must_use]
     pub const fn key(&self) -> &PrivateKey {
         &self.key
     }
 
-    /// The certificate of the CA that signed it, PEM.
+    /// The certificate of the CA that signed this one, as PEM.
     #[must_use]
     pub fn authority_pem(&self) -> String {
         pem(&self.authority)
@@ -212,7 +212,7 @@ impl Issuing<'_> {
         Ok(AuthorityMaterial { facts, certificate, key: Some(PrivateKey(key.serialize_pem())) })
     }
 
-    /// Creates a serving certificate for these names; the API server calls the first one.
+    /// Creates a serving certificate for these names. The first name is the one that the API server requires.
     ///
     /// # Errors
     /// See [`IssueError`].
@@ -225,7 +225,7 @@ impl Issuing<'_> {
         }
         let mut params = self.params(not_after);
         params.distinguished_name = distinguished_name(self.release, LEAF.to_owned());
-        // An explicit "not a CA": the library then adds the identifier of its key.
+        // With an explicit "not a CA", the library adds the identifier of the key.
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -238,18 +238,18 @@ impl Issuing<'_> {
         let certificate: CertificateDer<'static> = params.signed_by(&key, &issuer)?.into();
         let (authority, key) = (signer.certificate.clone(), PrivateKey(key.serialize_pem()));
         let trusted = Some(std::slice::from_ref(&authority));
-        let fit = judge::judge(
+        let valid = judge::judge(
             pem(&certificate).as_bytes(),
             key.pem().as_bytes(),
             Expected { names, now: self.now, trusted },
         );
-        let fit = fit.map_err(IssueError::Untrusted)?;
-        let renew_at = self.lifetimes.renew_at(&certificate, fit.not_before, fit.not_after);
+        let valid = valid.map_err(IssueError::Untrusted)?;
+        let renew_at = self.lifetimes.renew_at(&certificate, valid.not_before, valid.not_after);
         Ok(ServingMaterial { signer: generation, not_after, renew_at, certificate, key, authority })
     }
 
-    /// End of a serving certificate: well before its CA's end. In the last days of a CA that cannot be replaced, the
-    /// certificate may last until the CA's end.
+    /// End of a serving certificate's validity: the margin before the end of its CA. Close to the end of a CA that was
+    /// not replaced, the certificate may last until the CA's end.
     fn leaf_end(self, signer: rotation::Authority) -> Timestamp {
         let wanted = self.end_after(self.lifetimes.leaf);
         let latest = signer.not_after.checked_sub(self.lifetimes.margin).unwrap_or(Timestamp::MIN);
@@ -263,7 +263,7 @@ impl Issuing<'_> {
 
     /// The parameters that CAs and serving certificates share.
     fn params(self, not_after: Timestamp) -> CertificateParams {
-        // The library derives the serial number from the key, which is random.
+        // The library derives the serial number from the random key.
         let mut params = CertificateParams::default();
         params.use_authority_key_identifier_extension = true;
         let not_before = self.now.checked_sub(self.lifetimes.backdating).unwrap_or(self.now);
@@ -275,7 +275,7 @@ impl Issuing<'_> {
     }
 }
 
-/// The extension that restricts a CA to these names and their subdomains. The library would mark it critical.
+/// The extension that restricts a CA to these names and their subdomains. The library would mark it as critical.
 fn name_constraints(names: &[String]) -> CustomExtension {
     let content = yasna::construct_der(|writer| {
         writer.write_sequence(|writer| {

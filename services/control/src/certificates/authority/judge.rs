@@ -1,8 +1,8 @@
 //! Checks whether a certificate and its key can be served. A replica checks each new pair before it loads it, and the
-//! leader checks the Secret.
+//! leader checks the pair in the Secret.
 //!
-//! A pair is invalid if the API server would reject it or this machine cannot serve it. The last valid pair is then the
-//! better one. The verifier of the TLS library checks trust, as a client's would.
+//! A pair is invalid if the API server would reject it, or if this machine cannot serve it. A replica then keeps the
+//! last valid pair. The verifier of the TLS library checks trust as a client does.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::validity;
 use crate::labels::labelled;
 
-/// How far in the future a certificate's validity may begin: clocks differ.
-const AHEAD: Duration = Duration::from_mins(5);
+/// How far in the future a certificate's validity may begin, since clocks differ.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_mins(5);
 
 /// The requirements on a certificate.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected<'e> {
-    /// The names that it must have; at least one.
+    /// The names that the certificate must have, at least one.
     pub names: &'e [String],
     /// The current time.
     pub now: Timestamp,
-    /// The CAs of which one must have signed it; `None` if they are not known.
+    /// The CAs, one of which must have signed the certificate. `None` if they are not known.
     pub trusted: Option<&'e [CertificateDer<'static>]>,
 }
 
@@ -53,7 +53,7 @@ labelled! {
     pub enum Reason {
         /// The certificate is missing or not PEM.
         NoCertificate => "no_certificate",
-        /// It is not an X.509 certificate.
+        /// The certificate is not X.509.
         BadCertificate => "bad_certificate",
         /// The key is missing or not PEM.
         NoKey => "no_key",
@@ -63,13 +63,13 @@ labelled! {
         Mismatch => "mismatch",
         /// A required name is missing.
         Name => "name",
-        /// It is not valid yet.
+        /// The certificate is not valid yet.
         NotYet => "not_yet",
-        /// It has expired.
+        /// The certificate has expired.
         Expired => "expired",
-        /// It is not a server certificate.
+        /// The certificate is not a server certificate.
         Purpose => "purpose",
-        /// No known CA signed it, or that CA is invalid or may not sign it.
+        /// No known CA signed the certificate, or that CA is invalid or may not sign it.
         Untrusted => "untrusted",
     }
 }
@@ -100,7 +100,7 @@ pub fn judge(certificate: &[u8], key: &[u8], expected: Expected<'_>) -> Result<V
     check_key(&chain, key)?;
     let name = names(&leaf, expected.names)?;
     let (not_before, not_after) = validity(&leaf).ok_or_else(|| unreadable("its validity is out of range"))?;
-    if not_before > expected.now.saturating_add(AHEAD).unwrap_or(Timestamp::MAX) {
+    if not_before > expected.now.saturating_add(MAX_CLOCK_DIFFERENCE).unwrap_or(Timestamp::MAX) {
         let text = format!("it is valid from {not_before} only, and it is {}: is the clock right?", expected.now);
         return Err(InvalidPair::new(Reason::NotYet, text));
     }
@@ -116,16 +116,21 @@ pub fn judge(certificate: &[u8], key: &[u8], expected: Expected<'_>) -> Result<V
         ));
     }
     if let Some(trusted) = expected.trusted {
-        // The check above allows a certificate slightly ahead of the clock; the verifier does not.
+        // A certificate slightly ahead of the clock passed the check above, and the verifier must accept it too.
         check_signature(&chain, trusted, name, expected.now.max(not_before))?;
     }
     drop(parsed);
     Ok(ValidCertificate { leaf, not_before, not_after })
 }
 
-/// Whether this CA signed the certificate and may do so, for a server of this name.
+/// Whether this CA signed the certificate, and may sign for a server of this name.
 #[must_use]
-pub fn is_signed_by(fit: &ValidCertificate, authority: &CertificateDer<'static>, name: &str, now: Timestamp) -> bool {
+pub(crate) fn is_signed_by(
+    fit: &ValidCertificate,
+    authority: &CertificateDer<'static>,
+    name: &str,
+    now: Timestamp,
+) -> bool {
     let (chain, trusted) = (std::slice::from_ref(&fit.leaf), std::slice::from_ref(authority));
     check_signature(chain, trusted, name, now.max(fit.not_before)).is_ok()
 }
@@ -136,7 +141,7 @@ fn check_signature(
     name: &str,
     now: Timestamp,
 ) -> Result<(), InvalidPair> {
-    // The API server also requires valid CAs.
+    // The API server also requires a valid CA.
     let valid: Vec<_> = trusted.iter().filter(|authority| is_valid_at(authority, now)).collect();
     if valid.is_empty() {
         return Err(InvalidPair::new(Reason::Untrusted, "none of the authorities that are known is valid now"));
@@ -152,7 +157,8 @@ fn check_signature(
     })
 }
 
-/// Verifies a chain, its serving certificate first, as a client would that trusts these CAs, whatever their own validity.
+/// Verifies a chain as a client that trusts these CAs, without checking the validity of the CAs. The serving
+/// certificate is first in the chain.
 pub(crate) fn verify<'c>(
     chain: &[CertificateDer<'_>],
     authorities: impl IntoIterator<Item = &'c CertificateDer<'static>>,
@@ -161,11 +167,11 @@ pub(crate) fn verify<'c>(
 ) -> Result<(), CertificateError> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {
-        // A certificate that is not a CA cannot have signed anything.
+        // A certificate that is not a CA cannot have signed another.
         let _ = roots.add(authority.clone());
     }
     let provider = Arc::new(aws_lc_rs::default_provider());
-    // Building fails without any CA.
+    // Without any CA, building the verifier fails.
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
     let (Ok(verifier), Some((leaf, intermediates))) = (verifier, chain.split_first()) else {
         return Err(CertificateError::UnknownIssuer);
@@ -179,7 +185,7 @@ pub(crate) fn verify<'c>(
     }
 }
 
-/// Whether this time lies in the certificate's validity.
+/// Whether the certificate is valid at this time.
 pub(crate) fn is_valid_at(certificate: &CertificateDer<'_>, time: Timestamp) -> bool {
     validity(certificate).is_some_and(|(from, until)| from <= time && time <= until)
 }
@@ -212,7 +218,7 @@ fn check_key(chain: &[CertificateDer<'static>], key: &[u8]) -> Result<(), Invali
         pem::Error::NoItemsFound => {
             InvalidPair::new(Reason::NoKey, "there is no private key: expected one, as BEGIN PRIVATE KEY")
         }
-        // The parser's message may repeat the key.
+        // The parser's message may contain the key.
         _ => InvalidPair::new(Reason::NoKey, "the private key is not PEM text"),
     })?;
     let key = aws_lc_rs::default_provider()
@@ -220,7 +226,7 @@ fn check_key(chain: &[CertificateDer<'static>], key: &[u8]) -> Result<(), Invali
         .load_private_key(key)
         .map_err(|error| InvalidPair::new(Reason::BadKey, format!("the private key cannot be used: {error}")))?;
     match CertifiedKey::new(chain.to_vec(), key).keys_match() {
-        // Unknown: this kind of key does not expose its public half. The handshake will show a mismatch.
+        // Keys of this kind do not expose their public key. The handshake will show a mismatch.
         Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(()),
         Err(Error::InconsistentKeys(_)) => {
             let text =
@@ -231,7 +237,7 @@ fn check_key(chain: &[CertificateDer<'static>], key: &[u8]) -> Result<(), Invali
     }
 }
 
-/// Checks that the certificate has all names, and returns the first.
+/// Checks that the certificate has all names, and returns the first name.
 fn names<'n>(leaf: &CertificateDer<'_>, names: &'n [String]) -> Result<&'n str, InvalidPair> {
     let parsed = ParsedCertificate::try_from(leaf).map_err(unreadable)?;
     for name in names {

@@ -1,11 +1,11 @@
-//! The material of the CA: keys and certificates, created, stored, read and checked.
+//! Keys and certificates of the CA: creation, storage, reading and checks.
 //!
-//! [`crate::certificates::rotation`] decides what happens to it. This module does no I/O; callers pass in the clock.
+//! [`crate::certificates::rotation`] decides when they change. This module does no I/O, and callers pass in the time.
 //!
-//! * this file: keys, PEM, and the name in a CA certificate;
-//! * [`judge`]: whether a certificate and its key can be served;
-//! * [`issue`]: creates CAs and serving certificates, and says when they are renewed;
-//! * [`stored`]: the Secret with the CAs and the record of the rotation, and the `caBundle` with these CAs.
+//! - this file: keys, PEM, and the name in a CA certificate;
+//! - [`judge`]: whether a certificate and its key can be served;
+//! - [`issue`]: creates CAs and serving certificates, and computes when they are renewed;
+//! - [`stored`]: the Secret with the CAs and the record of the rotation, and the `caBundle` with these CAs.
 //!
 //! No input from the cluster makes this module panic, and no private key appears in `Debug` output.
 
@@ -32,11 +32,12 @@ pub use issue::{IssueError, Issuing, Lifetimes, ServingMaterial};
 pub use judge::{Expected, InvalidPair, Reason, ValidCertificate};
 pub use stored::{AuthoritySecret, BundleContents, KnownAuthorities, MissingAuthority};
 
-/// Higher epochs count as damage: no record is written so often, and the next epoch must still be a number in JSON.
-pub const MAX_EPOCH: u64 = 1 << 53;
+/// The highest valid epoch. A record is never written so often, and the next epoch must still be an exact number in
+/// JSON.
+pub(crate) const MAX_EPOCH: u64 = 1 << 53;
 
-/// The annotation of an object with the epoch of the record for which it was written.
-pub const EPOCH_ANNOTATION: &str = "pillion.dev/epoch";
+/// The annotation of an object with the epoch of the record for which the object was written.
+pub(crate) const EPOCH_ANNOTATION: &str = "pillion.dev/epoch";
 
 /// Parses the epoch in an annotation; `None` if it is invalid.
 #[must_use]
@@ -44,12 +45,12 @@ pub fn epoch(text: &str) -> Option<u64> {
     text.parse().ok().filter(|epoch| *epoch <= MAX_EPOCH)
 }
 
-/// A private key: PKCS #8, PEM.
+/// A private key as PKCS #8 PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PrivateKey(String);
 
 impl PrivateKey {
-    /// The PEM text, which must not be logged.
+    /// The PEM string, which must not be logged.
     #[must_use]
     pub fn pem(&self) -> &str {
         &self.0
@@ -62,23 +63,23 @@ impl fmt::Debug for PrivateKey {
     }
 }
 
-/// A CA with its certificate, and its key for as long as it may sign.
+/// A CA with its certificate. It has its key as long as it may sign.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorityMaterial {
-    /// Its entry in the record.
+    /// The CA's entry in the record.
     pub facts: rotation::Authority,
     certificate: CertificateDer<'static>,
     key: Option<PrivateKey>,
 }
 
 impl AuthorityMaterial {
-    /// Its certificate.
+    /// The CA's certificate.
     #[must_use]
     pub const fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// Its certificate, PEM.
+    /// The CA's certificate as PEM.
     #[must_use]
     pub fn pem(&self) -> String {
         pem(&self.certificate)
@@ -93,7 +94,7 @@ pub(crate) fn pem(certificate: &CertificateDer<'_>) -> String {
 
 const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
-/// Returns all certificates in a PEM text, such as a `caBundle`, even after sections that are not certificates.
+/// Returns all certificates in PEM data, such as a `caBundle`. Other sections are skipped.
 #[must_use]
 pub fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
     let mut found = Vec::new();
@@ -108,37 +109,39 @@ pub fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
     found
 }
 
-/// The start and end of a certificate's validity; `None` if it is unreadable.
+/// Returns the start and end of a certificate's validity, or `None` if the certificate is unreadable.
 pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Option<(Timestamp, Timestamp)> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     let time = |time: x509_parser::time::ASN1Time| Timestamp::from_second(time.timestamp()).ok();
     Some((time(parsed.validity().not_before)?, time(parsed.validity().not_after)?))
 }
 
-/// The start of a CA's common name. Its number and a random tag follow: two CAs never share a name, even if everything
-/// about one was lost and its number is used again. A verifier looks for the issuer by name first and could confuse them.
+/// The prefix of a CA's common name. The CA's number and a random tag follow. Two CAs never share a name, even if all
+/// data about one is lost and its number is used again. A verifier searches the issuer by name, so it could confuse two
+/// CAs of one name.
 const AUTHORITY: &str = "Pillion authority ";
 /// The common name of serving certificates.
 const LEAF: &str = "Pillion";
 
-/// Higher numbers are ignored: a foreign certificate in a bundle could otherwise use up the numbers.
+/// The highest valid number of a CA. Otherwise a foreign certificate in a bundle could exhaust the numbers.
 const MAX_GENERATION: u32 = i32::MAX.unsigned_abs();
 
-/// The name of a CA. The tag is random.
+/// The distinguished name of a CA. The tag is random.
 fn authority_name(release: &Release, generation: Generation, tag: &str) -> DistinguishedName {
     distinguished_name(release, format!("{AUTHORITY}{} {tag}", generation.0))
 }
 
 fn distinguished_name(release: &Release, common_name: String) -> DistinguishedName {
     let mut name = DistinguishedName::new();
-    // Two attributes, because one is limited to 64 characters.
+    // The namespace and the name are separate attributes, because an attribute is limited to 64 characters.
     name.push(DnType::OrganizationName, release.namespace());
     name.push(DnType::OrganizationalUnitName, release.name());
     name.push(DnType::CommonName, common_name);
     name
 }
 
-/// A CA as a certificate names it. Only a comparison with the stored certificate, or its signature, proves the claim.
+/// The name of a CA in a certificate. The name is only a claim: a comparison with the stored certificate, or the
+/// signature, proves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaName {
     /// The namespace of the release.
@@ -150,21 +153,21 @@ pub struct CaName {
 }
 
 impl CaName {
-    /// The issuer of a certificate; `None` if it is none of Pillion's CAs.
+    /// The issuer of a certificate; `None` if the issuer is no CA of Pillion.
     #[must_use]
-    pub fn of_issuer(certificate: &CertificateDer<'_>) -> Option<Self> {
+    pub(crate) fn of_issuer(certificate: &CertificateDer<'_>) -> Option<Self> {
         Self::parse(X509Certificate::from_der(certificate).ok()?.1.issuer())
     }
 
-    /// The CA that a certificate claims to be; `None` if it is none of Pillion's.
+    /// The CA that a certificate claims to be; `None` if it is no CA of Pillion.
     #[must_use]
-    pub fn of_subject(certificate: &CertificateDer<'_>) -> Option<Self> {
+    pub(crate) fn of_subject(certificate: &CertificateDer<'_>) -> Option<Self> {
         Self::parse(X509Certificate::from_der(certificate).ok()?.1.subject())
     }
 
-    /// The CA's number, if it is one of this release.
+    /// The CA's number if the CA belongs to this release.
     #[must_use]
-    pub fn generation_in(&self, release: &Release) -> Option<Generation> {
+    pub(crate) fn generation_in(&self, release: &Release) -> Option<Generation> {
         let is_of_release = (&*self.namespace, &*self.release) == (release.namespace(), release.name());
         is_of_release.then_some(self.generation)
     }
@@ -179,7 +182,7 @@ impl CaName {
 
 /// The number of this release's CA that a certificate claims to be.
 #[must_use]
-pub fn claimed_generation(release: &Release, certificate: &CertificateDer<'_>) -> Option<Generation> {
+pub(crate) fn claimed_generation(release: &Release, certificate: &CertificateDer<'_>) -> Option<Generation> {
     CaName::of_subject(certificate)?.generation_in(release)
 }
 

@@ -1,8 +1,9 @@
 //! The Secret with the CAs and the record of the rotation.
 //!
 //! # Format 1
-//! Frozen: an older release has to read what a newer one wrote. A newer release may add data keys and fields of the
-//! record, but never change or omit these. An older release drops unknown ones when it writes.
+//! This format is frozen: an older release must be able to read what a newer one wrote. A newer release may add data
+//! keys and fields of the record, but must not change or omit these. An older release drops unknown ones when it
+//! writes.
 //!
 //! | data key | content |
 //! |---|---|
@@ -42,10 +43,10 @@ pub struct AuthoritySecret {
     pub stored: Stored<KnownAuthorities>,
     /// The highest CA number in the Secret, even if it is corrupt.
     pub highest: Option<Generation>,
-    /// Why the Secret is corrupt, if it is.
+    /// Why the Secret is corrupt; `None` if it is not.
     pub fault: Option<CorruptSecret>,
     /// The readable certificates of a corrupt Secret.
-    legible: BTreeMap<Generation, CertificateDer<'static>>,
+    readable: BTreeMap<Generation, CertificateDer<'static>>,
 }
 
 /// Why the Secret is corrupt.
@@ -65,7 +66,7 @@ pub enum CorruptSecret {
     Certificate {
         /// The CA.
         of: Generation,
-        /// What is wrong.
+        /// What is wrong with the certificate.
         what: &'static str,
     },
     /// A key is missing or does not match the certificate.
@@ -73,7 +74,7 @@ pub enum CorruptSecret {
     Key {
         /// The CA.
         of: Generation,
-        /// What is wrong.
+        /// What is wrong with the key.
         what: &'static str,
     },
 }
@@ -89,28 +90,29 @@ pub struct KnownAuthorities {
     record: Record,
     active: Option<AuthorityMaterial>,
     next: Option<AuthorityMaterial>,
-    /// At most [`RETIRED`].
+    /// At most [`RETIRED`] certificates.
     retired: BTreeMap<Generation, CertificateDer<'static>>,
 }
 
 impl AuthoritySecret {
-    /// Reads the Secret; `None` if there is none.
+    /// Reads the Secret; `None` if it does not exist.
     #[must_use]
     pub fn read(secret: Option<&Secret>, release: &Release) -> Self {
         let Some(secret) = secret else {
-            return Self { stored: Stored::Missing, highest: None, fault: None, legible: BTreeMap::new() };
+            return Self { stored: Stored::Missing, highest: None, fault: None, readable: BTreeMap::new() };
         };
         let none = BTreeMap::new();
         let data = secret.data.as_ref().unwrap_or(&none);
-        let legible: BTreeMap<_, _> = data.iter().filter_map(|(key, value)| legible(key, &value.0, release)).collect();
+        let readable: BTreeMap<_, _> =
+            data.iter().filter_map(|(key, value)| readable(key, &value.0, release)).collect();
         let record = record(data);
         let recorded = record.iter().flat_map(|record| [record.active, record.next]).flatten();
         let recorded = recorded.map(|authority| authority.generation).filter(is_possible);
         let named = data.keys().filter_map(|key| numbered(key, ".crt"));
-        let highest = recorded.chain(named).chain(legible.keys().copied()).max();
-        match record.and_then(|record| KnownAuthorities::read(record, data, &legible)) {
-            Ok(known) => Self { stored: Stored::Is(known), highest, fault: None, legible: BTreeMap::new() },
-            Err(fault) => Self { stored: Stored::Corrupt, highest, fault: Some(fault), legible },
+        let highest = recorded.chain(named).chain(readable.keys().copied()).max();
+        match record.and_then(|record| KnownAuthorities::read(record, data, &readable)) {
+            Ok(known) => Self { stored: Stored::Is(known), highest, fault: None, readable: BTreeMap::new() },
+            Err(fault) => Self { stored: Stored::Corrupt, highest, fault: Some(fault), readable },
         }
     }
 
@@ -124,14 +126,14 @@ impl AuthoritySecret {
         }
     }
 
-    /// What to write for this record: see [`KnownAuthorities::with`].
+    /// Returns the contents to write for this record: see [`KnownAuthorities::with`].
     ///
     /// # Errors
     /// See [`KnownAuthorities::with`].
     pub fn with(&self, record: Record, fresh: Option<AuthorityMaterial>) -> Result<KnownAuthorities, MissingAuthority> {
         let known = self.stored.get();
         let authorities = known.into_iter().flat_map(KnownAuthorities::authorities).cloned();
-        let retired = known.map_or(&self.legible, |known| &known.retired);
+        let retired = known.map_or(&self.readable, |known| &known.retired);
         KnownAuthorities::assemble(record, &authorities.chain(fresh).collect::<Vec<_>>(), retired.clone())
     }
 }
@@ -154,15 +156,15 @@ impl KnownAuthorities {
         self.authorities().find(|authority| authority.facts.generation == generation)
     }
 
-    /// The CA with exactly this certificate. Retired CAs are ignored.
+    /// Returns the active or next CA with exactly this certificate.
     #[must_use]
-    pub fn generation_of(&self, certificate: &CertificateDer<'_>) -> Option<Generation> {
+    pub(crate) fn generation_of(&self, certificate: &CertificateDer<'_>) -> Option<Generation> {
         let mut authorities = self.authorities();
         authorities.find(|known| known.certificate == *certificate).map(|known| known.facts.generation)
     }
 
-    /// What to write for this record: its CAs from here, and the fresh one unless the record does not have it. Keys
-    /// that the record no longer has are dropped. CAs that it no longer has are retired: the last few certificates are
+    /// Returns the contents to write for this record: the CAs of the record, of which `fresh` may be one. Keys that the
+    /// record no longer has are dropped. CAs that the record no longer has are retired: their last few certificates are
     /// kept.
     ///
     /// # Errors
@@ -172,7 +174,7 @@ impl KnownAuthorities {
         Self::assemble(record, &authorities, self.retired.clone())
     }
 
-    /// Signs a serving certificate for these names; the API server calls the first one.
+    /// Signs a serving certificate for these names. The first name is the one that the API server requires.
     ///
     /// # Errors
     /// The CA does not exist, it has no key, or clients would not trust the new certificate.
@@ -207,8 +209,8 @@ impl KnownAuthorities {
         Ok(data)
     }
 
-    /// Builds the Secret to write: a new one, or the existing one with new data. The existing `resourceVersion` guards
-    /// the write.
+    /// Builds the Secret to write: a new one, or the existing one with new data. The `resourceVersion` of the existing
+    /// one guards the write.
     ///
     /// # Errors
     /// See [`KnownAuthorities::data`].
@@ -226,42 +228,42 @@ impl KnownAuthorities {
         Ok(secret)
     }
 
-    /// Builds the bundle of these CAs: the active one before the next, then those in `besides` in a stable order.
+    /// Builds the bundle of these CAs: the active one before the next, and then the CAs in `others` in a stable order.
     ///
     /// # Errors
-    /// One of the CAs is neither the record's active nor its next one.
+    /// A CA is neither the record's active nor its next one.
     pub fn bundle(
         &self,
         authorities: &[Generation],
-        besides: &[CertificateDer<'static>],
+        others: &[CertificateDer<'static>],
     ) -> Result<String, MissingAuthority> {
         if let Some(missing) = authorities.iter().find(|generation| self.authority(**generation).is_none()) {
             return Err(MissingAuthority(*missing));
         }
         let ours = self.authorities().filter(|authority| authorities.contains(&authority.facts.generation));
         let ours: Vec<_> = ours.map(AuthorityMaterial::certificate).collect();
-        let besides: BTreeSet<&[u8]> = besides.iter().map(AsRef::as_ref).collect();
-        let besides = besides.into_iter().map(CertificateDer::from);
-        let besides = besides.filter(|certificate| !ours.iter().any(|ours| ours.as_ref() == certificate.as_ref()));
-        let besides: String = besides.map(|certificate| pem(&certificate)).collect();
-        Ok(ours.into_iter().map(pem).collect::<String>() + &besides)
+        let others: BTreeSet<&[u8]> = others.iter().map(AsRef::as_ref).collect();
+        let others = others.into_iter().map(CertificateDer::from);
+        let others = others.filter(|certificate| !ours.iter().any(|ours| ours.as_ref() == certificate.as_ref()));
+        let others: String = others.map(|certificate| pem(&certificate)).collect();
+        Ok(ours.into_iter().map(pem).collect::<String>() + &others)
     }
 
     fn read(
         record: Record,
         data: &BTreeMap<String, ByteString>,
-        legible: &BTreeMap<Generation, CertificateDer<'static>>,
+        readable: &BTreeMap<Generation, CertificateDer<'static>>,
     ) -> Result<Self, CorruptSecret> {
         let material = |facts: Authority| {
             let generation = facts.generation;
-            let wrong = |what| CorruptSecret::Certificate { of: generation, what };
-            let certificate = legible.get(&generation).ok_or_else(|| wrong("is missing, or cannot be read"))?.clone();
-            is_of(&certificate, facts).map_err(wrong)?;
+            let error = |what| CorruptSecret::Certificate { of: generation, what };
+            let certificate = readable.get(&generation).ok_or_else(|| error("is missing, or cannot be read"))?.clone();
+            is_of(&certificate, facts).map_err(error)?;
             let key = facts.has_key.then(|| {
-                let wrong = |what| CorruptSecret::Key { of: generation, what };
-                let text = data.get(&private_key(generation)).ok_or_else(|| wrong("is missing"))?;
-                let text = std::str::from_utf8(&text.0).map_err(|_| wrong("is no text"))?;
-                is_key_of(text, &certificate).map_err(wrong)?;
+                let error = |what| CorruptSecret::Key { of: generation, what };
+                let text = data.get(&private_key(generation)).ok_or_else(|| error("is missing"))?;
+                let text = std::str::from_utf8(&text.0).map_err(|_| error("is no text"))?;
+                is_key_of(text, &certificate).map_err(error)?;
                 Ok(PrivateKey(text.to_owned()))
             });
             Ok(AuthorityMaterial { facts, key: key.transpose()?, certificate })
@@ -271,7 +273,7 @@ impl KnownAuthorities {
         let recorded = |generation| {
             [record.active, record.next].into_iter().flatten().any(|authority| authority.generation == generation)
         };
-        let retired = legible.iter().filter(|(generation, _)| !recorded(**generation));
+        let retired = readable.iter().filter(|(generation, _)| !recorded(**generation));
         let retired = bounded(retired.map(|(generation, certificate)| (*generation, certificate.clone())).collect());
         Ok(Self { record, active, next, retired })
     }
@@ -304,12 +306,12 @@ impl KnownAuthorities {
 pub struct BundleContents {
     /// Which of the record's active and next CA are in it.
     pub authorities: BTreeSet<Generation>,
-    /// Other certificates, each once: unknown or retired CAs.
+    /// Other certificates, each once: those of unknown or retired CAs.
     pub unknown: Vec<CertificateDer<'static>>,
 }
 
 impl BundleContents {
-    /// Reads a bundle as the API server does: anything but certificates is skipped.
+    /// Reads a bundle as the API server does: everything except certificates is skipped.
     #[must_use]
     pub fn read(text: &[u8], known: Option<&KnownAuthorities>) -> Self {
         let mut contents = Self::default();
@@ -324,7 +326,7 @@ impl BundleContents {
     }
 }
 
-/// Keeps the newest.
+/// Keeps the newest certificates.
 fn bounded(
     mut retired: BTreeMap<Generation, CertificateDer<'static>>,
 ) -> BTreeMap<Generation, CertificateDer<'static>> {
@@ -351,26 +353,29 @@ fn is_possible(generation: &Generation) -> bool {
     generation.0 <= MAX_GENERATION
 }
 
-/// Reads a certificate with its number, if it is intact and belongs to this release and number.
-fn legible(key: &str, text: &[u8], release: &Release) -> Option<(Generation, CertificateDer<'static>)> {
+/// Reads a certificate with its number. Returns `None` if it is damaged, or is not the certificate of this release and
+/// number.
+fn readable(key: &str, text: &[u8], release: &Release) -> Option<(Generation, CertificateDer<'static>)> {
     let generation = numbered(key, ".crt").filter(|generation| certificate_key(*generation) == key)?;
     let [certificate] = certificates(text).try_into().ok()?;
-    let is_whole = X509Certificate::from_der(&certificate).is_ok_and(|(rest, parsed)| {
-        // It is self-signed, so a changed byte is noticed, except in the copy of the algorithm outside the signed part.
+    let is_intact = X509Certificate::from_der(&certificate).is_ok_and(|(rest, parsed)| {
+        // The certificate is self-signed, so the signature reveals a changed byte. The exception is the copy of the
+        // algorithm outside the signed part.
         let is_signed = parsed.verify_signature(None).is_ok() && repeats_its_algorithm(&certificate, &parsed);
         rest.is_empty() && parsed.is_ca() && is_signed
     });
-    let is_it = is_whole && claimed_generation(release, &certificate) == Some(generation);
-    is_it.then_some((generation, certificate))
+    let is_expected = is_intact && claimed_generation(release, &certificate) == Some(generation);
+    is_expected.then_some((generation, certificate))
 }
 
-/// Whether the algorithm after the signed part equals the one inside it, byte for byte: the parser accepts other tags.
+/// Whether the algorithm after the signed part equals the one inside, byte for byte. The parser also accepts other
+/// tags.
 fn repeats_its_algorithm(certificate: &[u8], parsed: &X509Certificate<'_>) -> bool {
     let signed: &[u8] = parsed.tbs_certificate.as_ref();
     let at = certificate.windows(signed.len()).position(|bytes| bytes == signed);
-    let behind = at.and_then(|at| certificate.get(at + signed.len()..)).unwrap_or_default();
-    // Tag, length, content; the length is one byte, as for all algorithms.
-    let algorithm = behind.get(1).and_then(|length| behind.get(..2 + usize::from(*length)));
+    let after_signed = at.and_then(|at| certificate.get(at + signed.len()..)).unwrap_or_default();
+    // Tag, length and content. The length is one byte for all algorithms.
+    let algorithm = after_signed.get(1).and_then(|length| after_signed.get(..2 + usize::from(*length)));
     algorithm.is_some_and(|algorithm| signed.windows(algorithm.len()).any(|bytes| bytes == algorithm))
 }
 
@@ -380,7 +385,7 @@ fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, CorruptSecret> 
     }
     let text = data.get(RECORD).ok_or_else(|| CorruptSecret::Record("it is missing".to_owned()))?;
     let record: Record = serde_json::from_slice(&text.0).map_err(|error| CorruptSecret::Record(error.to_string()))?;
-    let wrong = if record.epoch > MAX_EPOCH {
+    let error = if record.epoch > MAX_EPOCH {
         "the epoch is higher than it could have become"
     } else if record.bundle_epoch > record.epoch || record.leaf_epoch > record.epoch {
         "the bundle or the leaf is of an epoch that has not been yet"
@@ -393,7 +398,7 @@ fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, CorruptSecret> 
     } else {
         return Ok(record);
     };
-    Err(CorruptSecret::Contradiction(wrong))
+    Err(CorruptSecret::Contradiction(error))
 }
 
 /// Checks that the certificate matches its entry in the record.

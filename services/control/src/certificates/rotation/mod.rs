@@ -1,23 +1,23 @@
 //! The rotation of the CA: a pure function from the observed state to the next step.
 //!
-//! The API server trusts the CA *bundle* in the webhook configuration, and replicas serve the *serving certificate* in
-//! a Secret. Both change at different moments, every API server and every replica sees a change at its own time, and
-//! the leader may crash or be paused between any two writes. No admission may fail because of it. So:
+//! The API server trusts the CA *bundle* in the webhook configuration. Replicas serve the *serving certificate* in a
+//! Secret. Both change at different times, and every API server and every replica sees a change at its own time. The
+//! leader may crash or pause between any two writes. None of this may make an admission request fail. So:
 //!
-//! - Every API server is known to have a CA in its bundle before a replica serves a certificate of it. The CA leaves
-//!   the bundle only after every replica is known to serve a certificate of its successor, and some time more.
-//! - No state is kept between steps except in three objects: the *record* (a Secret with the CAs and the [`Phase`]),
-//!   the Secret with the serving certificate, and the webhook configuration. The next leader continues from there.
+//! - The bundle of every API server must have a CA before a replica serves a certificate of this CA. The CA is removed
+//!   from the bundle only when every replica serves a certificate of its successor, and after an additional time.
+//! - All state between steps is in three objects: the *record* (a Secret with the CAs and the [`Phase`]), the Secret
+//!   with the serving certificate, and the webhook configuration. The next leader continues from there.
 //! - Each step is one write to one object, guarded by the object's `resourceVersion` and by an *epoch*. The epoch grows
-//!   with each write of the record and is written into the other two objects. A leader whose record is older than the
-//!   epoch of an object is outdated and observes again.
+//!   with each write of the record, and is written into the other two objects. If an object has a later epoch than the
+//!   record that a leader read, this leader is outdated and observes again.
 //!
-//! A replica without a certificate reads the Secret as it is now, not from a cache of the API server, and only then
-//! follows it. Otherwise it could start with a certificate that is no longer trusted.
+//! A replica without a certificate first reads the Secret from etcd and not from a cache of the API server. Then it
+//! watches the Secret. Otherwise it could start with a certificate that is no longer trusted.
 //!
-//! This file has the stored state ([`Record`]), the observed state ([`Observed`]) and the possible steps ([`Step`]);
-//! [`plan`] decides ([`next`]). `tests/rotation_model/` explores the rotation with two leaders, lagging replicas and API
-//! servers, and crashes at any point.
+//! This file has the stored state ([`Record`]), the observed state ([`Observed`]) and the possible steps ([`Step`]).
+//! [`plan`] decides ([`next`]). `tests/rotation_model/` explores the rotation with two leaders, lagging replicas and
+//! API servers, and crashes at any point.
 
 pub mod plan;
 
@@ -31,30 +31,32 @@ use crate::labels::labelled;
 
 pub use plan::{Settings, next};
 
-/// The number of a CA. Each new CA has a higher number than all before it.
+/// The number of a CA. A new CA has a higher number than all earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Generation(pub u32);
 
 labelled! {
-    /// The phase of a rotation. Each phase defines the bundle and the serving certificate while it lasts, and the condition
-    /// for its end.
+    /// The phase of a rotation. Each phase defines the bundle and the serving certificate while it lasts, and the
+    /// condition for its end.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Phase {
-        /// There is one CA. Ends when it is old, or when an operator requests a rotation.
+        /// There is one CA. The phase ends when the CA is old, or when an operator requests a rotation.
         Stable => "stable",
         /// The next CA exists, and is not trusted yet.
         Staged => "staged",
-        /// The bundle has both CAs. Ends when every API server is known to trust the next one.
+        /// The bundle has both CAs. The phase ends when every API server is known to trust the next one.
         Expanded => "expanded",
-        /// The next CA signs. Ends when its serving certificate is in the Secret.
+        /// The next CA signs. The phase ends when its serving certificate is in the Secret.
         Switched => "switched",
-        /// Like `Switched`. Ends when every endpoint has served such a certificate, several times.
+        /// Like `Switched`. The phase ends when every endpoint has served such a certificate in several rounds of
+        /// probes.
         Verified => "verified",
-        /// Like `Verified`, for unseen connections and replicas that may still need the old CA. The old key is deleted.
+        /// Like `Verified`, but the old key is deleted. Unseen connections and replicas may still need the old CA, so
+        /// it stays trusted for some time.
         Soaking => "soaking",
-        /// The bundle has only the next CA. Ends when every API server is known to trust it.
+        /// The bundle has only the next CA. The phase ends when every API server is known to trust it.
         Contracted => "contracted",
     }
 }
@@ -74,24 +76,24 @@ labelled! {
         Age => "age",
         /// An operator requested it.
         Asked => "asked",
-        /// An operator reported the CA's key as compromised: no soaking.
+        /// An operator reported that the CA's key is compromised, so there is no soaking.
         Compromised => "compromised",
-        /// The record or the CA's key is lost, so that it cannot sign.
+        /// The record or the CA's key is lost, so the CA cannot sign.
         Lost => "lost",
     }
 }
 
-/// A CA, as far as decisions need it.
+/// A CA in the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Authority {
-    /// Its number.
+    /// The number of the CA.
     pub generation: Generation,
-    /// When it was created: from then on its certificate is meant to be used.
+    /// When the CA was created. Its certificate may be used from then on.
     pub created: Timestamp,
-    /// End of its certificate's validity.
+    /// End of the validity of the CA's certificate.
     pub not_after: Timestamp,
-    /// Whether its key exists, so that it can sign.
+    /// Whether the CA's key exists, so that the CA can sign.
     pub has_key: bool,
 }
 
@@ -103,14 +105,14 @@ pub struct Record {
     pub phase: Phase,
     /// Start of the phase.
     pub since: Timestamp,
-    /// Grows with each write of the record.
+    /// The epoch. It grows with each write of the record.
     pub epoch: u64,
-    /// The epoch of the last required change of the bundle: earlier bundles do not count.
+    /// The epoch of the last required change of the bundle. Bundles of an earlier epoch are outdated.
     pub bundle_epoch: u64,
-    /// The same for the serving certificate.
+    /// The epoch of the last required change of the serving certificate.
     pub leaf_epoch: u64,
-    /// The CA of the current or earlier serving certificates. `None` after the record was lost: the bundle has unknown
-    /// certificates, which stay trusted until the rotation is complete.
+    /// The CA of the current or earlier serving certificates. `None` after the record was lost. Then the bundle has
+    /// unknown certificates, which stay trusted until the rotation is complete.
     pub active: Option<Authority>,
     /// The next CA. `None` only in phase `Stable`.
     pub next: Option<Authority>,
@@ -121,11 +123,11 @@ pub struct Record {
 impl Record {
     /// Whether the next CA signs serving certificates.
     #[must_use]
-    pub fn has_switched(&self) -> bool {
+    pub(crate) fn has_switched(&self) -> bool {
         self.phase >= Phase::Switched
     }
 
-    /// The CA that signs now. `None` while it is lost and the next one is not trusted yet.
+    /// The CA that signs now. `None` while the active CA is lost and the next one is not trusted yet.
     #[must_use]
     pub fn signer(&self) -> Option<Authority> {
         if self.has_switched() { self.next } else { self.active }
@@ -139,9 +141,9 @@ impl Record {
     }
 
     /// Whether unknown certificates stay in the bundle: the record of their CA is lost, and replicas may still serve
-    /// its certificates.
+    /// certificates of that CA.
     #[must_use]
-    pub fn keeps_unknown(&self) -> bool {
+    pub(crate) fn keeps_unknown(&self) -> bool {
         self.active.is_none() && self.phase != Phase::Contracted
     }
 }
@@ -151,7 +153,7 @@ impl Record {
 pub struct Observed {
     /// The leader's clock.
     pub now: Timestamp,
-    /// Whether that clock agrees with the API server's. If not, no step depends on age.
+    /// Whether the leader's clock agrees with the API server's. If not, no step depends on age.
     pub clock_agrees: bool,
     /// The record.
     pub record: Stored<Record>,
@@ -163,9 +165,9 @@ pub struct Observed {
     pub endpoints: Endpoints,
     /// Which API servers are known to have the bundle.
     pub propagation: Propagation,
-    /// The rotation that an operator requested, if it is not done yet.
+    /// The rotation that an operator requested and that has not started yet.
     pub asked: Option<Trigger>,
-    /// The highest number in any certificate of this release; a new CA gets a higher one.
+    /// The highest CA number in any certificate of this release. A new CA gets a higher number.
     pub highest: Option<Generation>,
 }
 
@@ -176,7 +178,7 @@ pub enum Stored<T> {
     Missing,
     /// The object exists but is unreadable.
     Corrupt,
-    /// The contents.
+    /// The contents of the object.
     Is(T),
 }
 
@@ -193,7 +195,7 @@ impl<T> Stored<T> {
 /// The serving certificate in its Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Serving {
-    /// The certificate; `None` if no replica would serve it: it is broken, has other names, or lacks its key.
+    /// The certificate; `None` if no replica would serve it: it is damaged, has other names, or lacks its key.
     pub leaf: Option<Leaf>,
     /// The epoch of the record for which it was written.
     pub epoch: u64,
@@ -204,30 +206,30 @@ pub struct Serving {
 pub struct Leaf {
     /// The CA that signed it; `None` if unknown.
     pub signer: Option<Generation>,
-    /// When to renew it: long before its end, and not at once for all releases of a cluster.
+    /// When to renew the certificate. This is long before its end, and differs between the releases of a cluster.
     pub renew_at: Timestamp,
 }
 
 /// The state of the webhook configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Configuration {
-    /// There is none, and one is wanted.
+    /// No configuration exists, and one is required.
     Absent,
-    /// It exists without entries, so the API server calls no webhook.
+    /// The configuration exists without entries, so the API server calls no webhook.
     Empty {
         /// The epoch of the record for which it was written.
         epoch: u64,
     },
-    /// There is none, since an operator disabled the webhooks.
+    /// No configuration exists, since an operator disabled the webhooks.
     Disarmed,
-    /// It exists, with this bundle.
+    /// The configuration exists, with this bundle.
     Present(Bundle),
 }
 
 /// The CAs that API servers trust.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
-    /// The CAs in every entry.
+    /// The CAs that every entry has.
     pub authorities: BTreeSet<Generation>,
     /// Whether all entries have the same bundle, and only certificates.
     pub uniform: bool,
@@ -235,14 +237,14 @@ pub struct Bundle {
     pub unknown: bool,
     /// The epoch of the record for which it was written.
     pub epoch: u64,
-    /// When this leader first saw it in this state. Other leaders' clocks do not count.
+    /// When this leader first saw the bundle in this state. Other leaders' clocks are not used.
     pub written: Timestamp,
 }
 
-/// Results of probing every endpoint, each over its own TLS connection.
+/// Results of probing every endpoint over a separate TLS connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoints {
-    /// Endpoints that responded with a certificate that the bundle trusts.
+    /// Number of endpoints that responded with a certificate that the bundle trusts.
     pub answering: usize,
     /// Consecutive rounds in which every endpoint served a certificate of the *newest* CA.
     pub rounds: u32,
@@ -250,50 +252,50 @@ pub struct Endpoints {
     pub older: bool,
     /// Whether the last round found an endpoint that serves an untrusted certificate.
     pub untrusted: bool,
-    /// Endpoints that could not be probed in the last round.
+    /// Number of endpoints that could not be probed in the last round.
     pub unreachable: usize,
 }
 
-/// Whether the API servers are known to have the current bundle. The trust probe asks each of them to call a server
-/// with a certificate of the newest CA.
+/// Whether the API servers are known to have the current bundle. The trust probe makes each API server call an endpoint
+/// that serves a certificate of the newest CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Propagation {
-    /// API servers whose call succeeded.
+    /// Number of API servers whose call succeeded.
     pub proven: usize,
-    /// API servers that did not trust the certificate.
+    /// Number of API servers that did not trust the certificate.
     pub behind: usize,
-    /// API servers that could not be asked.
+    /// Number of API servers without a result.
     pub silent: usize,
 }
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Create a first or next CA, and write the record that [`Record::with`] builds.
+    /// Create the first or the next CA, and write the record that [`Record::with`] builds.
     NewAuthority {
-        /// Its number.
+        /// The number of the new CA.
         generation: Generation,
-        /// Why.
+        /// Why the CA is created; `None` for the first one.
         trigger: Option<Trigger>,
     },
     /// Write this record.
     Advance(Record),
-    /// Write the configuration without entries, for this epoch; create it if it is missing. From then on, a leader with
-    /// an earlier epoch gets a conflict when it fills the configuration.
+    /// Write the configuration without entries, for this epoch, and create it if it is missing. From then on, a leader
+    /// with an earlier epoch gets a conflict when it fills the configuration.
     Claim {
         /// The epoch of the record.
         epoch: u64,
     },
-    /// Issue a serving certificate of this CA and write it, for this epoch.
+    /// Issue a serving certificate of this CA, and write it for this epoch.
     WriteLeaf {
         /// The CA that signs.
         signer: Generation,
         /// The epoch of the record.
         epoch: u64,
     },
-    /// Write the bundle of every entry, for this epoch; add missing entries.
+    /// Write the bundle of every entry for this epoch, and add missing entries.
     WriteBundle {
-        /// The CAs.
+        /// The CAs of the bundle.
         authorities: Vec<Generation>,
         /// Whether unknown certificates stay in the bundle.
         keep_unknown: bool,
@@ -320,7 +322,7 @@ pub enum Repair {
     Rotation,
     /// A required CA was removed, or an entry differs from the others.
     Damaged,
-    /// It has an unknown certificate.
+    /// The bundle has an unknown certificate.
     Foreign,
 }
 
@@ -332,9 +334,9 @@ labelled! {
         Idle => "idle",
         /// The local clock and the API server's differ.
         Clock => "clock",
-        /// No endpoint serves a trusted certificate: a webhook configuration would reject pods now.
+        /// No endpoint serves a trusted certificate, so a filled webhook configuration would reject pods.
         NoEndpoint => "no_endpoint",
-        /// No API server is known to reach the replicas yet; until then, a failed call rejects no pod.
+        /// No API server is known to reach the replicas yet. Until then, a failed call rejects no pod.
         Rehearsal => "rehearsal",
         /// An operator disabled the webhooks.
         Disarmed => "disarmed",
@@ -344,9 +346,9 @@ labelled! {
         Endpoints => "endpoints",
         /// The old CA stays trusted for some time.
         Soaking => "soaking",
-        /// The webhook configuration is damaged, and its task must correct it first.
+        /// The webhook configuration is damaged, and the task that corrects drift must correct it first.
         Repair => "repair",
-        /// The newest CA cannot sign, and its certificates are already served: an operator must delete the record.
+        /// The newest CA cannot sign, and its certificates are already served. An operator must delete the record.
         Unable => "unable",
     }
 }

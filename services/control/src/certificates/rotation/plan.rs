@@ -1,7 +1,7 @@
 //! Decides the next step.
 //!
-//! Faults are corrected first, as the phase requires: the bundle before the serving certificate, since no replica may
-//! serve an untrusted certificate. Only when both are correct may the phase end.
+//! Faults are corrected first, as the phase requires. The bundle is corrected before the serving certificate, since no
+//! replica may serve an untrusted certificate. The phase may end only when both are correct.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -18,13 +18,13 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Age at which a CA is replaced: half of its life.
+    /// Age at which a CA is replaced: half of its lifetime.
     pub rotate_after: Duration,
-    /// Time that unreachable API servers have to see a change of the bundle.
+    /// Time for silent API servers to see a change of the bundle.
     pub propagation_timeout: Duration,
-    /// Consecutive rounds of probes that must find every endpoint with the newest certificate.
+    /// Number of consecutive rounds of probes that must find the newest certificate on every endpoint.
     pub rounds: u32,
-    /// How long the old CA is trusted after that.
+    /// How long the old CA stays trusted after that.
     pub overlap: Duration,
 }
 
@@ -39,10 +39,11 @@ impl Default for Settings {
     }
 }
 
-/// The next step.
+/// Returns the next step.
 ///
 /// The leader must read the record before and after the other objects, and start again if it changed. Writes must be
-/// guarded by the version read. Probes must be later than the last change of the bundle and the serving certificate.
+/// guarded by the version that was read. Probes must be later than the last change of the bundle and of the serving
+/// certificate.
 #[must_use]
 pub fn next(settings: &Settings, seen: &Observed) -> Step {
     let seen = &*seen.believed();
@@ -54,8 +55,9 @@ pub fn next(settings: &Settings, seen: &Observed) -> Step {
     plan.repair().unwrap_or_else(|| plan.advance())
 }
 
-/// Whether an object was written for a later epoch: the record was restored to an older version, as by a backup. The
-/// record did not change while the objects were read, so no newer record explains the epoch.
+/// Whether an object was written for a later epoch than the record's. Then the record was restored to an older version:
+/// for example, from a backup. The record did not change while the objects were read, so no newer record explains the
+/// epoch.
 fn is_behind(record: &Record, seen: &Observed) -> bool {
     newest_epoch(seen).is_some_and(|epoch| epoch > record.epoch)
 }
@@ -69,29 +71,29 @@ fn newest_epoch(seen: &Observed) -> Option<u64> {
     configuration.max(seen.serving.get().map(|serving| serving.epoch))
 }
 
-/// Maximum lead of an object's epoch over the record's. No backup is so old that more writes followed it, and epochs do
-/// not run out.
+/// Maximum lead of an object's epoch over the record's epoch. After a backup, there are never this many writes. The
+/// limit also prevents that epochs run out.
 const LEAP: u64 = 1 << 32;
 
 impl Observed {
-    /// The highest epoch that the controller can have written, if an object has a higher one. Another client wrote the
-    /// higher epoch into the annotation, so it is ignored.
+    /// Returns the highest epoch that the controller can have written, if an object has a higher one. Another client
+    /// wrote that epoch into the annotation, so it is ignored.
     ///
-    /// A restored older record looks the same at first. But the later record has left traces: other CAs are trusted, or
-    /// another CA signs, than the record requires. If everything matches the record, the cause does not matter.
+    /// A restored older record looks similar. But the writes of the later record left traces: other CAs are trusted or
+    /// sign than the record requires. If everything matches the record, the higher epoch can be ignored in both cases.
     #[must_use]
     pub fn forged(&self) -> Option<u64> {
         let newest = newest_epoch(self)?;
         let own = self.record.get().map(|record| record.epoch);
         let highest = own.unwrap_or_default();
         let is_forged = newest > highest.saturating_add(LEAP)
-            || self.record.get().is_some_and(|record| newest > record.epoch && self.is_in_order(record));
-        // Without a record, any epoch up to the limit is believed.
+            || self.record.get().is_some_and(|record| newest > record.epoch && self.matches(record));
+        // Without a record, any epoch up to the limit is accepted.
         is_forged.then_some(own.unwrap_or(LEAP))
     }
 
     /// Whether only CAs of this record are trusted and sign, so that missing parts can be written.
-    fn is_in_order(&self, record: &Record) -> bool {
+    fn matches(&self, record: &Record) -> bool {
         let wanted: BTreeSet<_> = record.trusted().collect();
         let trusts = self
             .configuration
@@ -105,7 +107,7 @@ impl Observed {
         trusts && signs
     }
 
-    /// The same state with forged epochs removed: such an object counts as older than every epoch.
+    /// Returns the state with forged epochs set to 0, which is older than every epoch.
     #[must_use]
     pub fn believed(&self) -> Cow<'_, Self> {
         let Some(highest) = self.forged() else { return Cow::Borrowed(self) };
@@ -128,23 +130,23 @@ impl Observed {
     }
 }
 
-/// Without a record, its CA can neither sign nor be recognized. The bundle keeps its certificates, and a new CA is
-/// added.
+/// The step without a usable record. The CAs of the lost record can neither sign nor be recognized. Their certificates
+/// stay in the bundle, and a new CA is added.
 fn recover(seen: &Observed) -> Step {
     if !seen.clock_agrees {
         return Step::Wait { blocked: Blocked::Clock, until: None };
     }
     let is_first = seen.configuration.bundle().is_none() && matches!(seen.record, Stored::Missing);
-    Step::NewAuthority { generation: following(seen), trigger: (!is_first).then_some(Trigger::Lost) }
+    Step::NewAuthority { generation: next_generation(seen), trigger: (!is_first).then_some(Trigger::Lost) }
 }
 
-/// A number that no CA has had.
-fn following(seen: &Observed) -> Generation {
+/// Returns a number that no CA has had.
+fn next_generation(seen: &Observed) -> Generation {
     Generation(seen.highest.map_or(1, |Generation(highest)| highest.saturating_add(1)))
 }
 
 impl Record {
-    /// The record to write with a CA that was created for [`Step::NewAuthority`].
+    /// Builds the record to write with a CA that was created for [`Step::NewAuthority`].
     #[must_use]
     pub fn with(authority: Authority, trigger: Option<Trigger>, seen: &Observed) -> Self {
         let seen = &*seen.believed();
@@ -155,7 +157,7 @@ impl Record {
             Some(record) => {
                 Self { phase: Phase::Staged, since, epoch, next: Some(authority), trigger, ..record.clone() }
             }
-            // No CA is trusted yet, so no transition is needed.
+            // No CA is trusted yet, so the new CA becomes active at once.
             None if seen.configuration.bundle().is_none() => Self {
                 phase: Phase::Stable,
                 since,
@@ -202,48 +204,48 @@ const fn wait(blocked: Blocked) -> Step {
 }
 
 impl Plan<'_> {
-    /// The step that corrects a deviation from the phase.
+    /// Returns the step that corrects a deviation from the phase.
     fn repair(&self) -> Option<Step> {
         let (record, endpoints) = (self.record, &self.seen.endpoints);
         match &self.seen.configuration {
             Configuration::Absent => Some(Step::Claim { epoch: record.epoch }),
             Configuration::Empty { epoch } if *epoch < record.bundle_epoch => Some(Step::Claim { epoch: record.epoch }),
-            // Every endpoint must serve a trusted certificate from the first call on.
+            // Every endpoint must serve a trusted certificate when the first call arrives.
             Configuration::Empty { .. } => Some(self.leaf().unwrap_or_else(|| {
                 let none = endpoints.answering == 0 || endpoints.older;
                 if none { wait(Blocked::NoEndpoint) } else { self.write_bundle(Repair::Create) }
             })),
             Configuration::Disarmed => Some(self.leaf().unwrap_or(wait(Blocked::Disarmed))),
-            Configuration::Present(bundle) if self.is_of_others(bundle) => Some(self.lead_over()),
+            Configuration::Present(bundle) if self.has_only_unknown(bundle) => Some(self.stage_active()),
             Configuration::Present(bundle) => {
-                self.wrong(bundle).map(|repair| self.write_bundle(repair)).or_else(|| self.leaf())
+                self.bundle_deviation(bundle).map(|repair| self.write_bundle(repair)).or_else(|| self.leaf())
             }
         }
     }
 
-    /// Whether other CAs are trusted and serve, and the active CA never was: the record was lost while an outdated
-    /// leader filled the configuration.
-    fn is_of_others(&self, bundle: &Bundle) -> bool {
+    /// Whether other CAs are trusted and serve, and the active CA was never trusted. That happens if the record was
+    /// lost while an outdated leader filled the configuration.
+    fn has_only_unknown(&self, bundle: &Bundle) -> bool {
         let serve = self.seen.endpoints.untrusted
             || self.seen.serving.get().and_then(|serving| serving.leaf).is_some_and(|leaf| leaf.signer.is_none());
         let active = self.record.active.filter(|_| self.record.phase == Phase::Stable);
         bundle.unknown && serve && active.is_some_and(|active| !bundle.authorities.contains(&active.generation))
     }
 
-    /// The record that makes the active CA the next one, after the unknown CAs.
-    fn lead_over(&self) -> Step {
+    /// Returns the step that makes the active CA the next one, and so keeps the unknown CAs trusted.
+    fn stage_active(&self) -> Step {
         let record = self.record.clone();
         let (active, next) = (None, record.active);
         let (phase, since, epoch, trigger) = (Phase::Staged, self.seen.now, record.epoch + 1, Some(Trigger::Lost));
         Step::Advance(Record { phase, since, epoch, bundle_epoch: 0, leaf_epoch: 0, active, next, trigger })
     }
 
-    /// What is wrong with the bundle.
-    fn wrong(&self, bundle: &Bundle) -> Option<Repair> {
+    /// Returns why the bundle must be written, if it must.
+    fn bundle_deviation(&self, bundle: &Bundle) -> Option<Repair> {
         let wanted: BTreeSet<_> = self.record.trusted().collect();
         let keeps_unknown = self.record.keeps_unknown();
         if wanted.is_empty() {
-            // The bundle has only unknown certificates, until the next CA is added.
+            // Until the next CA is added, the bundle has only unknown certificates.
             None
         } else if !bundle.authorities.is_superset(&wanted) || !bundle.uniform {
             let expected = bundle.epoch < self.record.bundle_epoch;
@@ -266,10 +268,10 @@ impl Plan<'_> {
         }
     }
 
-    /// The step for a serving certificate that is not the wanted one.
+    /// Returns the step that replaces the serving certificate, if it is not the required one.
     fn leaf(&self) -> Option<Step> {
         let Some(signer) = self.record.signer() else {
-            // The signing CA is lost, and the next one is not trusted yet: the replicas keep their certificate.
+            // The signing CA is lost and the next one is not trusted yet, so the replicas keep their certificate.
             return None;
         };
         let is_of_signer = |serving: &&Serving| {
@@ -281,7 +283,7 @@ impl Plan<'_> {
         };
         match self.seen.serving.get().filter(is_of_signer) {
             Some(serving) if !is_due(serving) => None,
-            // The validity of its certificate would be wrong.
+            // With a wrong clock, the new certificate would have a wrong validity.
             _ if !self.seen.clock_agrees => Some(wait(Blocked::Clock)),
             // `advance` handles the missing key.
             _ if !signer.has_key => None,
@@ -289,7 +291,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether the phase ends, when everything is in place.
+    /// Returns the next phase, or why the phase does not end yet. Requires that there is nothing to correct.
     fn advance(&self) -> Step {
         let (record, endpoints) = (self.record, &self.seen.endpoints);
         match record.phase {
@@ -300,21 +302,21 @@ impl Plan<'_> {
             Phase::Switched => self.to(Phase::Verified),
             Phase::Verified if endpoints.rounds < self.settings.rounds => wait(Blocked::Endpoints),
             Phase::Verified if self.is_compromised() => self.to(Phase::Contracted),
-            // The soaking time is measured by the clock.
+            // The soaking time is measured by this clock.
             Phase::Verified if !self.seen.clock_agrees => wait(Blocked::Clock),
             Phase::Verified => self.to(Phase::Soaking),
-            // An endpoint serves the old certificate again: for example, a replica that was cut off.
+            // An endpoint serves the old certificate again: for example, a replica that was disconnected.
             Phase::Soaking | Phase::Contracted if endpoints.older => self.to(Phase::Verified),
             Phase::Soaking => self.soak(),
             Phase::Contracted if self.is_propagated() => self.to(Phase::Stable),
-            Phase::Contracted if self.is_refused() => self.to(Phase::Verified),
-            Phase::Expanded | Phase::Contracted => self.unproven(),
+            Phase::Contracted if self.is_rejected() => self.to(Phase::Verified),
+            Phase::Expanded | Phase::Contracted => self.wait_for_propagation(),
         }
     }
 
     fn begin(&self) -> Step {
         let Some(active) = self.record.active else {
-            return Step::NewAuthority { generation: following(self.seen), trigger: Some(Trigger::Lost) };
+            return Step::NewAuthority { generation: next_generation(self.seen), trigger: Some(Trigger::Lost) };
         };
         let due = after(active.created, self.settings.rotate_after);
         let trigger = match self.seen.asked {
@@ -331,7 +333,7 @@ impl Plan<'_> {
         if !self.seen.clock_agrees {
             return wait(Blocked::Clock);
         }
-        Step::NewAuthority { generation: following(self.seen), trigger: Some(trigger) }
+        Step::NewAuthority { generation: next_generation(self.seen), trigger: Some(trigger) }
     }
 
     /// Whether the next CA cannot sign, and no usable certificate of it exists.
@@ -341,8 +343,8 @@ impl Plan<'_> {
         next.is_some_and(|next| !self.record.has_switched() || leaf != Some(next.generation))
     }
 
-    /// Another CA replaces a next CA that cannot sign, unless replicas may already serve its certificates. Then an
-    /// operator must delete the record, which keeps both trusted while a third CA is added.
+    /// Replaces a next CA that cannot sign. This is impossible if replicas may already serve its certificates. Then an
+    /// operator must delete the record: both CAs stay trusted while a third one is added.
     fn replace_next(&self) -> Step {
         let active = self.record.active.map(|active| active.generation);
         let serving = self.seen.serving.get();
@@ -352,13 +354,13 @@ impl Plan<'_> {
         if !self.seen.clock_agrees {
             wait(Blocked::Clock)
         } else if self.record.phase < Phase::Switched || (self.record.phase == Phase::Switched && is_old) {
-            Step::NewAuthority { generation: following(self.seen), trigger: Some(Trigger::Lost) }
+            Step::NewAuthority { generation: next_generation(self.seen), trigger: Some(Trigger::Lost) }
         } else {
             wait(Blocked::Unable)
         }
     }
 
-    /// Whether the old CA's key is compromised: that started the rotation, or it was reported since.
+    /// Whether the old CA's key is compromised. That started the rotation, or was reported since.
     fn is_compromised(&self) -> bool {
         [self.record.trigger, self.seen.asked].contains(&Some(Trigger::Compromised))
     }
@@ -378,14 +380,14 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether every known API server has the bundle, or has had the time to get it.
+    /// Whether every known API server has the bundle, or has had enough time to get it.
     fn is_propagated(&self) -> bool {
         let Propagation { proven, behind, silent } = self.seen.propagation;
         behind == 0 && ((silent == 0 && proven > 0) || self.had_time())
     }
 
-    /// Whether an API server does not trust the newest CA, although it had the time to.
-    fn is_refused(&self) -> bool {
+    /// Whether an API server does not trust the newest CA although it had enough time.
+    fn is_rejected(&self) -> bool {
         self.seen.propagation.behind > 0 && self.had_time()
     }
 
@@ -397,12 +399,12 @@ impl Plan<'_> {
         self.seen.configuration.bundle().map(|bundle| after(bundle.written, self.settings.propagation_timeout))
     }
 
-    fn unproven(&self) -> Step {
+    fn wait_for_propagation(&self) -> Step {
         let until = self.deadline().filter(|deadline| self.seen.now < *deadline);
         Step::Wait { blocked: Blocked::Propagation, until }
     }
 
-    /// The record in another phase.
+    /// Returns the step to another phase.
     fn to(&self, phase: Phase) -> Step {
         let record = self.record.clone();
         let epoch = record.epoch + 1;
@@ -410,7 +412,7 @@ impl Plan<'_> {
             || (record.phase == Phase::Contracted && phase == Phase::Verified);
         let (active, next) = match phase {
             Phase::Stable => (record.next, None),
-            // The key is not needed any more, and a deleted key cannot be stolen.
+            // The old CA's key is no longer needed, and a deleted key cannot be stolen.
             Phase::Soaking | Phase::Contracted => {
                 (record.active.map(|active| Authority { has_key: false, ..active }), record.next)
             }
@@ -429,12 +431,12 @@ impl Plan<'_> {
     }
 }
 
-/// Adds the duration; the latest possible time on overflow.
+/// Adds the duration. Returns the latest possible time on overflow.
 fn after(time: Timestamp, duration: Duration) -> Timestamp {
     time.checked_add(duration).unwrap_or(Timestamp::MAX)
 }
 
-/// Rare cases: lost or compromised keys, and forged records and epochs.
+/// Tests rare cases: lost or compromised keys, and forged records and epochs.
 #[cfg(test)]
 mod tests {
     use super::super::{Endpoints, Leaf};
@@ -447,7 +449,7 @@ mod tests {
         Authority { generation: Generation(number), created, not_after, has_key: true }
     }
 
-    /// The observed state during a soak of one day, with everything in place.
+    /// The observed state during a soak of one day, without anything to correct.
     fn soaking(asked: Option<Trigger>) -> Observed {
         let (now, signer) = (Timestamp::UNIX_EPOCH, Some(Generation(2)));
         let authorities = [Generation(1), Generation(2)].into();
@@ -496,7 +498,7 @@ mod tests {
         assert_eq!(
             phase(&next(&settings, &unprobed)),
             None,
-            "not before all endpoints were seen with the new certificate"
+            "the probes must first find the new certificate on every endpoint"
         );
     }
 
@@ -510,14 +512,14 @@ mod tests {
         if let Configuration::Present(bundle) = &mut seen.configuration {
             bundle.authorities = [Generation(2)].into();
         }
-        // Its serving certificate is due, and it cannot sign another.
+        // The serving certificate must be replaced, and the CA cannot sign.
         seen.serving = Stored::Is(Serving { leaf: None, epoch: EPOCH });
         let expected = Step::NewAuthority { generation: Generation(3), trigger: Some(Trigger::Lost) };
         assert_eq!(next(&Settings::default(), &seen), expected);
     }
 
-    /// The observed state with this record, and everything in place.
-    fn in_order(phase: Phase) -> Observed {
+    /// The observed state with a record in this phase, without anything to correct.
+    fn undisturbed(phase: Phase) -> Observed {
         let mut seen = soaking(None);
         let next = (phase != Phase::Stable).then(|| authority(2));
         let record = Record { phase, active: Some(authority(1)), next, ..seen.record.get().unwrap().clone() };
@@ -531,7 +533,7 @@ mod tests {
         seen
     }
 
-    fn raise(seen: &mut Observed, bundle_to: u64, leaf_to: u64) {
+    fn raise_epochs(seen: &mut Observed, bundle_to: u64, leaf_to: u64) {
         if let (Configuration::Present(bundle), Stored::Is(serving)) = (&mut seen.configuration, &mut seen.serving) {
             (bundle.epoch, serving.epoch) = (bundle_to, leaf_to);
         }
@@ -541,13 +543,13 @@ mod tests {
     fn forged_epochs_are_overwritten() {
         for phase in Phase::ALL {
             for epoch in [EPOCH + 1, EPOCH + 1000, u64::MAX / 2, u64::MAX] {
-                let mut seen = in_order(phase);
+                let mut seen = undisturbed(phase);
                 assert_eq!(seen.forged(), None, "{phase}");
-                raise(&mut seen, epoch, EPOCH);
+                raise_epochs(&mut seen, epoch, EPOCH);
                 assert_eq!(seen.forged(), Some(EPOCH), "{phase} {epoch}");
                 let step = next(&Settings::default(), &seen);
                 assert!(matches!(step, Step::WriteBundle { epoch: EPOCH, .. }), "{phase} {epoch}: {step:?}");
-                raise(&mut seen, EPOCH, epoch);
+                raise_epochs(&mut seen, EPOCH, epoch);
                 let step = next(&Settings::default(), &seen);
                 assert!(matches!(step, Step::WriteLeaf { epoch: EPOCH, .. }), "{phase} {epoch}: {step:?}");
             }
@@ -559,9 +561,9 @@ mod tests {
         let is_recovered = |seen: &Observed| {
             seen.forged().is_none() && matches!(next(&Settings::default(), seen), Step::NewAuthority { .. })
         };
-        // The restored record does not know the next CA, that it is trusted, or that it signs.
-        let mut seen = in_order(Phase::Stable);
-        raise(&mut seen, EPOCH + 3, EPOCH);
+        // The restored record does not know the next CA, which is already trusted or signs.
+        let mut seen = undisturbed(Phase::Stable);
+        raise_epochs(&mut seen, EPOCH + 3, EPOCH);
         let of = |seen: &Observed, change: fn(&mut Bundle, &mut Leaf)| {
             let mut seen = seen.clone();
             if let (Configuration::Present(bundle), Stored::Is(Serving { leaf: Some(leaf), .. })) =
@@ -573,19 +575,19 @@ mod tests {
         };
         assert!(is_recovered(&of(&seen, |bundle, _| bundle.unknown = true)));
         assert!(is_recovered(&of(&seen, |_, leaf| leaf.signer = None)));
-        let mut seen = in_order(Phase::Staged);
-        raise(&mut seen, EPOCH + 3, EPOCH);
+        let mut seen = undisturbed(Phase::Staged);
+        raise_epochs(&mut seen, EPOCH + 3, EPOCH);
         assert!(is_recovered(&of(&seen, |bundle, _| bundle.authorities = [Generation(2)].into())));
         assert!(is_recovered(&of(&seen, |_, leaf| leaf.signer = Some(Generation(2)))));
     }
 
     #[test]
     fn forged_epochs_do_not_exhaust_numbers() {
-        let mut seen = in_order(Phase::Stable);
-        raise(&mut seen, u64::MAX, u64::MAX);
+        let mut seen = undisturbed(Phase::Stable);
+        raise_epochs(&mut seen, u64::MAX, u64::MAX);
         seen.record = Stored::Missing;
         assert_eq!(Record::with(authority(3), Some(Trigger::Lost), &seen).epoch, 1);
-        raise(&mut seen, LEAP, EPOCH);
+        raise_epochs(&mut seen, LEAP, EPOCH);
         assert_eq!(Record::with(authority(3), Some(Trigger::Lost), &seen).epoch, LEAP + 1);
     }
 
@@ -593,18 +595,18 @@ mod tests {
     fn next_authority_is_replaceable_until_served() {
         let settings = Settings { overlap: Duration::from_hours(24), ..Settings::default() };
         for phase in [Phase::Staged, Phase::Expanded, Phase::Switched, Phase::Verified, Phase::Soaking] {
-            let mut seen = in_order(phase);
+            let mut seen = undisturbed(phase);
             let Stored::Is(record) = &mut seen.record else { unreachable!() };
             record.next = Some(Authority { has_key: false, ..authority(2) });
-            let fine = next(&settings, &seen);
+            let step = next(&settings, &seen);
             let replaced = Step::NewAuthority { generation: Generation(3), trigger: Some(Trigger::Lost) };
             if phase < Phase::Switched {
-                assert_eq!(fine, replaced, "{phase}");
+                assert_eq!(step, replaced, "{phase}");
                 continue;
             }
-            // A serving certificate of it already exists, so the rotation continues.
+            // A serving certificate of the next CA already exists, so the rotation continues.
             assert!(
-                !matches!(fine, Step::NewAuthority { .. } | Step::Wait { blocked: Blocked::Unable, .. }),
+                !matches!(step, Step::NewAuthority { .. } | Step::Wait { blocked: Blocked::Unable, .. }),
                 "{phase}"
             );
             seen.serving = Stored::Missing;

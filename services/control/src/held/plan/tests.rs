@@ -1,12 +1,12 @@
 use super::*;
 
-const HELD: Place = Place::OptedIn(InjectionLevel::Held);
+const HELD: NamespaceState = NamespaceState::OptedIn(InjectionLevel::Held);
 
 fn key(name: &str) -> Key {
     Key { namespace: "shop".into(), name: name.into() }
 }
 
-/// Pods by name, owner, and the second in which they were first seen.
+/// Pods with these names and owners, and the second in which they were first seen.
 fn pods(start: Instant, all: &[(&str, &str, u64)]) -> BTreeMap<Key, Waiting> {
     all.iter()
         .map(|(name, owner, since)| {
@@ -34,40 +34,40 @@ fn recreated(plan: &Plan) -> Vec<&str> {
 }
 
 #[test]
-fn what_becomes_of_a_pod() {
+fn verdict_depends_on_injection_namespace_and_owner() {
     use Injection::{Answering, Silent, SwitchedOff};
     use InjectionLevel::{Enabled, Held, Required};
-    use Verdict::{LetGo, Recreate, Report, Wait};
-    let by_owner = |injection, place| {
-        let of = |owner| verdict(injection, place, owner);
-        for kind in OwnerKind::ALL.into_iter().filter(|kind| kind.makes_new_ones()) {
+    use Verdict::{Recreate, RemoveGate, Report, Wait};
+    let by_owner = |injection, namespace_state| {
+        let of = |owner| verdict(injection, namespace_state, owner);
+        for kind in OwnerKind::ALL.into_iter().filter(|kind| kind.recreates_pods()) {
             assert_eq!(of(kind), of(OwnerKind::ReplicaSet));
         }
         assert_eq!(of(OwnerKind::Other), of(OwnerKind::Nobody));
         (of(OwnerKind::ReplicaSet), of(OwnerKind::Nobody))
     };
-    let at = |level| Place::OptedIn(level);
-    for (injection, place, expected) in [
+    let at = |level| NamespaceState::OptedIn(level);
+    for (injection, namespace_state, expected) in [
         (Answering, at(Held), (Recreate, Report)),
         (Answering, at(Required), (Recreate, Report)),
-        (Answering, at(Enabled), (Recreate, LetGo)),
-        (Answering, Place::NotOptedIn, (LetGo, LetGo)),
-        (Answering, Place::Unknown, (Wait, Wait)),
+        (Answering, at(Enabled), (Recreate, RemoveGate)),
+        (Answering, NamespaceState::NotOptedIn, (RemoveGate, RemoveGate)),
+        (Answering, NamespaceState::Unknown, (Wait, Wait)),
         (Silent, at(Held), (Wait, Wait)),
         (Silent, at(Required), (Wait, Wait)),
-        (Silent, at(Enabled), (LetGo, LetGo)),
-        (Silent, Place::NotOptedIn, (LetGo, LetGo)),
-        (Silent, Place::Unknown, (Wait, Wait)),
-        (SwitchedOff, at(Held), (LetGo, LetGo)),
-        (SwitchedOff, at(Required), (LetGo, LetGo)),
-        (SwitchedOff, Place::Unknown, (Wait, Wait)),
+        (Silent, at(Enabled), (RemoveGate, RemoveGate)),
+        (Silent, NamespaceState::NotOptedIn, (RemoveGate, RemoveGate)),
+        (Silent, NamespaceState::Unknown, (Wait, Wait)),
+        (SwitchedOff, at(Held), (RemoveGate, RemoveGate)),
+        (SwitchedOff, at(Required), (RemoveGate, RemoveGate)),
+        (SwitchedOff, NamespaceState::Unknown, (Wait, Wait)),
     ] {
-        assert_eq!(by_owner(injection, place), expected, "{injection:?} {place:?}");
+        assert_eq!(by_owner(injection, namespace_state), expected, "{injection:?} {namespace_state:?}");
     }
 }
 
 #[test]
-fn pods_are_recreated_once_webhook_answers() {
+fn pods_are_recreated_once_webhook_responds() {
     let now = Instant::now();
     let mut planner = Planner::new(ReleaseSettings::default());
     let waiting = pods(now, &[("a", "web", 0), ("b", "web", 0), ("c", "db", 0)]);
@@ -77,7 +77,7 @@ fn pods_are_recreated_once_webhook_answers() {
     let mut all = recreated(&plan);
     all.sort_unstable();
     assert_eq!(all, ["a", "b", "c"]);
-    // The watch has not reported their deletion yet: they are not deleted again at once.
+    // The watch has not reported the deletions yet. The pods are not deleted again at once.
     let plan = planner.plan(later + Duration::from_secs(1), Injection::Answering, &waiting, |_| HELD);
     assert_eq!(plan, Plan { steps: vec![], again: Some(later + Duration::from_secs(5)) });
 }
@@ -113,7 +113,7 @@ fn owner_with_waiting_pods_backs_off() {
     let mut planner = Planner::new(ReleaseSettings::default());
     let mut tried = Vec::new();
     let mut since = 0;
-    // Each time it is deleted, its owner creates a new one, which waits again a second later.
+    // Each time the pod is deleted, its owner creates a new one, which waits a second later.
     for second in 0..2_000_u64 {
         let name = format!("p{since}");
         let waiting = pods(start, &[(&name, "web", since)]);
@@ -129,7 +129,7 @@ fn owner_with_waiting_pods_backs_off() {
 }
 
 #[test]
-fn one_pod_goes_first_after_a_failure() {
+fn tests_one_pod_after_back_off() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut planner = Planner::new(ReleaseSettings::default());
@@ -147,7 +147,7 @@ fn one_pod_goes_first_after_a_failure() {
 }
 
 #[test]
-fn an_outage_is_no_owners_fault() {
+fn outage_causes_no_back_off() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut planner = Planner::new(ReleaseSettings::default());
@@ -159,7 +159,7 @@ fn an_outage_is_no_owners_fault() {
 }
 
 #[test]
-fn a_failing_owner_does_not_keep_others_back() {
+fn failing_owner_does_not_delay_others() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut planner = Planner::new(ReleaseSettings::default());
@@ -171,7 +171,7 @@ fn a_failing_owner_does_not_keep_others_back() {
 }
 
 #[test]
-fn what_nobody_makes_again_is_told_once() {
+fn pod_without_owner_is_reported_once() {
     let now = Instant::now();
     let mut planner = Planner::new(ReleaseSettings::default());
     let waiting = pods(now, &[("bare", "", 0)]);
@@ -182,7 +182,7 @@ fn what_nobody_makes_again_is_told_once() {
     assert_eq!(
         planner.plan(now, Injection::Answering, &waiting, |_| HELD).steps,
         report,
-        "another one of the same name"
+        "a new pod of the same name is reported again"
     );
 }
 
@@ -191,6 +191,6 @@ fn unlabelled_namespace_releases_pods_without_webhook() {
     let now = Instant::now();
     let mut planner = Planner::new(ReleaseSettings::default());
     let waiting = pods(now, &[("bare", "", 0), ("web", "web", 0)]);
-    let plan = planner.plan(now, Injection::Silent, &waiting, |_| Place::NotOptedIn);
-    assert_eq!(plan.steps, [Step::LetGo(key("bare")), Step::LetGo(key("web"))]);
+    let plan = planner.plan(now, Injection::Silent, &waiting, |_| NamespaceState::NotOptedIn);
+    assert_eq!(plan.steps, [Step::RemoveGate(key("bare")), Step::RemoveGate(key("web"))]);
 }

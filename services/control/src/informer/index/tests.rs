@@ -37,7 +37,7 @@ fn list<K, T>(objects: impl IntoIterator<Item = T>) -> Vec<Change<K, T>> {
     std::iter::once(Change::Restarted).chain(listed).chain([Change::ListComplete]).collect()
 }
 
-/// Applies the updates; returns the newly broken profiles.
+/// Applies the updates. Returns the newly broken profiles.
 fn feed(index: &mut Index, updates: impl IntoIterator<Item = Update>) -> Vec<Broken> {
     updates.into_iter().flat_map(|update| index.update(update)).collect()
 }
@@ -76,7 +76,7 @@ fn publishes_nothing_before_all_lists_are_complete() {
     assert_eq!(names(&snapshot), ["proxy"]);
     assert!(snapshot.namespace("shop").is_some());
     assert_eq!(index.status(), Status { synced: true, profiles: 1, broken_profiles: 0, namespaces: 1 });
-    assert!(index.publish().is_none(), "there is nothing new");
+    assert!(index.publish().is_none(), "nothing has changed");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn publishes_created_changed_and_deleted_objects() {
     assert_eq!(names(&second), ["logger", "proxy"]);
     assert_ne!(revisions(&first).first(), revisions(&second).get(1));
     assert_eq!(second.namespace_count(), 2);
-    assert_eq!(first.namespace_count(), 1, "what is published does not change");
+    assert_eq!(first.namespace_count(), 1, "published snapshots are immutable");
 
     feed(
         &mut index,
@@ -119,15 +119,15 @@ fn publishes_created_changed_and_deleted_objects() {
 #[test]
 fn namespaced_and_cluster_profile_may_share_a_name() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
-    let mut tenants = profile("proxy", 1, sidecar("tenant:1"));
-    tenants.name.namespace = Some("shop".into());
-    feed(&mut index, [Update::Namespaced(Change::Applied(tenants))]);
+    let mut namespaced = profile("proxy", 1, sidecar("tenant:1"));
+    namespaced.name.namespace = Some("shop".into());
+    feed(&mut index, [Update::Namespaced(Change::Applied(namespaced))]);
     let mut names = names(&index.publish().unwrap());
     names.sort();
     assert_eq!(names, ["proxy", "shop/proxy"]);
 
     feed(&mut index, list([]).into_iter().map(Update::Cluster));
-    assert_eq!(self::names(&index.publish().unwrap()), ["shop/proxy"], "the lists of the two kinds are apart");
+    assert_eq!(self::names(&index.publish().unwrap()), ["shop/proxy"], "the two kinds have separate lists");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn last_valid_version_stays_while_profile_is_broken() {
     let [broken] = broken.as_slice() else { panic!("not reported once: {broken:?}") };
     assert_eq!((broken.name.to_string().as_str(), broken.generation), ("proxy", Some(2)));
     assert_eq!(broken.serving.as_deref(), good.first().map(|(_, revision)| revision.as_str()));
-    assert!(index.publish().is_none(), "what is at work is what was at work");
+    assert!(index.publish().is_none(), "the active version has not changed");
     assert_eq!((index.status().profiles, index.status().broken_profiles), (1, 1));
 
     feed(&mut index, [Update::Cluster(Change::Applied(profile("proxy", 3, sidecar("proxy:3"))))]);
@@ -155,7 +155,7 @@ fn reports_broken_profile_once_per_generation() {
     assert_eq!(feed(&mut index, [apply(2), apply(2)]).len(), 1);
     assert_eq!(feed(&mut index, [apply(3)]).len(), 1);
     let again = list([profile("proxy", 3, json!({"order": "first"}))]).into_iter().map(Update::Cluster);
-    assert_eq!(feed(&mut index, again).len(), 0, "a list after a lost watch brings nothing new");
+    assert_eq!(feed(&mut index, again).len(), 0, "a new list reports the same errors no second time");
     assert_eq!(index.status().broken_profiles, 1);
 }
 
@@ -196,7 +196,7 @@ fn new_list_keeps_last_valid_versions() {
     assert_eq!(broken.len(), 1);
     let after = revisions(&index.publish().unwrap());
     assert_eq!(after.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["new", "proxy"]);
-    assert_eq!(after.last(), before.last(), "the last good proxy is at work");
+    assert_eq!(after.last(), before.last(), "the last valid version of proxy is active");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn unfinished_list_removes_no_profile() {
     let half = [Change::Restarted, Change::Listed(profile("new", 1, sidecar("new:1"))), Change::Restarted];
     feed(&mut index, half.into_iter().map(Update::Cluster));
     feed(&mut index, [Update::Namespace(Change::Restarted), Update::Namespace(Change::Listed(enabled("till")))]);
-    assert_eq!(names(&index.publish().unwrap()), ["new", "proxy"], "what was listed counts at once");
+    assert_eq!(names(&index.publish().unwrap()), ["new", "proxy"], "listed profiles are active at once");
 
     feed(&mut index, [Update::Cluster(Change::Listed(profile("other", 1, sidecar("other:1"))))]);
     feed(&mut index, [Update::Cluster(Change::ListComplete)]);
@@ -226,9 +226,9 @@ fn unchanged_list_publishes_nothing() {
 fn recreated_profile_has_no_last_valid_version() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1"))]);
     index.publish();
-    let mut anew = profile("proxy", 1, json!({"unknown": 1}));
-    anew.uid = "another".into();
-    feed(&mut index, list([anew]).into_iter().map(Update::Cluster));
+    let mut recreated = profile("proxy", 1, json!({"unknown": 1}));
+    recreated.uid = "another".into();
+    feed(&mut index, list([recreated]).into_iter().map(Update::Cluster));
     assert!(names(&index.publish().unwrap()).is_empty());
 }
 
@@ -239,7 +239,7 @@ fn seed_is_last_valid_text_of_broken_profile() {
                "template": {"metadata": {"labels": {"a": "${params.a}"}}}})
     };
     let child = json!({"extends": {"name": "parent"}, "parameters": [{"name": "a", "default": "child"}]});
-    // An earlier leader accepted all three.
+    // An earlier leader accepted all three texts.
     let mut before = synced([profile("parent", 1, parent("x")), profile("child", 1, child.clone())]);
     feed(&mut before, [Update::Cluster(Change::Applied(profile("proxy", 1, sidecar("proxy:1"))))]);
     let accepted = revisions(&before.publish().unwrap());
@@ -251,8 +251,8 @@ fn seed_is_last_valid_text_of_broken_profile() {
     }
     let broken = json!({"tmplate": {}});
     let now = ["parent", "child", "proxy"].map(|name| profile(name, 2, broken.clone()));
-    let told = feed(&mut index, list(now).into_iter().map(Update::Cluster));
-    assert_eq!(told.len(), 3, "{told:?}");
+    let reported = feed(&mut index, list(now).into_iter().map(Update::Cluster));
+    assert_eq!(reported.len(), 3, "{reported:?}");
     feed(&mut index, list([]).into_iter().map(Update::Namespaced));
     feed(&mut index, list([enabled("shop")]).into_iter().map(Update::Namespace));
     assert_eq!(revisions(&index.publish().unwrap()), accepted);
@@ -261,22 +261,22 @@ fn seed_is_last_valid_text_of_broken_profile() {
         let state = index.state(&name).unwrap();
         assert!(state.broken && !state.due);
         assert_eq!(state.good.map(|good| good.revision()), Some(revision.as_str()));
-        let (whole, _) = index.whole(&name).unwrap();
-        assert_eq!(whole.revision().as_deref(), Some(revision.as_str()), "the text can be kept again");
+        let (whole, _) = index.accepted_text(&name).unwrap();
+        assert_eq!(whole.revision().as_deref(), Some(revision.as_str()), "the accepted text is kept");
     }
-    // A list that is interrupted after its first page starts again, and the accepted texts are still known.
+    // A list that is interrupted after its first page starts again. The accepted texts are still known.
     let mut index = Index::default().keeping_texts();
     index.seed(ProfileName::cluster("proxy"), "uid-of-proxy".into(), &sidecar("proxy:1").to_string());
     let page = [Change::Restarted, Change::Listed(profile("proxy", 2, broken.clone()))];
     feed(&mut index, page.map(Update::Cluster));
     feed(&mut index, list([profile("proxy", 2, broken.clone())]).into_iter().map(Update::Cluster));
     assert!(index.state(&ProfileName::cluster("proxy")).unwrap().good.is_some());
-    // Once the list is complete, a profile that appears later is new.
+    // Once the list is complete, a profile that appears is new.
     feed(&mut index, [Update::Cluster(Change::Deleted(ProfileName::cluster("proxy")))]);
     feed(&mut index, [Update::Cluster(Change::Applied(profile("proxy", 3, broken.clone())))]);
     assert!(index.state(&ProfileName::cluster("proxy")).unwrap().good.is_none());
 
-    // A recreated profile has nothing in common with the accepted text.
+    // A recreated profile does not use the accepted text of its predecessor.
     let mut index = Index::default().keeping_texts();
     index.seed(ProfileName::cluster("proxy"), "another".into(), &sidecar("proxy:1").to_string());
     feed(&mut index, list([profile("proxy", 2, broken)]).into_iter().map(Update::Cluster));
@@ -300,7 +300,7 @@ fn panic_breaks_only_its_own_profile() {
     assert!(revisions(&snapshot).contains(&before[0]));
     assert_eq!(index.status().broken_profiles, 1);
 
-    // Another text may be valid.
+    // Another text may compile.
     feed(&mut index, [Update::Cluster(Change::Applied(profile("proxy", 3, sidecar("proxy:3"))))]);
     assert_eq!(index.status().broken_profiles, 0);
     assert!(!revisions(&index.publish().unwrap()).contains(&before[0]));

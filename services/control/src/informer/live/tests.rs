@@ -7,19 +7,20 @@ use prometheus_client::registry::Registry;
 use tokio::sync::Semaphore;
 
 use super::*;
+use crate::guard::log_capture::LogCapture;
 
-const A_SECOND: usize = 40;
-const AT_ONCE: usize = 8;
+const PER_SECOND: usize = 40;
+const CONCURRENT: usize = 8;
 
-/// Lookups with the fetcher `answer`, and their metrics.
+/// Lookups with a fake fetcher, and their metrics.
 struct World {
     live: LiveNamespaces,
     registry: Registry,
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
 }
 
 impl World {
-    /// The namespace; `None` if it is unknown, for whatever reason.
+    /// The namespace; `None` if it does not exist or the lookup failed.
     async fn get(&self, name: &str) -> Option<Arc<Namespace>> {
         match self.live.get(name).await {
             Answer::Found(namespace) => Some(namespace),
@@ -33,34 +34,33 @@ impl World {
     {
         let mut registry = Registry::default();
         let metrics = LookupMetrics::register(&mut registry);
-        let asked = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&asked);
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&requests);
         let fetch = move |name| {
             counter.fetch_add(1, Ordering::SeqCst);
             answer(name).boxed()
         };
-        Self { live: LiveNamespaces::by(fetch, metrics), registry, asked }
+        Self { live: LiveNamespaces::by(fetch, metrics), registry, requests }
     }
 
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
     }
 
     /// Number of lookups with this result.
     fn counted(&self, result: LookupResult) -> usize {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let text = crate::labels::exposition(&self.registry);
         let series = format!("pillion_live_lookups_total{{result=\"{}\"}} ", result.as_str());
         text.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
     }
 }
 
-fn nobody() -> std::future::Ready<Fetched> {
+fn not_found() -> std::future::Ready<Fetched> {
     std::future::ready(Ok(None))
 }
 
 #[tokio::test]
-async fn many_who_ask_at_once_ask_once() {
+async fn concurrent_lookups_share_one_request() {
     let gate = Arc::new(Semaphore::new(0));
     let closed = Arc::clone(&gate);
     let world = World::new(move |_| {
@@ -74,65 +74,65 @@ async fn many_who_ask_at_once_ask_once() {
     let open = async { gate.add_permits(1) };
     let (answers, ()) = futures::join!(waiting, open);
     assert!(answers.iter().flatten().all(|namespace| namespace.label("team") == Some("red")));
-    assert_eq!((answers.len(), world.asked()), (50, 1));
+    assert_eq!((answers.len(), world.requests()), (50, 1));
 
     assert!(world.get("shop").await.is_some());
-    assert_eq!(world.asked(), 1, "it is remembered");
+    assert_eq!(world.requests(), 1, "the result is cached");
     assert_eq!((world.counted(LookupResult::Found), world.counted(LookupResult::Hit)), (1, 50));
 }
 
 #[tokio::test]
 async fn invalid_namespace_name_is_not_looked_up() {
-    let world = World::new(|_| nobody());
+    let world = World::new(|_| not_found());
     let long = "a".repeat(64);
     let names = ["", "-a", "a-", "A", "a.b", "a/../../secrets", "..", "a%2fb", "a?b", "a#b", "a b", "é", "a\n", &long];
     for name in names {
         assert_eq!(world.get(name).await, None);
-        assert_eq!(world.asked(), 0, "{name:?}");
+        assert_eq!(world.requests(), 0, "{name:?}");
     }
     assert_eq!(world.counted(LookupResult::Invalid), names.len());
     let long = "a".repeat(63);
     for (index, name) in ["a", "0", "a-0", "kube-system", &long].into_iter().enumerate() {
         world.get(name).await;
-        assert_eq!(world.asked(), index + 1, "{name:?}");
+        assert_eq!(world.requests(), index + 1, "{name:?}");
     }
     assert_eq!(world.counted(LookupResult::Missing), 5);
 }
 
 #[tokio::test(start_paused = true)]
 async fn at_most_forty_namespace_requests_per_second() {
-    let world = World::new(|_| nobody());
+    let world = World::new(|_| not_found());
     for number in 0..60 {
         assert_eq!(world.get(&format!("n{number}")).await, None);
     }
-    assert_eq!((world.asked(), world.counted(LookupResult::Refused)), (A_SECOND, 20));
+    assert_eq!((world.requests(), world.counted(LookupResult::Refused)), (PER_SECOND, 20));
     tokio::time::advance(Duration::from_millis(999)).await;
     world.get("n50").await;
-    assert_eq!(world.asked(), A_SECOND, "a second is not over");
+    assert_eq!(world.requests(), PER_SECOND, "the second has not passed yet");
     tokio::time::advance(Duration::from_millis(1)).await;
     for number in 40..100 {
         world.get(&format!("n{number}")).await;
     }
-    assert_eq!(world.asked(), 2 * A_SECOND, "who was refused is asked for again");
+    assert_eq!(world.requests(), 2 * PER_SECOND, "refused names are looked up again");
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_client_leaves_look_ups_to_others() {
-    let world = World::new(|_| nobody());
+async fn client_rate_limit_spares_other_clients() {
+    let world = World::new(|_| not_found());
     let (greedy, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
     for number in 0..100 {
         world.live.get_for(&format!("n{number}"), greedy, None).await;
     }
-    assert_eq!((world.asked(), world.counted(LookupResult::Refused)), (10, 90));
+    assert_eq!((world.requests(), world.counted(LookupResult::Refused)), (10, 90));
     assert!(matches!(world.live.get_for("n50", greedy, None).await, Answer::Failed(_)));
     assert_eq!(world.live.get_for("n50", other, None).await, Answer::Missing);
-    assert_eq!(world.live.get_for("n50", greedy, None).await, Answer::Missing, "what is remembered costs nothing");
+    assert_eq!(world.live.get_for("n50", greedy, None).await, Answer::Missing, "a cached result needs no request");
     tokio::time::advance(Duration::from_secs(1)).await;
     assert_eq!(world.live.get_for("new", greedy, None).await, Answer::Missing);
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_from_before_is_asked_for_again() {
+async fn older_result_is_requested_again() {
     let level = Arc::new(std::sync::Mutex::new(Ok(None)));
     let told = Arc::clone(&level);
     let world = World::new(move |_| {
@@ -150,17 +150,21 @@ async fn answer_from_before_is_asked_for_again() {
     tokio::time::advance(Duration::from_secs(2)).await;
     let later = Instant::now();
     *level.lock().unwrap() = Ok(Some(InjectionLevel::Required));
-    assert_eq!((get(None).await, world.asked()), (Ok(None), 1), "it is remembered");
-    assert_eq!((get(Some(later)).await, world.asked()), (Ok(Some(InjectionLevel::Required)), 2));
-    assert_eq!((get(Some(later)).await, world.asked()), (Ok(Some(InjectionLevel::Required)), 2), "it is new enough");
+    assert_eq!((get(None).await, world.requests()), (Ok(None), 1), "the result is cached");
+    assert_eq!((get(Some(later)).await, world.requests()), (Ok(Some(InjectionLevel::Required)), 2));
+    assert_eq!(
+        (get(Some(later)).await, world.requests()),
+        (Ok(Some(InjectionLevel::Required)), 2),
+        "the cached result is new enough"
+    );
     tokio::time::advance(Duration::from_secs(1)).await;
     *level.lock().unwrap() = Err(());
-    assert_eq!(get(Some(Instant::now())).await, Err("failed"), "an old answer will not do");
-    assert_eq!(get(None).await, Ok(Some(InjectionLevel::Required)), "for others it does");
+    assert_eq!(get(Some(Instant::now())).await, Err("failed"), "an older result is not used");
+    assert_eq!(get(None).await, Ok(Some(InjectionLevel::Required)), "other callers get the older result");
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_most_eight_namespace_requests_at_once() {
+async fn at_most_eight_concurrent_namespace_requests() {
     let waiting = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&waiting);
     let world = World::new(move |_| {
@@ -168,28 +172,28 @@ async fn at_most_eight_namespace_requests_at_once() {
         std::future::pending()
     });
     let began = Instant::now();
-    let names: Vec<_> = (0..A_SECOND).map(|number| format!("n{number}")).collect();
+    let names: Vec<_> = (0..PER_SECOND).map(|number| format!("n{number}")).collect();
     let all = futures::future::join_all(names.iter().map(|name| world.get(name)));
     let look = async {
         tokio::time::sleep(ANSWER_LIMIT / 2).await;
         waiting.load(Ordering::SeqCst)
     };
-    let (answers, at_once) = futures::join!(all, look);
-    assert_eq!(at_once, AT_ONCE);
+    let (answers, concurrent) = futures::join!(all, look);
+    assert_eq!(concurrent, CONCURRENT);
     assert!(answers.iter().all(Option::is_none));
-    assert!(began.elapsed() < ANSWER_LIMIT * 2, "waiting for a turn counts: {:?}", began.elapsed());
-    assert_eq!(world.counted(LookupResult::TimedOut), A_SECOND);
+    assert!(began.elapsed() < ANSWER_LIMIT * 2, "the limit includes the wait for a permit: {:?}", began.elapsed());
+    assert_eq!(world.counted(LookupResult::TimedOut), PER_SECOND);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_is_unknown_and_remembered_only_shortly() {
+async fn failed_lookup_is_cached_briefly() {
     let world = World::new(|_| std::future::ready(Err(FetchError::unavailable("no route"))));
     assert_eq!(world.get("shop").await, None);
     assert_eq!(world.counted(LookupResult::Failed), 1);
     tokio::time::advance(Duration::from_millis(999)).await;
-    assert_eq!((world.get("shop").await, world.asked()), (None, 1));
+    assert_eq!((world.get("shop").await, world.requests()), (None, 1));
     tokio::time::advance(Duration::from_millis(1)).await;
-    assert_eq!((world.get("shop").await, world.asked()), (None, 2));
+    assert_eq!((world.get("shop").await, world.requests()), (None, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -208,4 +212,25 @@ async fn found_namespace_survives_long_api_outage() {
         tokio::time::advance(Duration::from_mins(1)).await;
     }
     assert_eq!(world.counted(LookupResult::Stale), 2 * 29);
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeated_failures_are_logged_with_their_count() {
+    let log = LogCapture::start();
+    let fetch = |_| std::future::ready(Err(FetchError::unavailable("no route"))).boxed();
+    let live = LiveNamespaces::by(fetch, LookupMetrics::register(&mut Registry::default()));
+    for number in 0..25 {
+        live.get(&format!("n{number}")).await;
+    }
+    let first = log.take();
+    assert_eq!(first.lines().count(), 1, "{first}");
+    assert!(first.contains("key=n0") && first.contains("no route") && first.contains("suppressed=0"), "{first}");
+
+    tokio::time::advance(Duration::from_secs(5)).await;
+    for number in 30..32 {
+        live.get(&format!("n{number}")).await;
+    }
+    let second = log.take();
+    assert_eq!(second.lines().count(), 1, "{second}");
+    assert!(second.contains("key=n30") && second.contains("suppressed=24"), "{second}");
 }

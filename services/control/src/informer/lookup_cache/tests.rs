@@ -1,4 +1,4 @@
-//! Tests the cache with a fake API server that may be unavailable for half an hour.
+//! Tests the cache with a fake API server that can be unavailable, hang or refuse requests.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -8,22 +8,22 @@ use prometheus_client::registry::Registry;
 use super::*;
 
 const BOUNDS: Bounds = Bounds {
-    ask_limit: Duration::from_millis(240),
-    at_once: 4,
+    request_timeout: Duration::from_millis(240),
+    concurrent: 4,
     a_second: None,
     a_second_per_client: 3,
     capacity: 1024 * 1024,
     found_for: Duration::from_secs(30),
     missing_for: Duration::from_secs(5),
     failed_for: Duration::from_secs(1),
-    stale_for: STALE_FOR,
+    stale_for: MAX_STALE_DURATION,
     wanted: "a thing",
 };
 
 #[derive(Clone, Copy, Debug)]
-struct Thing;
+struct TestKind;
 
-impl LookupKind for Thing {
+impl LookupKind for TestKind {
     const NAME: &'static str = "things";
     const HELP: &'static str = "Things";
     const ALL: &'static [Self] = &[Self];
@@ -33,70 +33,70 @@ impl LookupKind for Thing {
     }
 }
 
-/// State of the fake API server.
+/// The state of the fake API server.
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// It responds at once: objects with names that begin with `no` do not exist.
-    Well,
-    /// It refuses connections.
-    Gone,
-    /// It accepts connections and never responds.
+    /// The server responds at once. Objects whose names begin with `no` do not exist.
+    Available,
+    /// The server refuses connections.
+    Unreachable,
+    /// The server accepts connections and never responds.
     Hanging,
-    /// It denies all requests.
+    /// The server denies all requests.
     Forbidding,
     /// Requests for names that begin with `broken` fail with a server error; all others succeed.
-    InPart,
+    PartlyFailing,
 }
 
 struct World {
-    things: Remembered<Box<str>, usize, Thing>,
+    cache: LookupCache<Box<str>, usize, TestKind>,
     state: Arc<Mutex<State>>,
-    /// Number of requests; an existing object has the number as its value.
-    asked: Arc<AtomicUsize>,
+    /// Number of requests so far. The value of an existing object is the number of its request.
+    requests: Arc<AtomicUsize>,
     registry: Registry,
 }
 
 impl World {
     fn new() -> Self {
-        let state = Arc::new(Mutex::new(State::Well));
-        let asked = Arc::new(AtomicUsize::new(0));
-        let (how, count) = (Arc::clone(&state), Arc::clone(&asked));
+        let state = Arc::new(Mutex::new(State::Available));
+        let requests = Arc::new(AtomicUsize::new(0));
+        let (server_state, counter) = (Arc::clone(&state), Arc::clone(&requests));
         let fetch = move |name: Box<str>| {
-            let number = count.fetch_add(1, Ordering::SeqCst) + 1;
-            let state = *how.lock().unwrap();
+            let number = counter.fetch_add(1, Ordering::SeqCst) + 1;
+            let state = *server_state.lock().unwrap();
             async move {
                 match state {
-                    State::Well => Ok((!name.starts_with("no")).then_some(number)),
-                    State::Gone => Err(FetchError::unavailable("no route")),
+                    State::Available => Ok((!name.starts_with("no")).then_some(number)),
+                    State::Unreachable => Err(FetchError::unavailable("no route")),
                     State::Hanging => std::future::pending().await,
                     State::Forbidding => Err(FetchError::refused("forbidden")),
-                    State::InPart if name.starts_with("broken") => {
+                    State::PartlyFailing if name.starts_with("broken") => {
                         let status = kube::core::Status { code: 503, ..kube::core::Status::default() };
                         Err(kube::Error::Api(status.boxed()).into())
                     }
-                    State::InPart => Ok(Some(number)),
+                    State::PartlyFailing => Ok(Some(number)),
                 }
             }
             .boxed()
         };
         let mut registry = Registry::default();
         let metrics = LookupMetrics::register(&mut registry);
-        let things = Remembered::new(fetch, |_, _| 100, BOUNDS, metrics);
-        Self { things, state, asked, registry }
+        let cache = LookupCache::new(fetch, |_, _| 100, BOUNDS, metrics);
+        Self { cache, state, requests, registry }
     }
 
     fn becomes(&self, state: State) {
         *self.state.lock().unwrap() = state;
     }
 
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
     }
 
-    /// The result as text, and how long it took.
+    /// Returns the result as a string, and how long it took.
     async fn get(&self, name: &str) -> (String, Duration) {
         let began = Instant::now();
-        let answer = self.things.get(Thing, name.into(), Asker::own(began + Duration::from_millis(250))).await;
+        let answer = self.cache.get(TestKind, name.into(), Caller::own(began + Duration::from_millis(250))).await;
         let text = match answer {
             Answer::Found(number) => format!("found {number}"),
             Answer::Missing => "missing".to_owned(),
@@ -111,8 +111,7 @@ impl World {
     }
 
     fn counted(&self, result: LookupResult) -> usize {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let text = crate::labels::exposition(&self.registry);
         let series = format!("pillion_things_total{{result=\"{}\"}} ", result.as_str());
         text.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
     }
@@ -136,22 +135,26 @@ async fn entry_in_use_is_refreshed_in_background() {
     pass(19).await;
     assert_eq!(world.text("a").await, "found 1");
     settle().await;
-    assert_eq!(world.asked(), 1, "fresh");
+    assert_eq!(world.requests(), 1, "a fresh entry is not refreshed");
     pass(1).await;
     for _ in 0..10 {
         assert_eq!(world.text("a").await, "found 1");
     }
     settle().await;
-    assert_eq!((world.asked(), world.counted(LookupResult::Refreshed)), (2, 1), "in its last third, once");
+    assert_eq!(
+        (world.requests(), world.counted(LookupResult::Refreshed)),
+        (2, 1),
+        "an entry in its last third is refreshed once"
+    );
     assert_eq!(world.text("a").await, "found 2");
     pass(30).await;
-    assert_eq!(world.text("a").await, "found 3", "what was not used is asked for when it is wanted");
+    assert_eq!(world.text("a").await, "found 3", "an unused entry is requested when it is needed");
     assert_eq!(world.counted(LookupResult::Found), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn api_outage_changes_no_cached_result() {
-    for state in [State::Gone, State::Hanging] {
+    for state in [State::Unreachable, State::Hanging] {
         let world = World::new();
         let names: Vec<_> =
             (0..20).map(|number| format!("{}-{number}", if number % 4 == 0 { "no" } else { "yes" })).collect();
@@ -172,66 +175,62 @@ async fn api_outage_changes_no_cached_result() {
                 settle().await;
             }
         }
-        assert!(waited <= 30, "{state:?}: one pod waits, the others do not: {waited}");
+        assert!(waited <= 30, "{state:?}: at most one pod waits per minute: {waited}");
         assert_eq!(world.counted(LookupResult::Stale), 600);
-        assert!(world.text("yes-new").await.starts_with("failed: "), "what was never known is not");
+        assert!(world.text("yes-new").await.starts_with("failed: "), "an object that was never cached is unavailable");
 
-        world.becomes(State::Well);
+        world.becomes(State::Available);
         pass(10).await;
         for name in &names {
             world.get(name).await;
             settle().await;
         }
         let stale = world.counted(LookupResult::Stale);
-        assert_ne!(world.text("yes-1").await, before[1], "the answers are new again");
+        assert_ne!(world.text("yes-1").await, before[1], "results are fresh again");
         assert_eq!(world.counted(LookupResult::Stale), stale);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn stale_entry_expires_sooner_after_a_refusal() {
+async fn stale_entry_expires_sooner_after_refusal() {
     let world = World::new();
     world.get("a").await;
     world.get("b").await;
     world.becomes(State::Forbidding);
     pass(31).await;
-    assert_eq!(world.text("b").await, "found 2", "it may have started a moment ago");
+    assert_eq!(world.text("b").await, "found 2", "the API server may have just started");
     pass(270).await;
     assert_eq!(world.text("b").await, "failed: the API server did not give it");
-    world.becomes(State::Gone);
+    world.becomes(State::Unreachable);
     pass(3230).await;
     assert_eq!(world.text("a").await, "found 1");
     pass(100).await;
     assert_eq!(world.text("a").await, "failed: the API server did not give it");
-    assert_eq!(
-        world.text("b").await,
-        "failed: the API server did not give it",
-        "what was refused is not known any more"
-    );
+    assert_eq!(world.text("b").await, "failed: the API server did not give it", "a refused entry is no longer served");
 }
 
 #[tokio::test(start_paused = true)]
 async fn failure_of_one_lookup_leaves_others_fresh() {
     let world = World::new();
     assert_eq!([world.text("broken").await, world.text("a").await], ["found 1", "found 2"]);
-    world.becomes(State::InPart);
+    world.becomes(State::PartlyFailing);
     pass(2400).await;
-    assert_eq!(world.text("broken").await, "found 1", "an old answer is better than none");
-    assert_eq!(world.text("a").await, "found 4", "it can be asked for");
+    assert_eq!(world.text("broken").await, "found 1", "the stale entry is served");
+    assert_eq!(world.text("a").await, "found 4", "other objects are requested");
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_who_want_what_is_old_ask_once() {
+async fn callers_of_expired_entry_share_one_request() {
     let world = World::new();
     world.get("a").await;
     pass(40).await;
     let answers = futures::future::join_all((0..50).map(|_| world.text("a"))).await;
     assert!(answers.iter().all(|answer| answer == "found 2"), "{answers:?}");
-    assert_eq!(world.asked(), 2);
+    assert_eq!(world.requests(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn tenant_with_many_questions_leaves_turns_to_others() {
+async fn busy_tenant_leaves_permits_to_others() {
     let order = Arc::<Mutex<Vec<Box<str>>>>::default();
     let told = Arc::clone(&order);
     let fetch = move |name: Box<str>| {
@@ -243,17 +242,17 @@ async fn tenant_with_many_questions_leaves_turns_to_others() {
         .boxed()
     };
     let metrics = LookupMetrics::register(&mut Registry::default());
-    let things = Remembered::new(fetch, |_, _| 100, Bounds { at_once: 8, ..BOUNDS }, metrics);
+    let cache = LookupCache::new(fetch, |_, _| 100, Bounds { concurrent: 8, ..BOUNDS }, metrics);
     let get = async |name: String, tenant: &str| {
-        let own = Asker::own(Instant::now() + Duration::from_millis(240));
-        let asker = Asker { tenant: Some(tenant), ..own };
-        things.get(Thing, name.into(), asker).await
+        let own = Caller::own(Instant::now() + Duration::from_millis(240));
+        let caller = Caller { tenant: Some(tenant), ..own };
+        cache.get(TestKind, name.into(), caller).await
     };
     let noisy = futures::future::join_all((0..40).map(|number| get(format!("noisy-{number}"), "noisy")));
     let quiet = get("quiet".to_owned(), "quiet");
     let (_, quiet) = futures::join!(noisy, quiet);
     assert!(matches!(quiet, Answer::Found(_)));
     let at = order.lock().unwrap().iter().position(|name| &**name == "quiet").unwrap();
-    assert!(at <= 2, "{at} were asked for before");
-    assert!(things.asking.tenants.turns.lock().unwrap().values().all(|turns| turns.strong_count() == 0));
+    assert!(at <= 2, "{at} requests came before");
+    assert!(cache.fetcher.tenants.permits.lock().unwrap().values().all(|permits| permits.strong_count() == 0));
 }

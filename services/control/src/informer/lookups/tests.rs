@@ -10,11 +10,11 @@ use tokio::sync::Semaphore;
 use super::*;
 use crate::informer::lookup_cache::FetchError;
 
-/// Lookups with the fetcher `answer`, and their requests.
+/// Lookups with a fake fetcher, and their requests.
 struct World {
     lookups: Lookups,
     registry: Registry,
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
 impl World {
@@ -24,23 +24,22 @@ impl World {
     {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
-        let asked = Arc::<Mutex<Vec<String>>>::default();
-        let noted = Arc::clone(&asked);
+        let requests = Arc::<Mutex<Vec<String>>>::default();
+        let recorded = Arc::clone(&requests);
         let fetch = move |key: Key| {
-            noted.lock().unwrap().push(key.to_string());
+            recorded.lock().unwrap().push(key.to_string());
             answer(key).boxed()
         };
-        Self { lookups: Lookups::by(fetch, metrics), registry, asked }
+        Self { lookups: Lookups::by(fetch, metrics), registry, requests }
     }
 
-    fn asked(&self) -> Vec<String> {
-        std::mem::take(&mut *self.asked.lock().unwrap())
+    fn requests(&self) -> Vec<String> {
+        std::mem::take(&mut *self.requests.lock().unwrap())
     }
 
     /// Number of lookups of service accounts with this result.
     fn accounts(&self, result: LookupResult) -> usize {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let text = crate::labels::exposition(&self.registry);
         let labels = format!("{{what=\"service_account\",result=\"{}\"}}", result.as_str());
         let series = format!("pillion_lookups_total{labels} ");
         text.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
@@ -55,7 +54,7 @@ fn account(name: &str) -> Wanted {
     Wanted { namespace: "shop".into(), service_account: Some(name.into()), ..Wanted::default() }
 }
 
-fn name_of(answer: &Found) -> Option<String> {
+fn name_of(answer: &ObjectAnswer) -> Option<String> {
     match answer {
         Answer::Found(object) => object.root().at(&["metadata", "name"])?.as_str().map(Into::into),
         _ => None,
@@ -63,7 +62,7 @@ fn name_of(answer: &Found) -> Option<String> {
 }
 
 #[tokio::test]
-async fn many_pods_of_one_workload_ask_once() {
+async fn pods_of_one_workload_share_one_request() {
     let gate = Arc::new(Semaphore::new(0));
     let closed = Arc::clone(&gate);
     let world = World::new(move |_| {
@@ -76,9 +75,9 @@ async fn many_pods_of_one_workload_ask_once() {
     let waiting = join_all((0..50).map(|_| world.lookups.get(account("web"))));
     let (answers, ()) = futures::join!(waiting, async { gate.add_permits(1) });
     assert!(answers.iter().all(|answer| name_of(&answer.service_account).as_deref() == Some("web")));
-    assert_eq!((answers.len(), world.asked()), (50, vec!["serviceaccounts shop/web".to_owned()]));
+    assert_eq!((answers.len(), world.requests()), (50, vec!["serviceaccounts shop/web".to_owned()]));
     world.lookups.get(account("web")).await;
-    assert!(world.asked().is_empty(), "it is remembered");
+    assert!(world.requests().is_empty(), "the result is cached");
     assert_eq!((world.accounts(LookupResult::Found), world.accounts(LookupResult::Hit)), (1, 50));
 }
 
@@ -88,9 +87,9 @@ async fn missing_object_differs_from_failed_lookup() {
     assert_eq!(world.lookups.get(account("web")).await.service_account.ending(), "missing");
     let world = World::new(|_| std::future::ready(Err(FetchError::unavailable("no route"))));
     let Answer::Failed(why) = world.lookups.get(account("web")).await.service_account else { panic!("a failure") };
-    assert!(!why.contains("route"), "{why}: the author of a pod is not told where the API server is");
+    assert!(!why.contains("route"), "{why}: the message must not reveal the API server's address");
     world.lookups.get(account("web")).await;
-    assert_eq!(world.asked().len(), 1, "the next pods fail at once");
+    assert_eq!(world.requests().len(), 1, "the next pods fail at once");
 }
 
 trait Ending {
@@ -109,7 +108,7 @@ impl<T> Ending for Answer<T> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_that_a_review_wants_has_one_deadline() {
+async fn lookups_of_review_share_one_deadline() {
     let world = World::new(|_| std::future::pending());
     let query = |name: &str| Query {
         group: "".into(),
@@ -129,13 +128,14 @@ async fn all_that_a_review_wants_has_one_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_may_wait_longer_gets_what_takes_longer() {
+async fn longer_limit_permits_slower_responses() {
     let fetch = |_| {
         tokio::time::sleep(Duration::from_millis(900)).map(|()| found(&json!({"metadata": {"name": "web"}}))).boxed()
     };
     for (answer_limit, ending) in [(ANSWER_LIMIT, "failed"), (Duration::from_secs(1), "found")] {
         let metrics = Metrics::register(&mut Registry::default());
-        let lookups = Lookups::made(fetch, metrics, LookupSettings { answer_limit, ..LookupSettings::default() });
+        let lookups =
+            Lookups::with_fetcher(fetch, metrics, LookupSettings { answer_limit, ..LookupSettings::default() });
         assert_eq!(lookups.get(account("web")).await.service_account.ending(), ending, "{answer_limit:?}");
     }
 }
@@ -158,12 +158,12 @@ async fn owner_lookup_stops_at_the_wanted_kind() {
     let chain = chain_of(&object);
     let wanted = Wanted { namespace: "shop".into(), owners: Some(chain), ..Wanted::default() };
     let looked_up = world.lookups.get(wanted).await;
-    assert_eq!(world.asked(), ["jobs.batch shop/backup-1"]);
+    assert_eq!(world.requests(), ["jobs.batch shop/backup-1"]);
     let Answer::Found(chain) = looked_up.owners else { panic!("a chain") };
-    assert_eq!(chain.next(), None, "its end is known");
+    assert_eq!(chain.next(), None, "the chain is complete");
 }
 
-/// The engine's owner chain for a pod, if a profile reads the owner's name.
+/// The engine's owner chain for this pod, with a profile that reads the owner's name.
 fn chain_of(pod: &Value) -> OwnerChain {
     use pillion_engine::profile::{ProfileName, compile};
     use pillion_engine::review::{Endpoint, Facts, Review};
@@ -187,7 +187,7 @@ async fn invalid_object_name_is_not_looked_up() {
     for name in ["", "-a", "a/../../secrets/x", "..", "a..b", "A", "a%2fb", "a?b", &long] {
         assert_eq!(world.lookups.get(account(name)).await.service_account.ending(), "missing", "{name}");
     }
-    assert!(world.asked().is_empty());
+    assert!(world.requests().is_empty());
     assert_eq!(world.accounts(LookupResult::Invalid), 9);
 
     let query = |resource: &str, which: Asked| Query {
@@ -203,9 +203,9 @@ async fn invalid_object_name_is_not_looked_up() {
         {"key": "c", "operator": "In", "values": ["d", "e"]}, {"key": "f", "operator": "DoesNotExist"},
         {"key": "g", "operator": "NotIn", "values": ["h"]}, {"key": "i", "operator": "Exists"}]});
     let selected = Key::declared(&query("nodes", Asked::Selected(serde_json::from_value(selector).unwrap()))).unwrap();
-    assert_eq!(selected.which, Which::Selected("a=b,c in (d,e),!f,g notin (h),i".into()));
+    assert_eq!(selected.which, KeyObjects::Selected("a=b,c in (d,e),!f,g notin (h),i".into()));
     let game = OwnerReference { api_version: "example.com/v1".into(), kind: "Job".into(), name: "a".into(), uid: None };
-    assert_eq!(Key::owner("shop", &game), None, "kinds of others are not looked up");
+    assert_eq!(Key::owner("shop", &game), None, "only built-in kinds are looked up");
 }
 
 #[tokio::test(start_paused = true)]
@@ -215,7 +215,7 @@ async fn api_outage_changes_no_lookup() {
         if began.elapsed() > Duration::from_secs(5) {
             return Err(FetchError::unavailable("no route"));
         }
-        let Which::Metadata(name) = &key.which else { return Ok(None) };
+        let KeyObjects::Metadata(name) = &key.which else { return Ok(None) };
         if &**name == "web" { found(&json!({"metadata": {"name": "web"}})) } else { Ok(None) }
     });
     for minute in 0..30 {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::guard::log_capture::LogCapture;
 use crate::informer::objects::ProfileChange;
 
 /// Watches that deliver these updates.
@@ -46,22 +47,22 @@ async fn guardrails_of_first_snapshot_stay() {
 
 #[tokio::test]
 async fn panic_while_publishing_keeps_last_snapshot() {
-    let (tell, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let updates = stream::poll_fn(move |context| heard.poll_recv(context));
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let updates = stream::poll_fn(move |context| receiver.poll_recv(context));
     let (publisher, mut status) = Publisher::new(Arc::default());
     let shutdown = CancellationToken::new();
     let fault = crate::guard::faults::at("the snapshot");
     let running = tokio::spawn(publisher.follow(watches(updates, None), shutdown.clone()));
     for update in empty_lists() {
-        tell.send(update).unwrap();
+        sender.send(update).unwrap();
     }
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert!(!running.is_finished() && !status.borrow().synced, "it would look ready, with nothing to serve");
+    assert!(!running.is_finished() && !status.borrow().synced, "a replica without a snapshot must not become ready");
     drop(fault);
     let later = ("later".into(), pillion_engine::snapshot::Namespace::default());
-    tell.send(Update::Namespace(Change::Applied(later))).unwrap();
+    sender.send(Update::Namespace(Change::Applied(later))).unwrap();
     let synced = *status.wait_for(|status| status.synced).await.unwrap();
     assert_eq!(synced.namespaces, 2);
     shutdown.cancel();
@@ -69,11 +70,11 @@ async fn panic_while_publishing_keeps_last_snapshot() {
 }
 
 #[tokio::test]
-async fn watches_that_end_are_an_error() {
+async fn ended_watches_are_an_error() {
     let (publisher, status) = Publisher::new(Arc::default());
     let ended = publisher.follow(watches(stream::iter(empty_lists()), None), CancellationToken::new()).await;
     assert!(ended.is_err());
-    assert!(status.borrow().synced, "what came before was taken");
+    assert!(status.borrow().synced, "earlier updates were applied");
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,22 +102,9 @@ async fn synced_without_revision_that_stays_unavailable() {
     let limit = Duration::from_mins(1);
     let synced = tokio::time::timeout(limit, status.wait_for(|status| status.synced)).await;
     assert_eq!(synced.unwrap().unwrap().broken_profiles, 1);
-    assert!(began.elapsed() >= Duration::from_secs(2), "one refusal may pass: {:?}", began.elapsed());
+    assert!(began.elapsed() >= Duration::from_secs(2), "a single refusal is retried: {:?}", began.elapsed());
     shutdown.cancel();
     assert!(running.await.unwrap().is_ok());
-}
-
-#[derive(Clone, Default)]
-struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
-
-impl std::io::Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 fn profile(name: &str, generation: i64, image: &str) -> StoredProfile {
@@ -131,12 +119,7 @@ fn profile(name: &str, generation: i64, image: &str) -> StoredProfile {
 
 #[test]
 fn logs_profiles_that_change_with_their_revisions() {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let subscriber =
-        tracing_subscriber::fmt().with_ansi(false).without_time().with_writer(move || writer.clone()).finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
-    let told = move || String::from_utf8(std::mem::take(&mut *lines.0.lock().unwrap())).unwrap();
+    let log = LogCapture::start();
     let snapshots = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let (mut publisher, _status) = Publisher::new(Arc::clone(&snapshots));
     let mut watches = watches(stream::pending(), None);
@@ -146,42 +129,42 @@ fn logs_profiles_that_change_with_their_revisions() {
         publisher.index.update(update);
     }
     publisher.publish(&mut watches);
-    let (text, first) = (told(), revision().unwrap());
+    let (text, first) = (log.take(), revision().unwrap());
     assert!(text.contains(&format!("the profile is at work profile=proxy revision=\"{first}\"")), "{text}");
 
     publisher.index.update(Update::Cluster(Change::Applied(profile("proxy", 2, "proxy:2"))));
     publisher.publish(&mut watches);
-    let (text, second) = (told(), revision().unwrap());
+    let (text, second) = (log.take(), revision().unwrap());
     let expected = format!("profile=proxy old_revision=\"{first}\" revision=\"{second}\"");
     assert!(text.contains(&expected) && text.lines().count() == 1, "{text}");
 
     let other = ("other".into(), pillion_engine::snapshot::Namespace::default());
     publisher.index.update(Update::Namespace(Change::Applied(other)));
     publisher.publish(&mut watches);
-    assert_eq!(told(), "", "a namespace is no news");
+    assert_eq!(log.take(), "", "changes of namespaces are not logged");
 
     publisher.index.update(Update::Cluster(Change::Deleted(profile("proxy", 2, "proxy:2").name)));
     publisher.publish(&mut watches);
-    let text = told();
+    let text = log.take();
     assert!(text.contains(&format!("the profile is gone profile=proxy old_revision=\"{second}\"")), "{text}");
 
-    for number in 0..LOGGED + 5 {
+    for number in 0..MAX_LOGGED + 5 {
         let stored = profile(&format!("p{number}"), 1, "p:1");
         publisher.index.update(Update::Cluster(Change::Applied(stored)));
     }
     publisher.publish(&mut watches);
-    let text = told();
-    assert!(text.lines().count() == LOGGED + 1 && text.contains("more=5"), "{text}");
+    let text = log.take();
+    assert!(text.lines().count() == MAX_LOGGED + 1 && text.contains("more=5"), "{text}");
 }
 
-type Told = watcher::Result<Event<&'static str>>;
+type WatchEvent = watcher::Result<Event<&'static str>>;
 
-fn cut_off() -> Told {
+fn interruption() -> WatchEvent {
     Err(watcher::Error::NoResourceVersion)
 }
 
-fn told(events: Vec<Told>) -> impl Stream<Item = Change<&'static str, &'static str>> + Send {
-    changes(stream::iter(events), Kind::Namespaces, CacheMetrics::default(), |object| object, |object| object)
+fn changes_of(events: Vec<WatchEvent>) -> impl Stream<Item = Change<&'static str, &'static str>> + Send {
+    changes(stream::iter(events), WatchedKind::Namespaces, CacheMetrics::default(), |object| object, |object| object)
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,7 +172,7 @@ async fn interrupted_list_starts_again() {
     let events = vec![
         Ok(Event::Init),
         Ok(Event::InitApply("half")),
-        cut_off(),
+        interruption(),
         Ok(Event::Init),
         Ok(Event::InitApply("whole")),
         Ok(Event::InitDone),
@@ -202,15 +185,16 @@ async fn interrupted_list_starts_again() {
         Change::ListComplete,
         Change::Deleted("whole"),
     ];
-    assert_eq!(told(events).collect::<Vec<_>>().await, expected);
+    assert_eq!(changes_of(events).collect::<Vec<_>>().await, expected);
 }
 
 #[tokio::test(start_paused = true)]
 async fn pause_grows_with_each_failed_attempt() {
-    let events = (0..8).flat_map(|_| [Ok(Event::Init), cut_off()]).collect();
+    let events = (0..8).flat_map(|_| [Ok(Event::Init), interruption()]).collect();
     let began = tokio::time::Instant::now();
-    assert_eq!(told(events).count().await, 8);
+    assert_eq!(changes_of(events).count().await, 8);
     let took = began.elapsed();
-    // Without growing pauses it would be less than four; after a recovery, the next attempt is soon.
+    // Without growing pauses, the eight attempts would take less than 4 seconds. After a recovery, the next attempt is
+    // soon.
     assert!(took > Duration::from_secs(8) && took < Duration::from_secs(40), "{took:?}");
 }

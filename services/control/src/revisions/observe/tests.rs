@@ -36,20 +36,20 @@ fn revisions_belong_to_name_namespace_and_uid() {
         store.update_revisions(Change::Applied(object(namespace, name, owner)), namespace.is_none());
     }
     let revisions = |store: &RevisionStore, name: &ProfileName, uid: &str| -> Vec<String> {
-        store.existing(name, uid).made.keys().map(ToString::to_string).collect()
+        store.existing(name, uid).created.keys().map(ToString::to_string).collect()
     };
     let name = ProfileName::cluster("proxy");
     assert_eq!(revisions(&store, &name, "1"), ["aa11"]);
     assert_eq!(revisions(&store, &ProfileName::cluster("proxy-two"), "2"), ["cc33"]);
     assert_eq!(revisions(&store, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
 
-    // A new list of one scope does not change the other.
+    // A new list of one scope does not change the other scope.
     store.update_revisions(Change::Restarted, true);
     store.update_revisions(Change::Listed(object(None, "proxy-ee55", "1")), true);
     store.update_revisions(Change::ListComplete, true);
     assert_eq!(revisions(&store, &name, "1"), ["ee55"]);
     assert_eq!(revisions(&store, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
-    store.unmade(&name, "ee55");
+    store.remove_revision(&name, "ee55");
     assert!(revisions(&store, &name, "1").is_empty());
 }
 
@@ -70,7 +70,7 @@ fn label_marks_revision_bounded_by_parent() {
     store.update_revisions(Change::Applied(object(None, "proxy-bb22", "1")), true);
     store.update_revisions(Change::Applied(bounded), true);
     let existing = store.existing(&ProfileName::cluster("proxy"), "1");
-    assert_eq!(existing.made.len(), 2);
+    assert_eq!(existing.created.len(), 2);
     assert_eq!(existing.bounded_by_parent, ["aa11".into()].into());
 }
 
@@ -81,7 +81,7 @@ fn seen(uid: &str, generation: i64, label: &str) -> StoredProfile {
     StoredProfile::new(metadata, spec)
 }
 
-/// Whether the planned status accepts the text: status and reason.
+/// The status and the message of the planned condition `Accepted`.
 fn accepted_condition(plan: &Plan) -> (&str, &str) {
     let conditions = &plan.status.as_ref().expect("a status").conditions;
     let found = conditions.iter().find(|condition| condition.type_ == ACCEPTED).expect("the condition");
@@ -95,14 +95,14 @@ fn text_that_panics_is_rejected_with_reason() {
     for change in [Change::Restarted, Change::ListComplete] {
         store.update(Update::Cluster(change));
     }
-    // Panics while it is compiled, and while its revision is built.
+    // The first text panics while it is compiled, and the second one while its revision is built.
     for (generation, (before, meanwhile)) in (1..).zip([("proxy", ""), ("", "the revision of proxy")]) {
         let fault = faults::at(before);
         store.update(Update::Cluster(Change::Applied(seen("1", generation, "a"))));
         drop(fault);
         let profile = store.index().stored_profile(&name).unwrap().clone();
         let fault = faults::at(meanwhile);
-        let (plan, revision) = decide(&mut store, &profile, 10).expect("there is something to be told");
+        let (plan, revision) = decide(&mut store, &profile, 10).expect("a plan for the broken text");
         drop(fault);
         let (state, message) = accepted_condition(&plan);
         assert!(state == "False" && message.contains("a fault of Pillion's"), "{generation}: {state} {message}");
@@ -110,12 +110,12 @@ fn text_that_panics_is_rejected_with_reason() {
     }
     // A panic in the search for conflicts does not end the task either.
     let fault = faults::at("the conflicts of profiles");
-    store.tidy();
+    store.remove_stale();
     drop(fault);
 
     store.update(Update::Cluster(Change::Applied(seen("1", 3, "b"))));
     let profile = store.index().stored_profile(&name).unwrap().clone();
-    let (plan, revision) = decide(&mut store, &profile, 10).expect("a revision is to be made");
+    let (plan, revision) = decide(&mut store, &profile, 10).expect("a plan for the corrected text");
     assert!(plan.create && revision.is_some());
 }
 
@@ -123,7 +123,7 @@ fn text_that_panics_is_rejected_with_reason() {
 fn missing_revision_of_other_build_gets_own_hash() {
     let name = ProfileName::cluster("proxy");
     let (mut store, again) = (store(), seen("1", 1, "a"));
-    // The other build wrote a field that this one omits.
+    // The other build wrote a field that this build omits.
     let text = json!({"parameters": [], "template": {"metadata": {"labels": {"a": "a"}}}}).to_string();
     let stored = json!({"profile": "proxy", "revision": "0000", "generation": 1, "bounds": "Platform", "text": text});
     let mut stored: RevisionSpec = serde_json::from_value(stored).unwrap();
@@ -138,12 +138,12 @@ fn missing_revision_of_other_build_gets_own_hash() {
         let profile = store.index().stored_profile(&name)?;
         store.observe(profile, &store.existing(&name, "1"), 0)?.accepted.map(|accepted| accepted.revision)
     };
-    assert_eq!(accepted(&store).as_deref(), Some(hash), "while it is there it keeps its name");
+    assert_eq!(accepted(&store).as_deref(), Some(hash), "an existing revision keeps its name");
     let profile = store.index().stored_profile(&name).unwrap().clone();
-    let (_, made) = decide(&mut store, &profile, 10).expect("it is gone");
-    let made = made.expect("a revision is to be made");
-    assert_ne!(made.revision, hash);
-    assert!(ProfileSource::Revision(&made).flatten(&name).is_ok(), "replicas would refuse it: {made:?}");
+    let (_, created) = decide(&mut store, &profile, 10).expect("a plan for the missing revision");
+    let created = created.expect("a revision to create");
+    assert_ne!(created.revision, hash);
+    assert!(ProfileSource::Revision(&created).flatten(&name).is_ok(), "replicas would reject it: {created:?}");
 }
 
 #[test]
@@ -155,16 +155,16 @@ fn written_status_does_not_replace_a_later_one() {
     store.index_mut().set_status(&planned, Some("2".to_owned()), planned.status.clone());
     assert_eq!(version(&store).as_deref(), Some("2"));
     store.index_mut().set_status(&planned, Some("3".to_owned()), planned.status.clone());
-    assert_eq!(version(&store).as_deref(), Some("2"), "the profile was seen again since");
+    assert_eq!(version(&store).as_deref(), Some("2"), "an outdated status is ignored");
 
-    // The same holds for revisions that were deleted while their creation was reported.
-    let made = ObjectMeta { name: Some("proxy-aa11".to_owned()), ..ObjectMeta::default() };
-    let exists = |store: &RevisionStore| !store.existing(&name, "").made.is_empty();
-    store.begin_writes();
-    store.update_revisions(Change::Deleted(RevisionObject::new(made.clone())), true);
-    store.made(made.clone());
+    // The same holds for a revision that is deleted before its creation is reported.
+    let created = ObjectMeta { name: Some("proxy-aa11".to_owned()), ..ObjectMeta::default() };
+    let exists = |store: &RevisionStore| !store.existing(&name, "").created.is_empty();
+    store.start_writes();
+    store.update_revisions(Change::Deleted(RevisionObject::new(created.clone())), true);
+    store.add_created(created.clone());
     assert!(!exists(&store));
-    store.begin_writes();
-    store.made(made);
+    store.start_writes();
+    store.add_created(created);
     assert!(exists(&store));
 }

@@ -18,16 +18,16 @@ struct Case {
 }
 
 impl Case {
-    /// A profile whose accepted text is this revision; the existing revisions are given oldest first.
+    /// A profile whose accepted text is this revision. `existing` has the existing revisions, oldest first.
     fn new(accepted: Option<&str>, existing: &[&str]) -> Self {
-        let made = |number: usize| Timestamp::from_second(i64::try_from(number).unwrap()).unwrap();
+        let created = |number: usize| Timestamp::from_second(i64::try_from(number).unwrap()).unwrap();
         Self {
             accepted: accepted.map(|revision| Accepted { revision: revision.into(), rollout: None }),
             diagnostics: None,
             bounds: None,
             status: ProfileStatus::default(),
             rollback: None,
-            existing: existing.iter().enumerate().map(|(n, revision)| (Box::from(*revision), made(n))).collect(),
+            existing: existing.iter().enumerate().map(|(n, revision)| (Box::from(*revision), created(n))).collect(),
             parents: BTreeSet::new(),
             conflict: None,
             verdict: None,
@@ -76,7 +76,7 @@ impl Case {
         plan(&observed, keep)
     }
 
-    /// The published state: revision, promoted revision, percent.
+    /// The published revision, the promoted revision, and the percentage.
     fn result(&self) -> (Option<String>, Option<String>, Option<u8>) {
         let status = self.plan().status.expect("a status to write");
         let percent = status.rollout.as_ref().and_then(|rollout| rollout.percent);
@@ -98,9 +98,9 @@ fn some(newest: &str, promoted: Option<&str>, percent: u8) -> (Option<String>, O
 }
 
 #[test]
-fn a_revision_is_there_before_anything_names_it() {
+fn revision_is_created_before_status_names_it() {
     let plan = Case::new(Some("b"), &["a"]).published("a", Some("a")).plan();
-    assert_eq!(plan, Plan { create: true, dry_run: false, status: None, news: Vec::new(), delete: Vec::new() });
+    assert_eq!(plan, Plan { create: true, dry_run: false, status: None, events: Vec::new(), delete: Vec::new() });
     assert_eq!(Case::new(Some("b"), &["a", "b"]).published("a", Some("a")).result(), all("b"));
 }
 
@@ -111,8 +111,11 @@ fn desired_status_is_not_written_again() {
     assert_eq!((status.observed_generation, status.namespaces_matched), (Some(7), Some(3)));
     assert_eq!(status.revisions, ["a"]);
     let case = Case::new(Some("a"), &["a"]).after(&first);
-    assert_eq!(case.plan(), Plan { create: false, dry_run: true, status: None, news: Vec::new(), delete: Vec::new() });
-    // Another writer's condition must not change.
+    assert_eq!(
+        case.plan(),
+        Plan { create: false, dry_run: true, status: None, events: Vec::new(), delete: Vec::new() }
+    );
+    // Another writer's condition does not change the plan.
     let mut case = case;
     let mut foreign = case.status.conditions[0].clone();
     foreign.type_ = "Theirs".to_owned();
@@ -130,16 +133,16 @@ fn conflict_changes_only_its_condition() {
     let condition = status.conditions.iter().find(|condition| condition.type_ == CONFLICTED).unwrap();
     assert_eq!((&*condition.status, &*condition.reason), ("True", "AmbiguousRequest"));
     assert!(condition.message.contains("example.com/inject means this one or other"), "{}", condition.message);
-    assert_eq!((plan.news.len(), status.revision.as_deref(), &*status.conditions[1].status), (0, Some("a"), "True"));
+    assert_eq!((plan.events.len(), status.revision.as_deref(), &*status.conditions[1].status), (0, Some("a"), "True"));
     let mut case = case.after(&plan);
-    assert_eq!(case.plan().status, None, "it is told once");
+    assert_eq!(case.plan().status, None, "the conflict is written once");
     case.conflict = None;
     assert_eq!(case.plan().status.unwrap().conditions[2].reason, "NoConflict");
 }
 
 #[test]
-fn a_broken_generation_changes_nothing_that_is_published() {
-    // The same if only the status is known.
+fn broken_generation_changes_no_publication() {
+    // The plan is the same if only the status names the accepted revision.
     for accepted in [Some("a"), None] {
         let case = Case::new(accepted, &["a"]).published("a", Some("a")).broken();
         assert_eq!(case.result(), all("a"), "{accepted:?}");
@@ -156,10 +159,10 @@ fn a_broken_generation_changes_nothing_that_is_published() {
         );
         assert_eq!(status.conditions[0].message, "spec.x: is wrong");
         assert!(
-            matches!(plan.news.as_slice(), [News::Rejected(text)] if text.contains("spec.x") && text.contains("revision a"))
+            matches!(plan.events.as_slice(), [ProfileEvent::Rejected(text)] if text.contains("spec.x") && text.contains("revision a"))
         );
-        // Once for a generation, with any leader.
-        assert_eq!(case.after(&plan).plan().news, []);
+        // Each generation is reported once, even if the leader changes.
+        assert_eq!(case.after(&plan).plan().events, []);
     }
     let never = Case::new(None, &[]).broken().plan().status.unwrap();
     assert_eq!((never.revision, &*never.conditions[1].status), (None, "False"));
@@ -175,7 +178,7 @@ fn broken_text_keeps_active_rollout() {
 }
 
 #[test]
-fn what_the_platform_takes_back_is_withdrawn() {
+fn withdrawn_permission_ends_publication() {
     let mut case = Case::new(None, &["a"]).published("a", Some("a")).broken();
     case.bounds = Some(RevisionBounds::Parent);
     assert_eq!(case.result(), (None, None, None));
@@ -196,10 +199,11 @@ fn profile_bounded_by_parent_has_no_rollout() {
     for case in [case(), case().rollout(0), case().rollout(0).broken(), rolled_back] {
         assert_eq!(case.result(), all("b"));
         let plan = case.plan();
-        assert_eq!(plan.status.unwrap().revisions, ["b"], "nothing else is there to be pinned to");
+        assert_eq!(plan.status.unwrap().revisions, ["b"], "no older revision is kept");
         assert_eq!(plan.delete, ["a".into()]);
     }
-    // Once it adds its own text, the namespace bounds it. What was its parent's must not stay published.
+    // Once the profile adds its own text, the namespace bounds it. The earlier revision, which only its parent bounded,
+    // must not stay published.
     let own = |rollback| {
         let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a")).rollout(0);
         case.bounds = Some(RevisionBounds::Tenant);
@@ -217,7 +221,7 @@ fn profile_bounded_by_parent_has_no_rollout() {
 fn deleted_promoted_revision_stays_in_status() {
     let mut case = Case::new(Some("b"), &["b"]).published("b", Some("a")).rollout(10);
     case.status.rollout = Some(Rollout { percent: Some(10), namespace_selector: None });
-    assert_eq!(case.result(), some("b", Some("a"), 10), "who has it at hand goes on with it");
+    assert_eq!(case.result(), some("b", Some("a"), 10), "replicas that have the revision continue to serve it");
     let after = case.plan();
     assert_eq!(after.status.as_ref().unwrap().revisions, ["b"]);
     assert!(after.status.as_ref().unwrap().conditions[1].message.contains("is not there"));
@@ -232,7 +236,7 @@ fn rollout_keeps_promoted_revision_until_complete() {
         case.result()
     };
     let first = with(&(None, None, None), "a", 10);
-    assert_eq!(first, some("a", None, 10), "nobody else gets one that was never promoted");
+    assert_eq!(first, some("a", None, 10), "pods outside of the rollout get no revision");
     let whole = with(&first, "a", 100);
     assert_eq!(whole, all("a"));
     let tenth = with(&whole, "b", 10);
@@ -240,8 +244,8 @@ fn rollout_keeps_promoted_revision_until_complete() {
     let half = with(&tenth, "b", 50);
     assert_eq!(half, some("b", Some("a"), 50));
     let other = with(&half, "c", 50);
-    assert_eq!(other, some("c", Some("a"), 50), "what was half rolled out is not promoted");
-    assert_eq!(with(&other, "a", 50), all("a"), "back to what is promoted: there is nothing to roll out");
+    assert_eq!(other, some("c", Some("a"), 50), "an incomplete rollout does not promote its revision");
+    assert_eq!(with(&other, "a", 50), all("a"), "the promoted revision needs no rollout");
     assert_eq!(with(&other, "c", 100), all("c"));
 
     let mut selected = Case::new(Some("b"), &["a", "b"]).published("a", Some("a"));
@@ -252,21 +256,25 @@ fn rollout_keeps_promoted_revision_until_complete() {
 }
 
 #[test]
-fn a_rollback_holds_until_another_text_is_accepted() {
+fn rollback_ends_when_new_text_is_accepted() {
     let case = |accepted, to, from| {
         let mut case = Case::new(Some(accepted), &["aa11", "bb22", "cc33"]).published("bb22", Some("bb22")).rollout(10);
         case.rollback = Some((to, from));
         case
     };
     let rolled = case("bb22", "aa", Some("bb22"));
-    assert_eq!(rolled.result(), all("aa11"), "everybody, whatever the rollout says");
+    assert_eq!(rolled.result(), all("aa11"), "a rollback ignores the rollout");
     let plan = rolled.plan();
     let status = plan.status.as_ref().unwrap();
     assert_eq!((status.accepted_revision.as_deref(), &*status.conditions[1].reason), (Some("bb22"), "RolledBack"));
-    assert!(matches!(plan.news.as_slice(), [News::RolledBack(text)] if text.contains("aa11")));
+    assert!(matches!(plan.events.as_slice(), [ProfileEvent::RolledBack(text)] if text.contains("aa11")));
 
-    assert_eq!(case("cc33", "aa11", Some("bb22")).result(), some("cc33", Some("bb22"), 10), "it had its day");
-    assert_eq!(case("cc33", "aa11", None).result(), all("aa11"), "without, it holds until it is taken away");
+    assert_eq!(
+        case("cc33", "aa11", Some("bb22")).result(),
+        some("cc33", Some("bb22"), 10),
+        "a later text ends the rollback"
+    );
+    assert_eq!(case("cc33", "aa11", None).result(), all("aa11"), "without `rollback-from`, the rollback has no end");
     for unknown in ["dd", "", "a1"] {
         let case = case("bb22", unknown, Some("bb22"));
         let status = case.plan().status.unwrap();
@@ -286,7 +294,7 @@ fn keeps_latest_and_used_revisions() {
     assert_eq!(plan.status.unwrap().revisions, ["r7", "r6", "r5", "r1"]);
     let delete: Vec<_> = plan.delete.iter().map(|revision| &**revision).collect();
     assert_eq!(delete, ["r4", "r3", "r2", "r0"]);
-    // An older text that is accepted again keeps its age, and is in use.
+    // An older text that is accepted again keeps its creation time, and is in use.
     let plan = Case::new(Some("r0"), &existing).published("r7", Some("r7")).plan_keeping(3);
     assert_eq!(plan.status.unwrap().revisions, ["r7", "r6", "r5", "r0"]);
 }
@@ -294,7 +302,7 @@ fn keeps_latest_and_used_revisions() {
 #[test]
 fn unlisted_revision_of_same_second_is_latest() {
     let mut case = Case::new(Some("a"), &["a", "b", "c"]);
-    case.existing.values_mut().for_each(|made| *made = Timestamp::UNIX_EPOCH);
+    case.existing.values_mut().for_each(|created| *created = Timestamp::UNIX_EPOCH);
     case.status.revisions = vec!["c".to_owned(), "b".to_owned()];
     assert_eq!(case.plan().status.unwrap().revisions, ["a", "c", "b"]);
 }
@@ -314,16 +322,16 @@ fn summary_of_errors_is_bounded() {
 }
 
 /// The condition for the dry run: status, reason, and whether the message contains these words.
-fn condition_of_dry_run(status: &ProfileStatus, words: &str) -> (String, String, bool) {
+fn condition_of_dry_run(status: &ProfileStatus, message: &str) -> (String, String, bool) {
     let found = status.conditions.iter().find(|condition| condition.type_ == VALID).expect("the condition");
-    (found.status.clone(), found.reason.clone(), found.message.contains(words))
+    (found.status.clone(), found.reason.clone(), found.message.contains(message))
 }
 
 #[test]
 fn dry_run_result_is_reported_once() {
     let of = |state: &str, reason: &str| (state.to_owned(), reason.to_owned(), true);
     let first = Case::new(Some("a"), &["a"]).plan();
-    assert!(first.dry_run, "publishing does not wait for it: {first:?}");
+    assert!(first.dry_run, "publication does not wait for the dry run: {first:?}");
     assert_eq!(condition_of_dry_run(first.status.as_ref().unwrap(), "revision a"), of("Unknown", "Pending"));
 
     let mut case = Case::new(Some("a"), &["a"]).after(&first);
@@ -332,16 +340,18 @@ fn dry_run_result_is_reported_once() {
     assert!(!rejected.dry_run);
     let status = rejected.status.as_ref().unwrap();
     assert_eq!(condition_of_dry_run(status, "revision a: spec.containers[1].name"), of("False", "DryRun"));
-    assert_eq!(status.revision.as_deref(), Some("a"), "it is published all the same");
-    assert!(matches!(rejected.news.as_slice(), [News::Invalid(text)] if text.contains("spec.containers[1].name")));
+    assert_eq!(status.revision.as_deref(), Some("a"), "a rejected revision is published too");
+    assert!(
+        matches!(rejected.events.as_slice(), [ProfileEvent::Invalid(text)] if text.contains("spec.containers[1].name"))
+    );
 
-    // The next leader reads it in the status.
+    // The next leader reads the result in the status.
     let mut case = case.after(&rejected);
     case.verdict = None;
-    let idle = Plan { create: false, dry_run: false, status: None, news: Vec::new(), delete: Vec::new() };
+    let idle = Plan { create: false, dry_run: false, status: None, events: Vec::new(), delete: Vec::new() };
     assert_eq!(case.plan(), idle);
 
-    // It does not apply to another revision.
+    // The result does not apply to another revision.
     let (accepted, existing) = (Some("b"), ["a", "b"]);
     let mut case = Case { status: case.status, ..Case::new(accepted, &existing) };
     let next = case.plan();
@@ -350,21 +360,21 @@ fn dry_run_result_is_reported_once() {
     case = case.after(&next);
     case.verdict = Some(Verdict::NotApplicable("a condition".to_owned()));
     let unknown = case.plan();
-    assert!(!unknown.dry_run && unknown.news.is_empty());
+    assert!(!unknown.dry_run && unknown.events.is_empty());
     assert_eq!(condition_of_dry_run(unknown.status.as_ref().unwrap(), "a condition"), of("Unknown", "NotApplicable"));
 }
 
 #[test]
-fn dry_run_without_answer_is_tried_again() {
+fn dry_run_without_response_is_retried() {
     let first = Case::new(Some("a"), &["a"]).plan();
     let mut case = Case::new(Some("a"), &["a"]).after(&first);
     case.verdict = Some(Verdict::NotAsked("forbidden".to_owned()));
     let plan = case.plan();
-    assert!(plan.dry_run && plan.news.is_empty());
+    assert!(plan.dry_run && plan.events.is_empty());
     let mut case = case.after(&plan);
-    assert!(case.plan().dry_run && case.plan().status.is_none(), "it is written once");
+    assert!(case.plan().dry_run && case.plan().status.is_none(), "the status is written once");
     case.verdict = None;
-    assert!(case.plan().dry_run && case.plan().status.is_none(), "also by the next leader");
+    assert!(case.plan().dry_run && case.plan().status.is_none(), "the next leader does not write it again");
     case.verdict = Some(Verdict::Valid);
     let plan = case.plan();
     assert!(!plan.dry_run);

@@ -1,5 +1,5 @@
-//! Tests new certificates with an independent parser, signature check and TLS client, and each reason for which a
-//! certificate is not served.
+//! Tests new certificates with an independent parser, signature check and TLS client. Tests each reason to reject a
+//! certificate.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -185,7 +185,7 @@ fn authority_signs_only_names_of_its_release() {
     for foreign in ["kubernetes.default.svc", "other.pillion-system.svc", "svc"] {
         let names = [foreign.to_owned()];
         match issuing(now(), |issuing| issuing.leaf(&signer, &names)) {
-            Err(IssueError::Untrusted(unfit)) => assert_eq!(unfit.reason, Reason::Untrusted, "{unfit}"),
+            Err(IssueError::Untrusted(invalid)) => assert_eq!(invalid.reason, Reason::Untrusted, "{invalid}"),
             other => panic!("{foreign}: {other:?}"),
         }
     }
@@ -224,7 +224,7 @@ fn debug_output_omits_private_keys() {
     assert!(!shown.contains(key));
 }
 
-/// An in-memory handshake with the TLS library on both sides; the client's result.
+/// Runs an in-memory handshake, and returns the client's result. Both sides use the TLS library.
 fn handshake(
     version: &'static SupportedProtocolVersion,
     leaf: &ServingMaterial,
@@ -276,7 +276,7 @@ fn handshake(
 
 #[test]
 fn tls_clients_trust_only_the_bundle() {
-    // Uses this machine's clock: the client has no other.
+    // The client always uses this machine's clock.
     let now = Timestamp::now();
     let (one, two) =
         issuing(now, |issuing| (issuing.authority(Generation(1)).unwrap(), issuing.authority(Generation(2)).unwrap()));
@@ -308,7 +308,7 @@ fn authority_name_has_release_and_number() {
     for (name, namespace) in [("pillion-2", "pillion-system"), ("pillion", "other")] {
         let other = Release::new(name, namespace, DEFAULT_CLUSTER_DOMAIN).unwrap();
         let made = certificate(authority_name(&other, Generation(3), "0"));
-        assert_eq!(claimed_generation(&release, &made), None, "another release's");
+        assert_eq!(claimed_generation(&release, &made), None, "a CA of another release");
     }
     for text in
         ["Pillion", "Pillion authority 3", "Pillion authority +3 x", "Pillion authority 2147483648 x", "authority 3 x"]
@@ -319,7 +319,7 @@ fn authority_name_has_release_and_number() {
     let mut twice = authority_name(&release, Generation(3), "x");
     twice.push(DnType::CustomDnType(vec![2, 5, 4, 10]), "pillion-system");
     let _ = claimed_generation(&release, &certificate(twice));
-    assert_eq!(claimed_generation(&release, &CertificateDer::from(vec![0x30, 0x82])), None, "no certificate");
+    assert_eq!(claimed_generation(&release, &CertificateDer::from(vec![0x30, 0x82])), None, "not a certificate");
 }
 
 fn at(second: i64) -> Timestamp {
@@ -335,13 +335,13 @@ fn renewal_is_spread_before_half_of_life() {
         let leaf = CertificateDer::from(vec![number; 300]);
         let (from, until) = (at(made - 7_200), at(made + 7 * day));
         let renew = lifetimes.renew_at(&leaf, from, until);
-        assert_eq!(renew, lifetimes.renew_at(&leaf, from, until), "the same for whoever leads");
+        assert_eq!(renew, lifetimes.renew_at(&leaf, from, until), "the same time for every leader");
         let after = renew.as_second() - made;
         assert!((day * 315 / 100..=day * 350 / 100).contains(&after), "{after}");
         seen.insert(after);
     }
     assert!(seen.len() > 190, "spread: {}", seen.len());
-    assert!(seen.last().unwrap() - seen.first().unwrap() > day / 4, "over most of the time there is");
+    assert!(seen.last().unwrap() - seen.first().unwrap() > day / 4, "the times cover most of the range");
 }
 
 #[test]
@@ -379,8 +379,8 @@ fn reason(
     trusted: Option<&[CertificateDer<'static>]>,
 ) -> Option<Reason> {
     let judged = judge(certificate.as_bytes(), key.as_bytes(), Expected { names, now, trusted });
-    if let Err(unfit) = &judged {
-        let text = unfit.to_string();
+    if let Err(invalid) = &judged {
+        let text = invalid.to_string();
         assert!(!text.is_empty() && !text.contains("PRIVATE KEY-"), "{text}");
     }
     judged.err().map(|InvalidPair { reason, .. }| reason)
@@ -423,7 +423,7 @@ fn each_invalid_pair_has_its_reason() {
         (&crt, another.key().pem(), &all, now(), None, Some(Reason::Mismatch)),
         (&crt, &key, &more, now(), Some(&trusted), Some(Reason::Name)),
         (&crt, &key, &vec!["not a name".to_owned()], now(), None, Some(Reason::Name)),
-        // Certificates are backdated by two hours, and five minutes of clock difference are tolerated.
+        // Certificates are backdated by two hours, and a clock difference of five minutes is tolerated.
         (&crt, &key, &all, early - minutes(4), Some(&trusted), None),
         (&crt, &key, &all, early - minutes(6), Some(&trusted), Some(Reason::NotYet)),
         (&crt, &key, &all, now() + 7 * DAY - minutes(1), Some(&trusted), None),
@@ -436,7 +436,7 @@ fn each_invalid_pair_has_its_reason() {
         assert_eq!(found, expected, "{crt:.40} {names:?} {at}");
         seen.extend(found.map(Reason::as_str));
     }
-    assert_eq!(seen, Reason::ALL.iter().map(|reason| reason.as_str()).collect(), "each is tried");
+    assert_eq!(seen, Reason::ALL.iter().map(|reason| reason.as_str()).collect(), "every reason is tested");
 }
 
 #[test]
@@ -447,7 +447,7 @@ fn expired_authority_is_not_trusted() {
     let trusted = [signer.certificate().clone()];
     let at = |now| reason(&leaf.pem(), leaf.key().pem(), &names(), now, Some(&trusted));
     assert_eq!(at(late), None);
-    // It ends with its CA, so the first failed check is reported.
+    // The certificate ends with its CA, so its own expiry is reported first.
     assert_eq!(at(signer.facts.not_after), Some(Reason::Expired));
 }
 
@@ -467,6 +467,6 @@ fn accepts_chain_with_intermediate() {
     let trusted = [root.der().clone()];
     let judged = |text: &str| reason(text, &key.serialize_pem(), &names(), now(), Some(&trusted));
     assert_eq!(judged(&(leaf.pem() + &middle.pem())), None);
-    assert_eq!(judged(&leaf.pem()), Some(Reason::Untrusted), "without it");
-    assert_eq!(judged(&(middle.pem() + &leaf.pem())), Some(Reason::Mismatch), "the leaf does not stand first");
+    assert_eq!(judged(&leaf.pem()), Some(Reason::Untrusted), "without the intermediate");
+    assert_eq!(judged(&(middle.pem() + &leaf.pem())), Some(Reason::Mismatch), "the serving certificate is not first");
 }

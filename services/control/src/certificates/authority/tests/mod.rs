@@ -1,4 +1,4 @@
-//! Tests the Secrets of a release and its bundles; [`issue`] tests new certificates.
+//! Tests the Secrets of a release and its bundles. [`issue`] tests new certificates.
 
 mod issue;
 
@@ -38,7 +38,7 @@ fn names() -> Vec<String> {
     release().server_names().to_vec()
 }
 
-/// Issues with the default lifetimes.
+/// Issues certificates with the default lifetimes.
 fn issuing<T>(now: Timestamp, make: impl FnOnce(Issuing<'_>) -> T) -> T {
     issuing_with(&Lifetimes::default(), now, make)
 }
@@ -56,7 +56,7 @@ fn record(phase: Phase, active: Option<Authority>, next: Option<Authority>) -> R
     Record { phase, since: now(), epoch: 7, bundle_epoch: 5, leaf_epoch: 6, active, next, trigger: None }
 }
 
-/// A missing Secret.
+/// The contents of a missing Secret.
 fn nothing() -> AuthoritySecret {
     AuthoritySecret::read(None, &release())
 }
@@ -85,7 +85,8 @@ fn parsed<'c>(certificate: &'c CertificateDer<'_>) -> X509Certificate<'c> {
     parsed
 }
 
-/// Damaged versions of a text: truncated, or a byte changed, removed or doubled, anywhere; empty; replaced.
+/// Damaged versions of a text. They are truncated anywhere, have one byte changed or removed anywhere, or are empty,
+/// doubled or replaced.
 fn damaged(text: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     let text = text.to_vec();
     let whole = [b"junk".to_vec(), vec![0xff; 100], text.repeat(2), Vec::new()];
@@ -110,7 +111,7 @@ fn keyless(authority: Option<Authority>) -> Option<Authority> {
     authority.map(|authority| Authority { has_key: false, ..authority })
 }
 
-/// The contents in all phases of a rotation from CA 1 to CA 2.
+/// The contents in all phases of a rotation from CA 1 to CA 2, and after it.
 fn phases() -> Vec<KnownAuthorities> {
     let mut all: Vec<_> =
         [Phase::Staged, Phase::Expanded, Phase::Switched, Phase::Verified].map(rotating).into_iter().collect();
@@ -148,7 +149,7 @@ fn retired_keys_go_and_some_certificates_stay() {
     assert_eq!(stable.generation_of(authority(1).certificate()), None);
     let retired = verified.authority(Generation(1)).unwrap().certificate();
     assert_eq!(verified.generation_of(retired), Some(Generation(1)));
-    assert_eq!(stable.generation_of(retired), None, "retired");
+    assert_eq!(stable.generation_of(retired), None, "CA 1 is retired");
 
     let mut known = stable.clone();
     for number in 3..12 {
@@ -178,7 +179,7 @@ fn rejects_record_without_its_material() {
     let staged = stable.with(staged, Some(two)).unwrap();
     let soaking = staged.with(record(Phase::Soaking, keyless(staged.record().active), staged.record().next), None);
     let again = soaking.unwrap().with(staged.record().clone(), None);
-    assert_eq!(again, Err(MissingAuthority(Generation(1))), "its key is gone");
+    assert_eq!(again, Err(MissingAuthority(Generation(1))), "the key of CA 1 was deleted");
 }
 
 #[test]
@@ -191,10 +192,10 @@ fn existing_secret_keeps_its_metadata() {
     existing.metadata.resource_version = Some("42".to_owned());
     let written = known.secret(&release(), Some(&existing)).unwrap();
     assert_eq!(written.metadata, existing.metadata);
-    assert_eq!(written.data, fresh.data, "nothing else stays");
+    assert_eq!(written.data, fresh.data, "other data is removed");
 }
 
-/// The leader's decision must not panic either.
+/// Runs the leader's decision, which must not panic.
 fn decide(secret: &AuthoritySecret) {
     for configuration in [Configuration::Absent, Configuration::Empty { epoch: MAX_EPOCH }] {
         let seen = Observed {
@@ -225,9 +226,9 @@ fn detects_damage_anywhere_and_keeps_the_number() {
             let secret = read(data);
             decide(&secret);
             assert_eq!(secret.stored == Stored::Corrupt, secret.fault.is_some());
-            // The CA numbers are in the certificates' names, and in the names of their keys.
+            // The CA numbers are in the certificates, and in the data keys.
             assert!(secret.highest >= Some(Generation(2)), "{key}: {:?}", secret.highest);
-            // A changed record may still be consistent; a key or certificate must be exactly the original.
+            // A changed record may still be consistent. A key or a certificate must be exactly the original.
             if let (Stored::Is(found), true) = (&secret.stored, key.starts_with("authority")) {
                 assert_eq!(found.record(), written.record());
                 for (found, expected) in found.authorities().zip(written.authorities()) {
@@ -368,7 +369,7 @@ fn bundle_order_is_stable() {
     let [first, second] = &unknown;
     let ours = known.authority(ONE).unwrap().certificate().clone();
     let again = known.bundle(&[ONE], &[second.clone(), ours, first.clone(), second.clone()]).unwrap();
-    assert_eq!(with, again, "in the same order, each once");
+    assert_eq!(with, again, "the order does not depend on the input, and duplicates are dropped");
     assert!(with.starts_with(&pem(ONE)) && with.matches("BEGIN").count() == 3);
 }
 
@@ -385,7 +386,7 @@ fn bundle_contents_are_known_or_unknown() {
         (one.clone() + "\n\n" + &two + "\n", &[ONE, TWO], 0),
         (one.replace('\n', "\r\n"), &[ONE], 0),
         (one.clone() + &authority(8).pem(), &[ONE], 1),
-        // Another CA with the same number.
+        // A different CA with the same number.
         (authority(1).pem().repeat(2), &[], 1),
         ("junk\n".to_owned() + &one + "# ours\n", &[ONE], 0),
         (one.repeat(2), &[ONE], 0),
@@ -396,7 +397,7 @@ fn bundle_contents_are_known_or_unknown() {
         let found = BundleContents::read(text.as_bytes(), Some(&known));
         assert_eq!(found.authorities, authorities.iter().copied().collect(), "{text}");
         assert_eq!(found.unknown.len(), unknown, "{text}");
-        // Without a record, all of them are unknown, and can be kept.
+        // Without a record, all certificates are unknown, and they can be kept.
         let lost = BundleContents::read(text.as_bytes(), None);
         assert_eq!(lost.unknown.len(), authorities.len() + unknown);
         let kept = known.bundle(&[], &lost.unknown).unwrap();
@@ -429,8 +430,8 @@ fn serving_secret_round_trips() {
         assert_eq!(seen.highest, Some(Generation(signer)));
         let unknown = observed(Some(&secret), None, now());
         let leaf = Some(Leaf { signer: None, renew_at });
-        assert_eq!(unknown.stored, Stored::Is(Serving { leaf, epoch: 9 }), "an unknown CA");
-        assert_eq!(unknown.highest, Some(Generation(signer)), "its number is known");
+        assert_eq!(unknown.stored, Stored::Is(Serving { leaf, epoch: 9 }), "the CA is unknown");
+        assert_eq!(unknown.highest, Some(Generation(signer)), "the certificate names its number");
     }
     assert_eq!(observed(None, Some(&known), now()).stored, Stored::Missing);
 }
@@ -518,7 +519,7 @@ fn detects_damage_to_serving_secret() {
             secret.data.as_mut().unwrap().insert(key.clone(), ByteString(damage));
             let seen = observed(Some(&secret), Some(&known), now());
             if let Ok(fit) = seen.judged.unwrap() {
-                assert_eq!(fit, original, "{key}: what can be served is what was written");
+                assert_eq!(fit, original, "{key}: only the original pair is valid");
             }
         }
     }

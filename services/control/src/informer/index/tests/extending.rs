@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn tenants(name: &str, generation: i64, spec: Value) -> StoredProfile {
+fn namespaced(name: &str, generation: i64, spec: Value) -> StoredProfile {
     let mut stored = profile(name, generation, spec);
     stored.name.namespace = Some("shop".into());
     stored
@@ -25,7 +25,7 @@ fn revision(snapshot: &Snapshot, name: &str) -> String {
 #[test]
 fn children_compile_in_any_order_of_arrival() {
     let mut index = Index::default();
-    let early = list([tenants("own", 1, child("middle"))]).into_iter().map(Update::Namespaced);
+    let early = list([namespaced("own", 1, child("middle"))]).into_iter().map(Update::Namespaced);
     assert_eq!(feed(&mut index, early).len(), 0);
     let all = [
         profile("a-child", 1, child("middle")),
@@ -46,8 +46,8 @@ fn change_of_parent_reaches_all_its_children() {
         profile("middle", 1, child("proxy")),
         profile("last", 1, child("middle")),
     ]);
-    apply(&mut index, tenants("own", 1, child("last")));
-    apply(&mut index, tenants("apart", 1, child("other")));
+    apply(&mut index, namespaced("own", 1, child("last")));
+    apply(&mut index, namespaced("apart", 1, child("other")));
     let before = index.publish().unwrap();
 
     assert_eq!(apply(&mut index, profile("proxy", 2, sidecar("proxy:2"))).len(), 0);
@@ -59,7 +59,7 @@ fn change_of_parent_reaches_all_its_children() {
         assert_eq!(revision(&before, name), revision(&after, name), "{name}");
     }
 
-    // A change that does not affect the text of a child publishes only the parent's.
+    // If a change of the parent does not affect the children, only the parent has a new revision.
     let described = json!({"description": "new", "template": sidecar("proxy:2")["template"]});
     apply(&mut index, profile("proxy", 3, described));
     let described = index.publish().unwrap();
@@ -71,20 +71,20 @@ fn change_of_parent_reaches_all_its_children() {
 #[test]
 fn children_stay_active_without_valid_parent() {
     let mut index = synced([profile("proxy", 1, sidecar("proxy:1")), profile("middle", 1, child("proxy"))]);
-    apply(&mut index, tenants("own", 1, child("middle")));
+    apply(&mut index, namespaced("own", 1, child("middle")));
     let before = revisions(&index.publish().unwrap());
 
-    assert_eq!(apply(&mut index, profile("proxy", 2, json!({"unknown": 1}))).len(), 1, "the parent's alone");
+    assert_eq!(apply(&mut index, profile("proxy", 2, json!({"unknown": 1}))).len(), 1, "only the parent is broken");
     assert!(index.publish().is_none());
-    // A child's own change is compiled with its parent's last accepted text.
+    // A change of a child is compiled with the last accepted text of its parent.
     let changed = json!({"extends": {"name": "middle"}, "onError": "Skip"});
-    assert_eq!(apply(&mut index, tenants("own", 2, changed)).len(), 0);
+    assert_eq!(apply(&mut index, namespaced("own", 2, changed)).len(), 0);
     assert_eq!(revisions(&index.publish().unwrap()).len(), 3);
 
     let gone = Update::Cluster(Change::Deleted(profile("proxy", 2, Value::Null).name));
     let broken = feed(&mut index, [gone]);
-    let told: Vec<_> = broken.iter().map(|broken| (broken.name.to_string(), broken.serving.is_some())).collect();
-    assert_eq!(told, [("middle".to_owned(), true), ("shop/own".to_owned(), true)]);
+    let reported: Vec<_> = broken.iter().map(|broken| (broken.name.to_string(), broken.serving.is_some())).collect();
+    assert_eq!(reported, [("middle".to_owned(), true), ("shop/own".to_owned(), true)]);
     assert_eq!(names(&index.publish().unwrap()), ["middle", "shop/own"]);
     assert_eq!(index.status().broken_profiles, 2);
 
@@ -100,12 +100,12 @@ fn child_without_parent_is_reported_once() {
     index.publish();
     let broken = apply(&mut index, profile("last", 1, child("middle")));
     assert!(broken[0].diagnostics[0].message.contains("there is no cluster profile \"middle\""), "{broken:?}");
-    assert_eq!(apply(&mut index, profile("middle", 1, child("proxy"))).len(), 1, "last is known to be broken");
+    assert_eq!(apply(&mut index, profile("middle", 1, child("proxy"))).len(), 1, "last was already reported");
     assert!(index.publish().is_none());
     assert_eq!(apply(&mut index, profile("proxy", 1, sidecar("proxy:1"))).len(), 0);
     assert_eq!(names(&index.publish().unwrap()), ["last", "middle", "proxy"]);
 
-    // Fixing the parent also fixes the profile that extends it.
+    // A correction of the parent also corrects the profile that extends it.
     assert_eq!(
         apply(
             &mut index,
@@ -142,7 +142,7 @@ fn unchanged_list_does_not_recompile_children() {
     index.publish();
     feed(&mut index, list(all()).into_iter().map(Update::Cluster));
     assert!(index.publish().is_none());
-    // An interrupted watch may go on without a list.
+    // An interrupted watch may continue without a list.
     feed(&mut index, [Update::Cluster(Change::Restarted)]);
     apply(&mut index, profile("other", 1, child("proxy")));
     assert_eq!(names(&index.publish().unwrap()), ["middle", "other", "proxy"]);
@@ -161,33 +161,33 @@ fn profile_bounded_by_parent_loses_withdrawn_permission() {
         text
     };
     let set = |value: i32| json!({"extends": {"name": "proxy"}, "parameters": [{"name": "a", "default": value}]});
-    let at_work = |index: &mut Index| names(&index.publish().unwrap());
+    let active = |index: &mut Index| names(&index.publish().unwrap());
 
     let mut index = synced([profile("proxy", 1, parameter(json!(["Namespace"])))]);
-    apply(&mut index, tenants("own", 1, set(3)));
+    apply(&mut index, namespaced("own", 1, set(3)));
     let first = revision(&index.publish().unwrap(), "shop/own");
 
-    // After an error of its own, the last valid text stays active and still follows the parent.
-    assert_eq!(apply(&mut index, tenants("own", 2, set(9))).len(), 1);
+    // After an error in the profile itself, its last valid text stays active and still follows the parent.
+    assert_eq!(apply(&mut index, namespaced("own", 2, set(9))).len(), 1);
     assert!(index.publish().is_none());
     let mut described = parameter(json!(["Namespace"]));
     described["order"] = json!(3);
     apply(&mut index, profile("proxy", 2, described.clone()));
     let second = revision(&index.publish().unwrap(), "shop/own");
     assert_ne!(first, second);
-    assert_eq!(apply(&mut index, tenants("own", 3, json!({"unknown": 1}))).len(), 1);
+    assert_eq!(apply(&mut index, namespaced("own", 3, json!({"unknown": 1}))).len(), 1);
     described["order"] = json!(4);
     apply(&mut index, profile("proxy", 3, described));
     assert_ne!(revision(&index.publish().unwrap(), "shop/own"), second);
     assert_eq!(index.status().broken_profiles, 1);
 
-    // A profile that its parent no longer permits becomes inactive, and returns with the permission.
+    // A profile that its parent no longer permits becomes inactive. It becomes active again with the permission.
     apply(&mut index, profile("proxy", 4, parameter(json!(["Pod"]))));
-    assert_eq!(at_work(&mut index), ["proxy"]);
+    assert_eq!(active(&mut index), ["proxy"]);
     apply(&mut index, profile("proxy", 5, parameter(json!(["Namespace"]))));
-    assert_eq!(at_work(&mut index), ["proxy", "shop/own"]);
+    assert_eq!(active(&mut index), ["proxy", "shop/own"]);
     feed(&mut index, [Update::Cluster(Change::Deleted(profile("proxy", 5, Value::Null).name))]);
-    assert!(at_work(&mut index).is_empty());
+    assert!(active(&mut index).is_empty());
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn panic_over_a_child_affects_no_other_profile() {
     assert_eq!(&*broken.name.name, "bad");
     assert!(broken.diagnostics[0].message.contains("a fault of Pillion's"), "{broken:?}");
     let after = index.publish().unwrap();
-    assert_eq!(revision(&before, "bad"), revision(&after, "bad"), "the last good one stays");
+    assert_eq!(revision(&before, "bad"), revision(&after, "bad"), "the last valid version stays");
     for name in ["proxy", "good"] {
         assert_ne!(revision(&before, name), revision(&after, name), "{name}");
     }

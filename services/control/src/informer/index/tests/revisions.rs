@@ -1,4 +1,4 @@
-//! Tests which revisions are served while published ones are fetched, and if they are unusable.
+//! Tests which revisions are served until the published ones are fetched, and if those are unusable.
 
 use pillion_api::profile::Rollout;
 use pillion_engine::profile::compile;
@@ -14,7 +14,7 @@ fn key(revision: &str) -> RevisionKey {
     RevisionKey { profile: name(), revision: revision.into() }
 }
 
-/// A compiled text with its revision.
+/// A compiled profile with this label.
 fn compiled(label: &str) -> Arc<CompiledProfile> {
     let spec = json!({"template": {"metadata": {"labels": {"a": label}}}});
     Arc::new(compile(&name(), &serde_json::from_value(spec).unwrap()).unwrap())
@@ -48,13 +48,13 @@ fn served(index: &Index) -> Vec<(String, Option<String>)> {
     served.map(|served| (revision(&served.profile), promoted(served))).collect()
 }
 
-/// Applies a change; returns whether it is published.
+/// Applies a change. Returns whether a snapshot was published.
 fn changes(index: &mut Index, change: ProfileChange) -> bool {
     index.update(Update::Cluster(change));
     index.publish().is_some()
 }
 
-/// Gives a fetched revision; returns whether that is published.
+/// Applies the result of a fetch. Returns whether a snapshot was published.
 fn fetched(index: &mut Index, key: &RevisionKey, fetched: Fetched) -> bool {
     index.update(Update::Fetched(key.clone(), fetched));
     index.publish().is_some()
@@ -67,12 +67,12 @@ fn broken(index: &Index) -> usize {
 #[test]
 fn synced_once_published_revisions_are_fetched_or_unusable() {
     assert!(listed([]).synced());
-    assert!(listed([pointer("1", None)]).synced(), "nothing is published of it");
+    assert!(listed([pointer("1", None)]).synced(), "the profile has no published revision");
     let one = compiled("one");
     let mut index = listed([pointer("1", Some((one.revision(), Some(one.revision()), None)))]);
     assert!(!index.synced());
     assert_eq!(index.take_unfetched(), [key(one.revision())]);
-    assert_eq!(index.take_unfetched(), [], "each is given once");
+    assert_eq!(index.take_unfetched(), [], "each revision is returned once");
     assert!(index.still_needs(&key(one.revision())) && !index.synced());
     assert!(fetched(&mut index, &key(one.revision()), Fetched::Compiled(Arc::clone(&one))));
     assert!(index.synced());
@@ -95,17 +95,17 @@ fn served_revision_stays_until_next_is_fetched() {
     let newer = pointer("1", Some((two.revision(), Some(one.revision()), Some(10))));
     assert!(!changes(&mut index, Change::Applied(newer.clone())));
     assert_eq!(served(&index), [(one.revision().to_owned(), None)]);
-    assert_eq!(index.take_unfetched(), [key(two.revision())], "the promoted one is at hand");
+    assert_eq!(index.take_unfetched(), [key(two.revision())], "the promoted revision is already fetched");
     assert!(!fetched(&mut index, &key(two.revision()), Fetched::Unusable(Vec::new())));
     assert_eq!(served(&index), [(one.revision().to_owned(), None)]);
     assert_eq!(broken(&index), 1);
-    assert!(!changes(&mut index, Change::Applied(newer)), "the same again");
+    assert!(!changes(&mut index, Change::Applied(newer)), "the same status changes nothing");
 
     assert!(fetched(&mut index, &key(two.revision()), Fetched::Compiled(Arc::clone(&two))));
     assert_eq!(served(&index), [(two.revision().to_owned(), Some(one.revision().to_owned()))]);
     assert_eq!(broken(&index), 0);
 
-    // For half of the pods, then for all: no fetch is needed.
+    // Raising the rollout to half of the pods, and then to all, needs no fetch.
     for percent in [Some(50), None] {
         let promoted = if percent.is_some() { &one } else { &two };
         let pointer = pointer("1", Some((two.revision(), Some(promoted.revision()), percent)));
@@ -155,7 +155,7 @@ fn new_replica_serves_older_revision_if_newest_is_unusable() {
     };
     let only = |profile: &Arc<CompiledProfile>| [(profile.revision().to_owned(), None)];
 
-    // The newest revision is unusable; the promoted one is already fetched, or comes next.
+    // If the newest revision is unusable, the promoted one is served. It may be fetched before or after.
     let mut index = start(Some(10));
     give(&mut index, &promoted);
     assert!(fail(&mut index, &new) && index.synced());
@@ -165,12 +165,12 @@ fn new_replica_serves_older_revision_if_newest_is_unusable() {
     assert!(!index.synced());
     assert!(give(&mut index, &promoted) && index.synced());
     assert_eq!(served(&index), only(&promoted));
-    // The newest revision becomes usable and is served.
+    // Once the newest revision becomes usable, it is served.
     assert!(index.still_needs(&key(new.revision())));
     assert!(give(&mut index, &new));
     assert_eq!(served(&index), [(new.revision().to_owned(), Some(promoted.revision().to_owned()))]);
 
-    // Both are unusable: the next kept revision is fetched first.
+    // If both are unusable, the next kept revision is fetched.
     let mut index = start(None);
     fail(&mut index, &new);
     assert_eq!(index.take_unfetched(), [key(promoted.revision())]);
@@ -179,7 +179,7 @@ fn new_replica_serves_older_revision_if_newest_is_unusable() {
     assert!(give(&mut index, &old) && index.synced());
     assert_eq!(served(&index), only(&old));
 
-    // Only the promoted revision is missing, and no older one is usable: all pods get the newest.
+    // If the promoted revision is missing and no older one is usable, all pods get the newest.
     let mut index = start(Some(10));
     give(&mut index, &new);
     fail(&mut index, &promoted);

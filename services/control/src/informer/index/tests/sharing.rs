@@ -13,7 +13,7 @@ fn stored(name: &str, generation: i64, size: usize) -> StoredProfile {
     stored
 }
 
-/// Enough for one large profile with its text and one small one, but not for two large ones.
+/// Limits for one large profile with its text and one small one, but not for two large ones.
 fn limits() -> share::Limits {
     let takes = |size| {
         let mut index = Index::default();
@@ -23,7 +23,7 @@ fn limits() -> share::Limits {
     share::Limits { of_namespace: takes(LARGE) + takes(SMALL) + LARGE, of_all: usize::MAX }
 }
 
-fn begin(index: &mut Index, profiles: impl IntoIterator<Item = StoredProfile>) -> Vec<Broken> {
+fn list_all(index: &mut Index, profiles: impl IntoIterator<Item = StoredProfile>) -> Vec<Broken> {
     feed(index, list([]).into_iter().map(Update::Cluster));
     feed(index, list([enabled("shop")]).into_iter().map(Update::Namespace));
     feed(index, list(profiles).into_iter().map(Update::Namespaced))
@@ -33,7 +33,7 @@ fn apply(index: &mut Index, stored: StoredProfile) -> Vec<Broken> {
     index.update(Update::Namespaced(ProfileChange::Applied(stored)))
 }
 
-fn at_work(index: &mut Index) -> Vec<String> {
+fn active(index: &mut Index) -> Vec<String> {
     index.publish();
     names(&index.snapshot)
 }
@@ -41,32 +41,32 @@ fn at_work(index: &mut Index) -> Vec<String> {
 #[test]
 fn profile_beyond_the_share_waits_for_memory() {
     let mut index = Index::default().bounded_by(limits());
-    let broken = begin(&mut index, [stored("a", 1, LARGE), stored("b", 1, LARGE), stored("c", 1, SMALL)]);
+    let broken = list_all(&mut index, [stored("a", 1, LARGE), stored("b", 1, LARGE), stored("c", 1, SMALL)]);
     let [Broken { name, serving: None, diagnostics, .. }] = &broken[..] else { panic!("{broken:?}") };
     assert_eq!(name.to_string(), "shop/b");
     assert!(diagnostics[0].message.starts_with("the profiles of namespace shop may take 0."), "{diagnostics:?}");
-    assert_eq!(at_work(&mut index), ["shop/a", "shop/c"]);
+    assert_eq!(active(&mut index), ["shop/a", "shop/c"]);
 
-    // Nothing is read again without free memory, even after a new list.
+    // Without free memory, no profile is read again, even after a new list.
     assert!(index.take_readable(9).is_empty());
-    begin(&mut index, [stored("a", 1, LARGE), stored("b", 1, LARGE), stored("c", 1, SMALL)]);
-    assert_eq!(at_work(&mut index), ["shop/a", "shop/c"]);
+    list_all(&mut index, [stored("a", 1, LARGE), stored("b", 1, LARGE), stored("c", 1, SMALL)]);
+    assert_eq!(active(&mut index), ["shop/a", "shop/c"]);
     assert!(index.take_readable(9).is_empty());
 
     index.update(Update::Namespaced(Change::Deleted(ProfileName::namespaced("shop", "a"))));
     let readable = index.take_readable(9);
     assert_eq!(readable, [ProfileName::namespaced("shop", "b")]);
-    assert!(index.take_readable(9).is_empty(), "each is given once");
+    assert!(index.take_readable(9).is_empty(), "each profile is returned once");
     index.not_read(readable[0].clone());
     assert_eq!(index.take_readable(9), readable);
     assert!(apply(&mut index, stored("b", 1, LARGE)).is_empty());
-    assert_eq!(at_work(&mut index), ["shop/b", "shop/c"]);
+    assert_eq!(active(&mut index), ["shop/b", "shop/c"]);
 }
 
 #[test]
 fn edit_beyond_the_share_keeps_accepted_version() {
     let mut index = Index::default().bounded_by(limits());
-    begin(&mut index, [stored("a", 1, LARGE), stored("b", 1, SMALL)]);
+    list_all(&mut index, [stored("a", 1, LARGE), stored("b", 1, SMALL)]);
     let before = revisions(&index.publish().unwrap());
     let broken = apply(&mut index, stored("b", 2, LARGE));
     assert_eq!(broken[0].serving.as_deref(), Some(&*before[1].1), "{broken:?}");
@@ -79,7 +79,7 @@ fn edit_beyond_the_share_keeps_accepted_version() {
 #[test]
 fn accepted_child_follows_a_larger_parent() {
     let mut index = Index::default().bounded_by(limits());
-    begin(&mut index, []);
+    list_all(&mut index, []);
     let parent = |generation, size: usize| {
         let spec = json!({"activation": "Never", "template": {"metadata": {"annotations": {"p/q": "c".repeat(size)}}}});
         Update::Cluster(ProfileChange::Applied(profile("parent", generation, spec)))
@@ -91,7 +91,7 @@ fn accepted_child_follows_a_larger_parent() {
     let revision =
         |index: &mut Index| revisions(&index.publish().unwrap()).into_iter().find(|(name, _)| name == "shop/child");
     let before = revision(&mut index);
-    // After the platform's edit, the accepted child stays and leaves no memory for new profiles.
+    // After the platform's edit, the accepted child stays active and leaves no memory for new profiles.
     assert!(index.update(parent(2, 4 * LARGE)).is_empty());
     assert_ne!(revision(&mut index), before);
     assert_eq!(apply(&mut index, stored("a", 1, SMALL)).len(), 1);
@@ -102,10 +102,10 @@ fn accepted_texts_get_memory_first() {
     let mut index = Index::default().keeping_texts().bounded_by(limits());
     let (old, new) = (stored("z", 1, LARGE), stored("a", 1, LARGE));
     index.seed(old.name.clone(), old.uid.clone(), &old.spec.to_string());
-    assert!(begin(&mut index, [new.clone(), old]).is_empty());
-    assert!(index.state(&new.name).unwrap().due, "it was not looked at yet");
-    assert_eq!(at_work(&mut index), ["shop/z"]);
+    assert!(list_all(&mut index, [new.clone(), old]).is_empty());
+    assert!(index.state(&new.name).unwrap().due, "the new text was not compiled yet");
+    assert_eq!(active(&mut index), ["shop/z"]);
     assert_eq!(index.take_readable(9), std::slice::from_ref(&new.name));
     assert_eq!(apply(&mut index, new).len(), 1);
-    assert_eq!(at_work(&mut index), ["shop/z"]);
+    assert_eq!(active(&mut index), ["shop/z"]);
 }

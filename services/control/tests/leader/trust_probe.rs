@@ -1,4 +1,4 @@
-//! Trust probes of two real API servers on one etcd.
+//! Tests trust probes of two real API servers on one etcd.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::leader::{SOON, release};
 const CONTROLLER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 111, 2, 1));
 const NEWEST: Generation = Generation(2);
 
-/// A controller's trust probe, with the objects through which API servers call it.
+/// A controller's trust probe, with the objects that route API servers to it.
 struct Rig {
     control_plane: ControlPlane,
     canary: Canary,
@@ -35,14 +35,14 @@ struct Rig {
     metrics: CanaryMetrics,
     newest: TestCa,
     stop: CancellationToken,
-    /// The epoch that the configuration should have, and the one that it has.
+    /// The required epoch of the configuration, and the epoch for which it is written.
     epoch: u64,
     writes: u64,
 }
 
 fn settings() -> Settings {
     let mut settings = Settings::default();
-    // An API server lets the first creation of a new kind wait for two seconds.
+    // An API server delays the first creation of a new kind by two seconds.
     settings.timeout = Duration::from_secs(4);
     settings.vanished = Duration::from_secs(30);
     settings
@@ -79,7 +79,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Writes the configuration with these CAs in its bundle.
+    /// Writes the configurations with these CAs in their bundles.
     async fn trust(&self, authorities: &[&TestCa]) -> anyhow::Result<()> {
         let bundle: String = authorities.iter().map(|ca| ca.bundle_pem()).collect();
         let configuration = |kind: &str, path: &str| {
@@ -121,7 +121,7 @@ impl Rig {
     /// Asks until the summary has these numbers.
     async fn becomes(&mut self, proven: usize, behind: usize, silent: usize) -> anyhow::Result<TrustRound> {
         let wanted = Propagation { proven, behind, silent };
-        eventually(SOON, "the API servers say so", async || {
+        eventually(SOON, "the API servers have this summary", async || {
             let asked = self.ask().await;
             ensure!(asked.propagation == wanted, "{asked:?}");
             Ok(asked)
@@ -129,7 +129,7 @@ impl Rig {
         .await
     }
 
-    /// Asks until this number is silent, all for this reason: the first responses may be late.
+    /// Asks until this many API servers are silent, all for this reason. The first responses may be late.
     async fn are_silent(&mut self, count: usize, why: &Silence) -> anyhow::Result<()> {
         let (wanted, why) = (Propagation { proven: 0, behind: 0, silent: count }, ServerOutcome::Silent(why.clone()));
         eventually(SOON, "the API servers are silent", async || {
@@ -146,19 +146,19 @@ fn each_api_server_proves_its_own_trust() {
     Isolation::new().own_network("runs a second API server").time_limit(Duration::from_mins(10)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut second = control_plane.second_api_server().await?;
-        // The API server that the test pauses.
-        let first = control_plane.api_server().context("it runs")?.pid();
+        // The API server that is not paused.
+        let first = control_plane.api_server().context("the API server does not run")?.pid();
         ensure!(first != second.process().pid());
         let mut rig = Rig::start(control_plane).await?;
         let old = TestCa::new()?;
 
-        // There is no certificate yet, and no entry.
+        // There is no certificate yet, and no webhook entry.
         let asked = rig.ask().await;
         ensure!(asked.propagation == Propagation { proven: 0, behind: 0, silent: 1 }, "{asked:?}");
         rig.show(NEWEST, &rig.newest)?;
         rig.are_silent(2, &Silence::NotCalled).await?;
 
-        // The bundle has only the old CA, then both.
+        // The bundle has only the old CA at first, and then both.
         rig.trust(&[&old]).await?;
         let asked = rig.becomes(0, 2, 0).await?;
         let servers: Vec<_> = asked.answers.iter().filter_map(|each| each.server).map(|each| each.ip()).collect();
@@ -168,9 +168,9 @@ fn each_api_server_proves_its_own_trust() {
         rig.becomes(2, 0, 0).await?;
         ensure!(rig.metrics.calls() >= 2);
 
-        // A paused API server is silent although it was proven before, while the bundle changes.
+        // A paused API server is silent although it was proven before, since the bundle changes meanwhile.
         second.process().pause()?;
-        eventually(SOON, "the other is asked all the same, and in time", async || {
+        eventually(SOON, "the running API server is asked in time", async || {
             let since = Instant::now();
             let asked = rig.ask().await;
             ensure!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
@@ -180,10 +180,10 @@ fn each_api_server_proves_its_own_trust() {
         .await?;
         rig.trust(&[&old]).await?;
         rig.becomes(0, 1, 1).await?;
-        // It leaves the list of endpoints after a while, but is still asked.
+        // The paused API server leaves the list of endpoints after a while, but is still asked.
         let slices: Api<k8s_openapi::api::discovery::v1::EndpointSlice> =
             Api::namespaced(rig.control_plane.client(), "default");
-        eventually(SOON, "it has left the endpoints", async || {
+        eventually(SOON, "the paused API server has left the endpoints", async || {
             let all = slices.list(&ListParams::default().labels("kubernetes.io/service-name=kubernetes")).await?;
             let addresses = all.items.iter().flat_map(|slice| slice.endpoints.iter().flatten()).count();
             ensure!(addresses == 1, "{addresses}");
@@ -194,7 +194,7 @@ fn each_api_server_proves_its_own_trust() {
         rig.trust(&[&old, &rig.newest]).await?;
         rig.becomes(1, 0, 1).await?;
 
-        // It resumes with its old state, and catches up.
+        // The API server resumes with its old configuration, and catches up.
         second.process().resume()?;
         rig.becomes(2, 0, 0).await?;
         rig.stop.cancel();
@@ -213,7 +213,7 @@ fn only_calls_with_newest_certificate_are_proof() {
         let asked = rig.ask().await;
         ensure!(asked.propagation == Propagation { proven: 0, behind: 0, silent: 1 }, "{asked:?}");
         ensure!(asked.answers[0].outcome == ServerOutcome::Silent(Silence::NoLeaf), "{asked:?}");
-        let asked = eventually(SOON, "the old one is proven", async || {
+        let asked = eventually(SOON, "trust in the old CA is proven", async || {
             let asked = rig.asker.ask(Generation(1), 0).await;
             ensure!(asked.propagation.proven == 1, "{asked:?}");
             Ok(asked)
@@ -224,7 +224,7 @@ fn only_calls_with_newest_certificate_are_proof() {
         rig.trust(&[&old]).await?;
         let canaries: Api<InjectionCanary> = Api::all(rig.control_plane.client());
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-        eventually(SOON, "a call goes through with the old leaf", async || {
+        eventually(SOON, "a call succeeds with the old certificate", async || {
             let before = rig.metrics.calls();
             canaries.create(&dry_run, &InjectionCanary::new("by-hand")).await?;
             ensure!(rig.metrics.calls() > before);
@@ -235,9 +235,9 @@ fn only_calls_with_newest_certificate_are_proof() {
         rig.becomes(0, 1, 0).await?;
         rig.trust(&[&rig.newest]).await?;
         rig.becomes(1, 0, 0).await?;
-        ensure!(canaries.list(&ListParams::default()).await?.items.is_empty(), "nothing is ever stored");
+        ensure!(canaries.list(&ListParams::default()).await?.items.is_empty(), "no object is stored");
 
-        // A certificate for other names is not trusted either; and without an entry there is no call.
+        // A certificate for other names is not trusted either. Without an entry, there is no call.
         let (cert, key) = rig.newest.serving(&["other.pillion-system.svc"])?;
         rig.canary.show(Some(Identity::new(NEWEST, cert.as_bytes(), key.as_bytes())?));
         rig.becomes(0, 1, 0).await?;
@@ -249,14 +249,14 @@ fn only_calls_with_newest_certificate_are_proof() {
         rig.trust(&[&rig.newest]).await?;
         rig.becomes(1, 0, 0).await?;
 
-        // A call through an entry of an earlier epoch does not prove that the last write was seen.
+        // A call through an entry of an earlier epoch does not prove that the API server has the last write.
         rig.epoch = 5;
         rig.are_silent(1, &Silence::Stale).await?;
         rig.writes = 5;
         rig.trust(&[&rig.newest]).await?;
         rig.becomes(1, 0, 0).await?;
 
-        // Three API servers behind one address: two of them were not asked.
+        // Three API servers share one address, so two of them were not asked.
         for number in 1..=3 {
             let lease: k8s_openapi::api::coordination::v1::Lease = serde_json::from_value(json!({
                 "apiVersion": "coordination.k8s.io/v1",
@@ -276,7 +276,7 @@ fn only_calls_with_newest_certificate_are_proof() {
                 )
                 .await?;
         }
-        eventually(SOON, "two of them are silent", async || {
+        eventually(SOON, "two API servers are silent", async || {
             let asked = rig.ask().await;
             ensure!(asked.propagation.proven == 1 && asked.propagation.silent >= 2, "{asked:?}");
             Ok(())
@@ -285,7 +285,7 @@ fn only_calls_with_newest_certificate_are_proof() {
 
         // An unreachable trust probe proves nothing about trust.
         rig.stop.cancel();
-        eventually(SOON, "nobody is proven or behind", async || {
+        eventually(SOON, "no API server is proven or behind", async || {
             let asked = rig.ask().await;
             ensure!(asked.propagation.proven == 0 && asked.propagation.behind == 0, "{asked:?}");
             Ok(())

@@ -1,5 +1,5 @@
-//! The audit's requests to the API server: pods as metadata by a watch, and whole by [`PodFetch`]es; the webhook's
-//! availability and excluded namespaces; and the ages of namespaces and profiles.
+//! The audit's requests to the API server. It watches the metadata of pods, and reads whole pods by [`PodFetch`]es. It
+//! also reads the webhook's availability, the excluded namespaces, and the ages of namespaces and profiles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,26 +24,26 @@ use tracing::{debug, warn};
 
 use super::auditor::{Auditor, PodFetch};
 use super::facts::{self, ClusterFacts, NamespaceAge, ProfileAge};
-use super::kept::{PodChange, Seen, read};
+use super::pod::{AuditedPod, PodChange, read};
 use super::report::Report;
-use crate::client::{WATCH_FOR, chain, described, pauses};
+use crate::client::{WATCH_DURATION, chain, error_message, pauses};
 use crate::guard::guarded;
 use crate::informer::objects::Change;
 use crate::release::Release;
 
-/// Ended pods are not audited.
+/// The field selector of pods that have not ended. Ended pods are not audited.
 pub const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
-/// Pods per page of the watch's list: metadata alone.
-const METADATA_A_PAGE: u32 = 500;
-/// Whole pods per page. Each may have a million bytes, and is in memory three times while it is read.
-const PODS_A_PAGE: u32 = 20;
+/// Pods per page of the watch's list, which has only their metadata.
+const METADATA_PER_PAGE: u32 = 500;
+/// Whole pods per page. A pod may have a million bytes, and is in memory three times while it is read.
+const PODS_PER_PAGE: u32 = 20;
 
 type PodAsFound = kube::api::DynamicObject;
 
-/// Facts that are read at intervals.
+/// Facts that are read at regular intervals.
 #[derive(Debug)]
-pub(super) struct Look {
-    /// When the webhook configuration was created; `None` without an entry.
+pub(super) struct WebhookState {
+    /// When the webhook configuration was created; `None` if it does not exist or has no entries.
     pub(super) registered: Option<i64>,
     /// Whether a replica is ready.
     pub(super) has_endpoint: bool,
@@ -55,9 +55,9 @@ pub(super) struct Look {
     pub(super) opt_in: Option<OptIn>,
 }
 
-/// How to request ages.
+/// The parameters for requesting ages.
 #[derive(Clone, Copy)]
-pub(super) struct Asking<'a> {
+pub(super) struct AgeRequests<'a> {
     pub(super) client: &'a Client,
     pub(super) opt_in: &'a OptIn,
     /// Maximum number of requests for each kind.
@@ -69,7 +69,7 @@ pub(super) type Page = (Vec<OwnedTape>, Option<String>);
 
 /// Reads the pods of a fetch.
 pub(super) async fn fetch(client: &Client, pod_fetch: &PodFetch) -> kube::Result<Page> {
-    // Read as any JSON: an expression may read a field that this build does not know.
+    // Pods are read as arbitrary JSON, since an expression may read a field that this build does not know.
     let api = |namespace: &str| Api::<PodAsFound>::namespaced_with(client.clone(), namespace, &pod_resource());
     match pod_fetch {
         PodFetch::Get { namespace, name } => {
@@ -77,7 +77,7 @@ pub(super) async fn fetch(client: &Client, pod_fetch: &PodFetch) -> kube::Result
             Ok((found.as_ref().and_then(whole).into_iter().collect(), None))
         }
         PodFetch::List { namespace, from } => {
-            let mut parameters = ListParams::default().fields(NOT_ENDED).limit(PODS_A_PAGE);
+            let mut parameters = ListParams::default().fields(NOT_ENDED).limit(PODS_PER_PAGE);
             parameters.continue_token.clone_from(from);
             let list = api(namespace).list(&parameters).await?;
             let next = list.metadata.continue_.filter(|token| !token.is_empty());
@@ -91,28 +91,28 @@ fn pod_resource() -> kube::api::ApiResource {
 }
 
 fn whole(pod: &PodAsFound) -> Option<OwnedTape> {
-    guarded(&called(&pod.metadata), || OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()).ok()?
+    guarded(&pod_name(&pod.metadata), || OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()).ok()?
 }
 
-fn seen(pod: &PartialObjectMeta<Pod>) -> Option<Seen> {
+fn read_metadata(pod: &PartialObjectMeta<Pod>) -> Option<AuditedPod> {
     let take = || read(OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()?.root());
-    guarded(&called(&pod.metadata), take).ok()?
+    guarded(&pod_name(&pod.metadata), take).ok()?
 }
 
 /// The name of a pod in log lines.
-fn called(metadata: &ObjectMeta) -> String {
+fn pod_name(metadata: &ObjectMeta) -> String {
     let part = |text: &Option<String>| text.clone().unwrap_or_default();
     format!("pod {}/{}", part(&metadata.namespace), part(&metadata.name))
 }
 
-/// Watches the metadata of all pods, reduced at once. Opted-in namespaces change, and one watch costs the API server
-/// less than a thousand.
+/// Watches the metadata of all pods, and reduces it. One watch of all pods costs the API server less than a watch for
+/// each opted-in namespace, and these namespaces change.
 pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChange> + Send + 'static {
     let api = Api::<PartialObjectMeta<Pod>>::all(client.clone());
-    let seconds = u32::try_from(WATCH_FOR.as_secs()).unwrap_or(u32::MAX);
-    let config = watcher::Config::default().timeout(seconds).page_size(METADATA_A_PAGE).fields(NOT_ENDED);
-    // The event that announces a list is removed and reported with the list's first object: it precedes each attempt,
-    // and any event resets the pause.
+    let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
+    let config = watcher::Config::default().timeout(seconds).page_size(METADATA_PER_PAGE).fields(NOT_ENDED);
+    // `Init` is removed, since it precedes each attempt, and any event resets the pause. It is reported with the first
+    // object of the list instead.
     let begins = Arc::new(AtomicBool::new(false));
     let announced = Arc::clone(&begins);
     let events = watcher(api, config).try_filter(move |event| {
@@ -125,15 +125,17 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
     events.backoff(pauses()).flat_map(move |event| {
         let (restarted, change) = match event {
             Ok(Event::Init) => (true, None),
-            Ok(Event::InitApply(pod)) => (begins.swap(false, Ordering::Relaxed), seen(&pod).map(Change::Listed)),
+            Ok(Event::InitApply(pod)) => {
+                (begins.swap(false, Ordering::Relaxed), read_metadata(&pod).map(Change::Listed))
+            }
             Ok(Event::InitDone) => (begins.swap(false, Ordering::Relaxed), Some(Change::ListComplete)),
-            Ok(Event::Apply(pod)) => (false, seen(&pod).map(Change::Applied)),
+            Ok(Event::Apply(pod)) => (false, read_metadata(&pod).map(Change::Applied)),
             Ok(Event::Delete(pod)) => {
                 let key = pod.metadata.namespace.zip(pod.metadata.name);
                 (false, key.map(|(namespace, name)| Change::Deleted((namespace.into(), name.into()))))
             }
             Err(error) => {
-                let error = described(&error);
+                let error = error_message(&error);
                 warn!(error, "pods are not watched at present, what was last known stays; trying again");
                 (false, None)
             }
@@ -142,7 +144,7 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
     })
 }
 
-/// The namespaces that every entry for pods excludes by name, with the release's own; `None` if there is no such entry.
+/// The namespaces that every entry for pods excludes by name, and the release's own. `None` if there is no such entry.
 fn excluded(configuration: &MutatingWebhookConfiguration, release: &Release) -> Option<BTreeSet<Box<str>>> {
     let entries = configuration.webhooks.iter().flatten().filter(|entry| entry.name != canary::WEBHOOK);
     let by_entry = entries.map(|entry| {
@@ -159,7 +161,7 @@ fn excluded(configuration: &MutatingWebhookConfiguration, release: &Release) -> 
     Some(excluded)
 }
 
-pub(super) async fn look(client: &Client, release: &Release) -> kube::Result<Look> {
+pub(super) async fn read_webhook_state(client: &Client, release: &Release) -> kube::Result<WebhookState> {
     let configuration =
         Api::<MutatingWebhookConfiguration>::all(client.clone()).get_opt(release.configuration()).await?;
     let excluded = configuration.as_ref().and_then(|configuration| excluded(configuration, release));
@@ -178,15 +180,20 @@ pub(super) async fn look(client: &Client, release: &Release) -> kube::Result<Loo
     let is_off = switch
         .and_then(|switch| switch.data?.get("injection").cloned())
         .is_some_and(|value| value.trim().eq_ignore_ascii_case("disabled"));
-    Ok(Look { registered, has_endpoint, is_off, excluded, opt_in })
+    Ok(WebhookState { registered, has_endpoint, is_off, excluded, opt_in })
 }
 
-/// Requests the ages that findings need. Returns whether any was added.
-pub(super) async fn ask_ages(asking: Asking<'_>, auditor: &Auditor, facts: &mut ClusterFacts, report: &Report) -> bool {
-    let Asking { client, opt_in, most } = asking;
-    let at_work: BTreeMap<_, _> =
+/// Requests the ages that findings need. Returns whether any age was added.
+pub(super) async fn request_ages(
+    requests: AgeRequests<'_>,
+    auditor: &Auditor,
+    facts: &mut ClusterFacts,
+    report: &Report,
+) -> bool {
+    let AgeRequests { client, opt_in, most } = requests;
+    let active: BTreeMap<_, _> =
         auditor.snapshot().profiles().iter().map(|profile| (profile.display_name(), profile)).collect();
-    facts.keep(|name| auditor.namespace(name).is_some(), |name| at_work.contains_key(name));
+    facts.keep(|name| auditor.namespace(name).is_some(), |name| active.contains_key(name));
     let mut is_new = false;
     for name in report.asked_namespaces.iter().take(most) {
         let Some(namespace) = auditor.namespace(name) else { continue };
@@ -201,7 +208,7 @@ pub(super) async fn ask_ages(asking: Asking<'_>, auditor: &Auditor, facts: &mut 
         }
     }
     for name in report.asked_profiles.iter().take(most) {
-        let Some(profile) = at_work.get(&**name) else { continue };
+        let Some(profile) = active.get(&**name) else { continue };
         let ProfileName { namespace, name: short } = profile.name();
         let found = if let Some(namespace) = namespace {
             let api = Api::<InjectionProfile>::namespaced(client.clone(), namespace);

@@ -1,4 +1,4 @@
-//! The audit's data of a pod: a hundred bytes of its ten thousand.
+//! The audit's data of a pod: about a hundred bytes. The whole pod has about ten thousand.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -16,33 +16,33 @@ use crate::informer::objects::Change;
 /// Namespace and name of a pod.
 pub type PodKey = (Box<str>, Box<str>);
 /// A change from a watch of pods.
-pub type PodChange = Change<PodKey, Seen>;
+pub type PodChange = Change<PodKey, AuditedPod>;
 
 /// A pod, or at least its metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// Its namespace.
+pub struct AuditedPod {
+    /// The namespace of the pod.
     pub namespace: Box<str>,
-    /// Its name.
+    /// The name of the pod.
     pub name: Box<str>,
-    /// Its UID; 0 if it is invalid.
+    /// The UID of the pod as a number; 0 if it is invalid.
     pub uid: u128,
-    /// When it was created, in seconds since 1970.
+    /// When the pod was created, in seconds since 1970.
     pub created: i64,
-    /// Its controller: `ReplicaSet/web-7c9d6f5b8`, with the kind from [`kind_with_group`].
+    /// The pod's controller, such as `ReplicaSet/web-7c9d6f5b8`, with the kind from [`kind_with_group`].
     pub owner: Option<Box<str>>,
-    /// The author's original labels and annotations, and the controlling owner or else the name: an object with
-    /// `metadata`, as JSON.
+    /// A JSON object with `metadata`: the original labels and annotations, and the controlling owner. Without an owner,
+    /// it has the pod's name.
     pub metadata: Box<str>,
-    /// Its injection record.
-    pub has: Has,
-    /// Whether the webhook never injects into it, or it is terminating or has ended.
+    /// The pod's injection record.
+    pub has: RecordedProfiles,
+    /// Whether the pod is not audited: the webhook never injects into it, it is terminating, or it has ended.
     pub is_exempt: bool,
 }
 
 /// The profiles in a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Has {
+pub struct RecordedProfiles {
     /// Whether there is a record written by Pillion.
     pub is_recorded: bool,
     /// Display names of profiles, with their revisions.
@@ -51,28 +51,28 @@ pub struct Has {
 
 /// The stored data of a pod.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct PodEntry {
     pub(super) uid: u128,
     pub(super) created: i64,
-    /// The list that last contained it.
+    /// The list that last contained the pod.
     pub(super) epoch: u32,
     pub(super) owner: Option<Arc<Box<str>>>,
     pub(super) metadata: Arc<Box<str>>,
-    pub(super) has: Arc<Has>,
-    pub(super) verdict: Arc<Vec<Judged>>,
+    pub(super) has: Arc<RecordedProfiles>,
+    pub(super) verdict: Arc<Vec<ProfileVerdict>>,
 }
 
 /// The result for one requested profile.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Judged {
+pub(super) struct ProfileVerdict {
     pub(super) profile: Arc<Box<str>>,
     pub(super) revision: Arc<Box<str>>,
     pub(super) standing: Standing,
-    /// Whether it comes from the whole pod; it holds until the profile or the namespace changes.
-    pub(super) by_whole: bool,
+    /// Whether the result is from the whole pod. It stays valid until the profile or the namespace changes.
+    pub(super) from_whole: bool,
 }
 
-impl Has {
+impl RecordedProfiles {
     /// The recorded revision of a profile.
     #[must_use]
     pub fn revision(&self, profile: &str) -> Option<&str> {
@@ -80,20 +80,20 @@ impl Has {
     }
 }
 
-/// Reads a pod, or its metadata alone. `None` if it has no name.
+/// Reads a pod or its metadata. Returns `None` if it has no name.
 #[must_use]
-pub fn read(pod: Value<'_>) -> Option<Seen> {
+pub fn read(pod: Value<'_>) -> Option<AuditedPod> {
     let metadata = pod.get("metadata")?;
     let text = |key| metadata.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let record = audit::read(pod);
     let authors = record.original_object.as_ref().map_or(pod, OwnedTape::root);
     let has = match record.injected {
-        Injected::Profiles(profiles) => Has { is_recorded: true, profiles },
-        Injected::Nothing | Injected::Foreign => Has::default(),
+        Injected::Profiles(profiles) => RecordedProfiles { is_recorded: true, profiles },
+        Injected::Nothing | Injected::Foreign => RecordedProfiles::default(),
     };
     let created = text("creationTimestamp").and_then(|time| time.parse::<Timestamp>().ok());
     let ended = |phase: Value<'_>| phase.is("Succeeded") || phase.is("Failed");
-    Some(Seen {
+    Some(AuditedPod {
         namespace: text("namespace")?.into(),
         name: text("name")?.into(),
         uid: text("uid").and_then(|uid| number(&uid)).unwrap_or_default(),
@@ -107,7 +107,7 @@ pub fn read(pod: Value<'_>) -> Option<Seen> {
     })
 }
 
-/// A UID as a number.
+/// Converts a UID to a number.
 fn number(uid: &str) -> Option<u128> {
     let digits: String = uid.chars().filter(|c| *c != '-').collect();
     u128::from_str_radix(&digits, 16).ok()
@@ -120,8 +120,8 @@ fn owner(metadata: Value<'_>) -> Option<Box<str>> {
     Some(format!("{}/{}", kind_with_group(&version, &kind), owner.get("name")?.as_str()?).into())
 }
 
-/// The display name of a kind: `ReplicaSet`, with the group unless it is one of Kubernetes' own workload groups:
-/// `StatefulSet.apps.kruise.io`.
+/// The display name of a kind, such as `ReplicaSet`. A kind outside of Kubernetes' own workload groups includes the
+/// group, such as `StatefulSet.apps.kruise.io`.
 #[must_use]
 pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
     match api_version.split_once('/') {
@@ -130,8 +130,8 @@ pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
     }
 }
 
-/// Labels and annotations, without annotations that are too large to request a profile, and the owner, since rollouts
-/// go by workload.
+/// Labels, annotations and the owner. Rollouts need the owner, since they select whole workloads. Annotations that are
+/// too large to request a profile are dropped.
 fn authors_metadata(pod: Value<'_>) -> Box<str> {
     let mut out = String::from(r#"{"metadata":{"labels":{"#);
     write(&mut out, pod.at(&["metadata", "labels"]), |_, _| true);
@@ -158,8 +158,8 @@ fn authors_metadata(pod: Value<'_>) -> Box<str> {
     out.into()
 }
 
-/// Size of the largest annotation that is kept, in bytes of key and value: as many of the smallest as fit. Of equally
-/// large ones, all or none are kept.
+/// The size of the largest annotation that is kept, in bytes of key and value. As many of the smallest annotations as
+/// fit are kept. If not all annotations of one size fit, none of them is kept.
 fn largest_kept(annotations: Option<Value<'_>>) -> usize {
     let sizes = annotations.into_iter().flat_map(Value::members).filter_map(|(key, value)| {
         let key = key.text();
@@ -198,10 +198,10 @@ fn write(out: &mut String, pairs: Option<Value<'_>>, is_kept: impl Fn(&str, &str
     }
 }
 
-/// Number of values from which unused ones are searched for.
-const LEAST: usize = 256;
+/// Number of values at which a pool is first searched for unused ones.
+const MIN_SWEEP: usize = 256;
 
-/// Shared values. Unused values are removed from time to time.
+/// Interned values. Unused values are removed from time to time.
 #[derive(Debug)]
 pub(super) struct Pool<T> {
     known: HashSet<Arc<T>>,
@@ -210,12 +210,12 @@ pub(super) struct Pool<T> {
 
 impl<T> Default for Pool<T> {
     fn default() -> Self {
-        Self { known: HashSet::new(), sweep_at: LEAST }
+        Self { known: HashSet::new(), sweep_at: MIN_SWEEP }
     }
 }
 
 impl<T: Hash + Eq> Pool<T> {
-    /// Returns the shared value that equals this one; shares this one if there is none.
+    /// Returns the interned value that equals this one. If there is none, interns this one.
     pub(super) fn share(&mut self, value: T) -> Arc<T> {
         if let Some(known) = self.known.get(&value) {
             return Arc::clone(known);
@@ -223,7 +223,7 @@ impl<T: Hash + Eq> Pool<T> {
         if self.known.len() >= self.sweep_at {
             self.known.retain(|known| Arc::strong_count(known) > 1);
             self.known.shrink_to(self.known.len() * 2);
-            self.sweep_at = LEAST.max(self.known.len() * 2);
+            self.sweep_at = MIN_SWEEP.max(self.known.len() * 2);
         }
         let value = Arc::new(value);
         self.known.insert(Arc::clone(&value));
@@ -242,7 +242,7 @@ mod tests {
 
     use super::*;
 
-    fn seen(pod: &serde_json::Value) -> Option<Seen> {
+    fn audited(pod: &serde_json::Value) -> Option<AuditedPod> {
         read(OwnedTape::parse(pod.to_string()).unwrap().root())
     }
 
@@ -262,20 +262,23 @@ mod tests {
             },
             "spec": {"containers": [{"name": "app"}]},
         });
-        let seen = seen(&pod).unwrap();
-        assert_eq!((&*seen.namespace, &*seen.name, seen.created), ("shop", "web-1", 1_795_291_200));
-        assert_eq!(seen.uid, 0x029d_c23e_3de8_41af_ab3c_a95b_34b8_2bf3);
-        assert_eq!(seen.owner.as_deref(), Some("ReplicaSet/web"));
+        let audited_pod = audited(&pod).unwrap();
         assert_eq!(
-            &*seen.metadata,
+            (&*audited_pod.namespace, &*audited_pod.name, audited_pod.created),
+            ("shop", "web-1", 1_795_291_200)
+        );
+        assert_eq!(audited_pod.uid, 0x029d_c23e_3de8_41af_ab3c_a95b_34b8_2bf3);
+        assert_eq!(audited_pod.owner.as_deref(), Some("ReplicaSet/web"));
+        assert_eq!(
+            &*audited_pod.metadata,
             concat!(
                 r#"{"metadata":{"labels":{"app":"we\"b"},"annotations":{"example.com/ask":"yes"},"#,
                 r#""ownerReferences":[{"kind":"ReplicaSet","name":"web","controller":true}]}}"#
             )
         );
-        assert!(seen.has.is_recorded && !seen.is_exempt);
-        assert_eq!(seen.has.revision("nginx"), Some("r1"));
-        let bare = self::seen(&json!({"metadata": {"namespace": "shop", "generateName": "", "name": "bare"}})).unwrap();
+        assert!(audited_pod.has.is_recorded && !audited_pod.is_exempt);
+        assert_eq!(audited_pod.has.revision("nginx"), Some("r1"));
+        let bare = audited(&json!({"metadata": {"namespace": "shop", "generateName": "", "name": "bare"}})).unwrap();
         assert_eq!(&*bare.metadata, r#"{"metadata":{"labels":{},"annotations":{},"name":"bare"}}"#);
     }
 
@@ -284,7 +287,7 @@ mod tests {
         let owner = |version: &str| {
             let owner = json!({"apiVersion": version, "kind": "StatefulSet", "name": "db", "controller": true});
             let pod = json!({"metadata": {"namespace": "shop", "name": "db-0", "ownerReferences": [owner]}});
-            seen(&pod).unwrap().owner
+            audited(&pod).unwrap().owner
         };
         assert_eq!(owner("apps/v1").as_deref(), Some("StatefulSet/db"));
         assert_eq!(owner("apps.kruise.io/v1beta1").as_deref(), Some("StatefulSet.apps.kruise.io/db"));
@@ -296,19 +299,19 @@ mod tests {
         let mut annotations: serde_json::Map<_, _> = (0..60).map(large).collect();
         annotations.insert("example.com/ask".to_owned(), "yes".into());
         let many = |annotations| json!({"metadata": {"namespace": "shop", "name": "p", "annotations": annotations}});
-        let kept = seen(&many(annotations.clone())).unwrap().metadata;
+        let kept = audited(&many(annotations.clone())).unwrap().metadata;
         assert!(kept.contains("example.com/ask") && kept.len() < ANNOTATIONS_BYTES + 1_000, "{} bytes", kept.len());
         let few: serde_json::Map<_, _> = annotations.into_iter().skip(57).collect();
-        let kept = seen(&many(few)).unwrap().metadata;
+        let kept = audited(&many(few)).unwrap().metadata;
         assert!(kept.contains("example.com/059") && kept.contains("example.com/ask"));
     }
 
     #[test]
-    fn mirrors_and_what_ends_are_exempt() {
+    fn mirror_and_ended_pods_are_exempt() {
         let with = |what: serde_json::Value| {
             let mut pod = json!({"metadata": {"namespace": "a", "name": "b"}});
             json_patch(&mut pod, &what);
-            seen(&pod).unwrap().is_exempt
+            audited(&pod).unwrap().is_exempt
         };
         assert!(!with(json!({"status": {"phase": "Running"}})));
         assert!(with(json!({"status": {"phase": "Failed"}})));
@@ -316,7 +319,7 @@ mod tests {
         assert!(with(
             json!({"metadata": {"namespace": "a", "name": "b", "deletionTimestamp": "2026-11-21T20:00:00Z"}})
         ));
-        assert_eq!(seen(&json!({"metadata": {"name": "b"}})), None);
+        assert_eq!(audited(&json!({"metadata": {"name": "b"}})), None);
     }
 
     fn json_patch(pod: &mut serde_json::Value, what: &serde_json::Value) {
@@ -333,7 +336,7 @@ mod tests {
         for number in 0..10_000 {
             pool.share(number.to_string());
         }
-        assert!(pool.len() <= LEAST + 1, "{}", pool.len());
+        assert!(pool.len() <= MIN_SWEEP + 1, "{}", pool.len());
         assert!(Arc::ptr_eq(&first, &pool.share("a".to_owned())));
     }
 }
