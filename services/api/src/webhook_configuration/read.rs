@@ -1,4 +1,4 @@
-//! Reads settings back from a stored configuration, for tools that do not have them.
+//! Reads settings back from a stored configuration, for tools that lack them.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
@@ -8,12 +8,13 @@ use super::rules::{OwnCalls, Validated, rules_of, targets_of};
 use crate::names::{InjectionLevel, NAMESPACE_NAME_LABEL};
 use crate::opt_in::{OptIn, OptInLabel};
 
-/// By which labels namespaces opt in, as a configuration has the API server call; `None` if its entries say nothing of it, or
-/// contradict one another.
+/// Returns the labels by which namespaces opt in, according to a configuration. `None` means that its entries have no
+/// such labels or contradict one another.
 #[must_use]
 pub fn opt_in_of(configuration: &MutatingWebhookConfiguration) -> Option<OptIn> {
     let entries: Vec<_> = configuration.webhooks.iter().flatten().filter_map(read).collect();
-    // Each entry names its label and all that decide before it, so whoever names the most names them in their order.
+    // Each entry has its own label and all labels with precedence over it. So the entry with the most labels has all
+    // of them, in order.
     let keys = entries.iter().map(|entry| &entry.keys).max_by_key(|keys| keys.len())?;
     if !entries.iter().all(|entry| keys.starts_with(&entry.keys)) {
         return None;
@@ -26,7 +27,7 @@ pub fn opt_in_of(configuration: &MutatingWebhookConfiguration) -> Option<OptIn> 
     OptIn::new(labels.collect()).ok()
 }
 
-/// What a configuration has the API server call the validating paths for.
+/// Returns what the API server calls the validating paths for, according to a configuration.
 #[must_use]
 pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated {
     let (mut everywhere, mut own) = (Vec::new(), OwnCalls::new());
@@ -55,15 +56,15 @@ pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated
     Validated { everywhere: rules_of(everywhere), own }
 }
 
-/// What an entry says.
+/// The parts of an entry that concern opting in.
 struct Entry<'c> {
     level: InjectionLevel,
-    /// The labels that decide before its own, and its own.
+    /// The labels with precedence over the entry's own label, followed by that label.
     keys: Vec<&'c str>,
     values: Vec<&'c str>,
 }
 
-/// `None`: it is none that is called for namespaces that opt in.
+/// Reads an entry. `None` means that the entry is not for namespaces that opt in.
 fn read(entry: &MutatingWebhook) -> Option<Entry<'_>> {
     let path = entry.client_config.service.as_ref()?.path.as_deref()?;
     let level = InjectionLevel::ALL.into_iter().find(|level| level.path() == path)?;
@@ -86,7 +87,7 @@ mod tests {
             &[][..],
             &["istio-injection=enabled"],
             &["istio-injection=enabled", "istio-injection=strict:required", "sidecar-injector=enabled"],
-            // In the middle, one that only says what there is no entry for.
+            // The first label has only a failure mode without an entry.
             &["a=b:held", "c=d"],
         ] {
             let opt_in = OptIn::with(others.iter().copied()).unwrap();

@@ -15,27 +15,28 @@ const PODS: &str = "pods";
 /// What the API server calls the validating paths for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Validated {
-    /// In all namespaces that opt in: what cluster profiles validate.
+    /// The rules for all namespaces that opt in, from cluster profiles.
     pub everywhere: Vec<RuleWithOperations>,
-    /// What only profiles of namespaces validate.
+    /// The calls that only namespaced profiles need.
     pub own: OwnCalls,
 }
 
-/// Resources of pods with an operation, and the namespaces in which they are called for.
+/// Pod resources with an operation, and the namespaces whose requests the API server sends.
 pub type OwnCalls = BTreeMap<(String, Operation), BTreeSet<String>>;
 
-/// The rules of one entry in each level.
+/// The rules of one entry for each failure mode.
 pub(super) struct Scope<'a> {
-    /// Stands in the entry's name, behind the level.
+    /// Follows the failure mode in the entry's name.
     pub(super) suffix: String,
     pub(super) rules: Vec<RuleWithOperations>,
-    /// `None`: all that opt in.
+    /// The namespaces of the entry. `None` means all that opt in.
     pub(super) namespaces: Option<&'a BTreeSet<String>>,
-    /// A deletion is never refused because no replica answers: it may be the way out of a fault.
+    /// Whether the entry is for deletions. The API server never rejects a deletion because replicas are unavailable:
+    /// deleting an object may be the way to recover.
     pub(super) deletes: bool,
 }
 
-/// An entry each in every level. No request is called for by two of them.
+/// Returns the scopes that each get an entry for every failure mode. No request matches two of them.
 pub(super) fn scopes(validated: &Validated) -> Vec<Scope<'_>> {
     let everywhere = [(false, ""), (true, "-delete")].map(|(deletes, suffix)| {
         let rules = validated.everywhere.iter().filter_map(|rule| {
@@ -58,11 +59,11 @@ fn is_delete(operation: &str) -> bool {
     operation == Operation::Delete.as_str()
 }
 
-/// The rules for all that is injected into: pods when they are created, always, and what else the targets name. Of pods only
-/// the creation is called for, of other objects also updates; nothing is injected into what is deleted, or into a part of an
-/// object.
+/// Returns the rules for the objects that profiles inject into: always pods on creation, and other objects that
+/// `targets` name. For pods, only creations match; for other objects, creations and updates. Deletions and
+/// subresources never match.
 ///
-/// `targets` are those of profiles that inject.
+/// `targets` are those of profiles with templates.
 #[must_use]
 pub fn mutating_rules(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
     let of_templates = targets.into_iter().map(|target| {
@@ -81,15 +82,15 @@ pub fn mutating_rules(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWith
     rules_of([Target::pods()].into_iter().chain(of_templates))
 }
 
-/// The rules for all that these profiles validate.
+/// Returns the rules for the targets of all profiles with validations.
 #[must_use]
 pub fn validating_rules<'s>(profiles: impl IntoIterator<Item = &'s ProfileSpec>) -> Vec<RuleWithOperations> {
     let validating = profiles.into_iter().filter(|profile| !profile.validations.is_empty());
     rules_of(validating.map(|profile| profile.target.clone().unwrap_or_else(Target::pods)))
 }
 
-/// The rules for these targets: one for each resource and version, with the operations of all targets together, in an order
-/// that does not depend on that of the targets.
+/// Returns the rules for these targets: one for each resource and version, with the operations of all targets. Their
+/// order does not depend on the order of the targets.
 #[must_use]
 pub fn rules_of(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
     let mut rules: BTreeMap<(String, String, String), BTreeSet<&'static str>> = BTreeMap::new();
@@ -124,7 +125,7 @@ pub(super) fn rule(
     }
 }
 
-/// The targets that a rule is made of. Wildcards and `CONNECT` are left out.
+/// Returns the targets that a rule consists of, without wildcards and `CONNECT`.
 pub(super) fn targets_of(rule: &RuleWithOperations) -> impl Iterator<Item = Target> {
     let words = |list: &Option<Vec<String>>| list.clone().unwrap_or_default();
     let named = words(&rule.operations);
@@ -144,7 +145,8 @@ fn operations(target: &Target) -> Vec<Operation> {
     if target.operations.is_empty() { vec![Operation::Create] } else { target.operations.clone() }
 }
 
-/// Whoever compiles profiles refuses more than this. These would stop a cluster, or keep it from being repaired.
+/// Whether a rule may match this resource. Compiling a profile rejects more; these resources would stop a cluster or
+/// prevent its repair.
 fn may_be_called_for(target: &Target, resource: &str) -> bool {
     let is_wildcard = [&target.group, &target.version, resource].into_iter().any(|text| text.contains('*'));
     let is_vital = target.group == GROUP || (target.group == "coordination.k8s.io" && resource == "leases");

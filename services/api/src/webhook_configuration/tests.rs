@@ -1,4 +1,4 @@
-//! What is called for, by whom, and what happens when nobody answers.
+//! Tests which requests each entry matches, which path it calls, and what happens while no replica is ready.
 
 use super::*;
 use crate::names::INJECTION_LABEL;
@@ -79,7 +79,7 @@ fn validation_rules_match_targets_only() {
     {
         assert_eq!(entry.client_config.service.unwrap().path.as_deref(), Some(level.validate_path()));
         assert_eq!(entry.failure_policy.as_deref(), Some(failure_policy(&settings, level)));
-        assert_eq!(entry.object_selector, Some(LabelSelector::default()), "an opt-out is for the profile to allow");
+        assert_eq!(entry.object_selector, Some(LabelSelector::default()), "the profile decides about opt-out");
     }
 }
 
@@ -98,7 +98,7 @@ fn target(text: serde_json::Value) -> Target {
     serde_json::from_value(text).unwrap()
 }
 
-/// Resource and operations of each rule.
+/// The resources and operations of each rule.
 fn told(rules: &[RuleWithOperations]) -> Vec<(String, String)> {
     let joined = |texts: &Option<Vec<String>>| texts.as_ref().unwrap().join(",");
     rules.iter().map(|rule| (joined(&rule.resources), joined(&rule.operations))).collect()
@@ -136,7 +136,7 @@ fn mutation_rules_match_targets_with_templates() {
         let rules = mutating_rules(targets.into_iter().map(target));
         let expected: Vec<_> = expected.into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect();
         assert_eq!(told(&rules), expected);
-        assert_eq!(rules[0], only_pods[0], "pods are called for as ever");
+        assert_eq!(rules[0], only_pods[0], "the rule for pods is unchanged");
         assert!(rules.iter().all(|rule| rule.scope.as_deref() == Some("Namespaced")));
     }
 }
@@ -231,7 +231,7 @@ fn connectivity_check_denies_nothing() {
         policies.filter(|(_, policy)| policy == "Fail").map(|(name, _)| name).collect()
     };
     let canaries = ["canary.pillion.dev"; 2];
-    assert_eq!(policies(&rehearsal), canaries, "which are for nobody but the controller");
+    assert_eq!(policies(&rehearsal), canaries, "only trust probes can fail");
     let required = ["required.pillion.dev", canaries[0], "validate-required.pillion.dev", canaries[1]];
     assert_eq!(policies(&armed), required);
     let service = |settings: &Settings| {
