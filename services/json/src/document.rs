@@ -64,7 +64,7 @@ struct Slot<'a> {
     key: Option<Key<'a>>,
     content: Content<'a>,
     state: State,
-    /// Whether its state at the mark is saved.
+    /// Whether its state at the mark is in [`Document::before`].
     is_remembered: bool,
     first: Option<SlotId>,
     last: Option<SlotId>,
@@ -90,7 +90,7 @@ pub struct Document<'a> {
     upheavals: u32,
     /// Whether any slot that existed initially was ever removed.
     has_removed: bool,
-    /// Whether all values to open are known to have no duplicate keys.
+    /// Whether the keys need no check for duplicates, because another document checks them.
     keys_are_known: bool,
     mark: Mark,
     /// The saved states of slots that existed at the mark and have changed since.
@@ -106,7 +106,8 @@ struct Mark {
 }
 
 impl SlotId {
-    /// Creates the number of a slot. A document has fewer slots than a tape has nodes, whose number fits.
+    /// Creates a slot's number from a count. A document has fewer slots than a tape has nodes, and the number of
+    /// nodes fits in 32 bits.
     #[inline]
     fn number(number: usize) -> Self {
         Self(u32::try_from(number).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX))
@@ -122,7 +123,8 @@ impl<'a> Document<'a> {
     /// The slot of the whole value.
     pub const ROOT: SlotId = SlotId(NonZeroU32::MIN);
 
-    /// The initial capacity in slots. A pod with one sidecar opens about fifty, one with three twice as many.
+    /// The initial capacity in slots. A pod with one sidecar opens about 50 slots, and a pod with three sidecars
+    /// about 100.
     const CAPACITY: usize = 160;
 
     /// The initial capacity for changes since the mark.
@@ -148,7 +150,8 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Creates a document for a value of which another document opens at least as much. That document checks the keys.
+    /// Creates a document for comparison with another document of the same value, which opens at least as much. That
+    /// document checks the keys.
     #[must_use]
     pub fn beside(root: Value<'a>) -> Self {
         Self { keys_are_known: true, ..Self::new(root) }
@@ -181,7 +184,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Returns the number of the next slot.
+    /// Returns the number that the next new slot will get.
     #[inline]
     #[must_use]
     pub fn end(&self) -> SlotId {
@@ -196,7 +199,7 @@ impl<'a> Document<'a> {
         self.upheavals
     }
 
-    /// Stores a new scalar as JSON text.
+    /// Stores the JSON text of a new scalar.
     pub fn keep(&mut self, text: impl Into<String>) -> Content<'a> {
         let id = TextId(u32::try_from(self.texts.len()).unwrap_or(u32::MAX));
         self.texts.push(text.into());
@@ -298,7 +301,8 @@ impl<'a> Document<'a> {
         self.entries(id).filter(|entry| !entry.is_removed()).map(|entry| entry.id)
     }
 
-    /// Returns the number of compared members, and the member of an open object. Removed members are skipped.
+    /// Returns the member of an open object with this key, and the number of members compared. Removed members are
+    /// skipped.
     #[inline]
     #[must_use]
     pub fn look_for(&self, id: SlotId, key: &str) -> (usize, Option<SlotId>) {
@@ -383,7 +387,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Returns the JSON text of an unopened member; `None` if it is absent or open.
+    /// Returns the JSON text of an unopened member; `None` if the member is absent or open.
     #[inline]
     pub fn raw_of(&self, id: SlotId, key: &str) -> Option<&str> {
         match self.content(id) {
@@ -447,7 +451,7 @@ impl<'a> Document<'a> {
         self.slots.get(id.place())
     }
 
-    /// Returns a slot to change. All changes use this function, so that they can be undone.
+    /// Returns a slot to change. Every change must use this function, so that [`go_back`](Self::go_back) can undo it.
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<'a>> {
         let slot = self.slots.get_mut(id.place())?;
         if id.place() < self.mark.slots && !slot.is_remembered {
@@ -473,13 +477,13 @@ impl<'d, 'a> Entry<'d, 'a> {
         &self.slot.content
     }
 
-    /// Whether it is removed.
+    /// Whether the slot is removed.
     #[inline]
     pub(crate) fn is_removed(self) -> bool {
         self.slot.state == State::Removed
     }
 
-    /// Whether it and everything below it is unchanged.
+    /// Whether the slot and everything below it are unchanged.
     #[inline]
     #[must_use]
     pub fn is_untouched(self) -> bool {

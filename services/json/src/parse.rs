@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::string::behind_plain;
 use super::tape::{BorrowedTape, Kind, Node, OwnedTape};
 
-/// The number of nodes of a value without nested values, and of a key with such a value.
+/// The number of nodes of a scalar (`VALUE`), and of a key with a scalar (`KEY`).
 const VALUE: u32 = 1;
 const KEY: u32 = 2;
 
@@ -23,8 +23,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Permits the depth that Kubernetes' own decoder accepts for practical objects, and the number of values of two
-    /// objects of etcd's maximum size.
+    /// The depth is enough for every object that Kubernetes stores in practice. The nodes are enough for two objects
+    /// of etcd's maximum size.
     fn default() -> Self {
         Self { depth: 128, nodes: 1 << 20 }
     }
@@ -43,7 +43,7 @@ pub struct SyntaxError {
 /// Parses a text into the table of its values.
 ///
 /// # Errors
-/// The text is not JSON, has more than white space after the value, or exceeds the limits.
+/// Fails if the text is not JSON, has anything but white space after the value, or exceeds the limits.
 pub(crate) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxError> {
     let fault = |what| SyntaxError { offset: 0, what };
     if u32::try_from(text.len()).is_err() {
@@ -78,14 +78,14 @@ fn is_common_string(within: &[u8]) -> bool {
     }
 }
 
-/// The state of the parser. Every function takes the remaining text, and returns the rest after what it parsed; `None`
-/// on errors. So the position stays in registers, without checks against the end or overflow.
+/// The state of the parser. Every function takes the remaining text and returns the rest after what it parsed, or
+/// `None` on errors. So the position stays in registers, without checks against the end or overflow.
 struct Parser {
     /// The length of the whole text in bytes.
     length: usize,
     nodes: Vec<Node>,
     limits: Limits,
-    /// The error, if a function returned `None`. It is not part of the results, because the parser checks a result for
+    /// The error, if a function returned `None`. Results do not contain it, because the parser checks a result for
     /// every few bytes.
     fault: Option<SyntaxError>,
 }
@@ -124,7 +124,8 @@ impl Parser {
             rest = self.string(key, KEY)?;
             let Some(value) = behind(rest, b':') else { return self.fail(rest, "expected a colon behind the key") };
             rest = match value {
-                // Most values are strings or, in managedFields, empty objects. They need no recursive call here.
+                // Most values are strings or, in managedFields, empty objects. Handling them here saves a recursive
+                // call.
                 [b'"', within @ ..] => self.string(within, VALUE)?,
                 [b'{', b'}', behind @ ..] if depth + 1 < self.limits.depth => {
                     self.push(Kind::Object, self.offset(value), VALUE, behind)?;
@@ -136,7 +137,7 @@ impl Parser {
                     behind
                 }
             };
-            // The API server writes no white space.
+            // The API server writes no white space, so this test usually avoids the call.
             let next = if let [b',' | b'}', ..] = rest { rest } else { behind_space(rest) };
             rest = match next {
                 [b',', next @ ..] => next,
@@ -164,7 +165,7 @@ impl Parser {
         }
     }
 
-    /// Records the start of an object or list, one byte before the remaining text.
+    /// Records the start of an object or list. It starts one byte before the remaining text.
     fn enter(&mut self, kind: Kind, within: &[u8], depth: usize) -> Option<usize> {
         if depth >= self.limits.depth {
             return self.fail(within, "nested too deeply");
@@ -184,7 +185,7 @@ impl Parser {
         Some(behind)
     }
 
-    /// Sets the span of a node to all nodes since.
+    /// Sets the span of a node: the number of nodes from it to the end of the table.
     #[inline]
     fn span(&mut self, index: usize) -> Option<&mut Node> {
         let count = self.nodes.len();
@@ -194,10 +195,7 @@ impl Parser {
     }
 
     /// Parses a string after its opening quote. `span` is its number of nodes.
-    #[expect(
-        clippy::inline_always,
-        reason = "there are more strings than all else; a call is a fifth of what one costs"
-    )]
+    #[expect(clippy::inline_always, reason = "most values are strings, and a call would take a fifth of their time")]
     #[inline(always)]
     fn string<'t>(&mut self, within: &'t [u8], span: u32) -> Option<&'t [u8]> {
         let start = self.offset(within).wrapping_sub(1);
@@ -287,7 +285,7 @@ impl Parser {
     }
 
     /// Records a value by its start and by the remaining text after its end.
-    #[expect(clippy::inline_always, reason = "as above: every value is noted")]
+    #[expect(clippy::inline_always, reason = "it is called for every value")]
     #[inline(always)]
     fn push(&mut self, kind: Kind, start: u32, span: u32, behind: &[u8]) -> Option<()> {
         if self.nodes.len() == self.nodes.capacity() {
@@ -298,8 +296,8 @@ impl Parser {
         Some(())
     }
 
-    /// Reserves memory for more nodes, up to the limit. The capacity never exceeds it, so it is checked only when the
-    /// vector is full.
+    /// Reserves memory for more nodes, up to the limit. The capacity never exceeds the limit, so a full vector is the
+    /// only case to check.
     #[cold]
     fn grow(&mut self, behind: &[u8]) -> Option<()> {
         let count = self.nodes.len();
@@ -329,7 +327,7 @@ impl Parser {
 fn behind(text: &[u8], byte: u8) -> Option<&[u8]> {
     match text {
         [first, behind @ ..] if *first == byte => Some(behind),
-        // The API server writes no white space.
+        // The API server writes no white space, so this arm is rare.
         [0..=b' ', ..] => {
             behind_space(text).split_first().filter(|(first, _)| **first == byte).map(|(_, behind)| behind)
         }
@@ -346,7 +344,7 @@ fn behind_space(text: &[u8]) -> &[u8] {
     rest
 }
 
-/// Narrows an offset. The length of the text was checked to fit first.
+/// Narrows a position to 32 bits. [`nodes`] has checked that the length of the text fits.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "positions are below the length of the text, which fits in 32 bits"
@@ -359,7 +357,7 @@ impl OwnedTape {
     /// Parses a text, and owns it together with its table.
     ///
     /// # Errors
-    /// The text is not JSON.
+    /// Fails if the text is not JSON.
     pub fn parse(text: impl Into<Box<str>>) -> Result<Self, SyntaxError> {
         let text = text.into();
         let nodes = nodes(text.as_bytes(), Limits::default())?;
@@ -371,7 +369,7 @@ impl<'t> BorrowedTape<'t> {
     /// Parses a borrowed text.
     ///
     /// # Errors
-    /// The text is not JSON, or exceeds the limits.
+    /// Fails if the text is not JSON, or exceeds the limits.
     pub fn parse(text: &'t str, limits: Limits) -> Result<Self, SyntaxError> {
         Ok(Self::from_parts(text, nodes(text.as_bytes(), limits)?))
     }
@@ -431,7 +429,8 @@ mod tests {
 
         #[test]
         fn arbitrary_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            // Accepted bytes must be UTF-8, so that slices are valid strings, and valid JSON for other parsers.
+            // Accepted bytes must be valid JSON for `serde_json`. So they are also UTF-8, and slices of them are
+            // valid strings.
             if nodes(&bytes, Limits::default()).is_ok() {
                 prop_assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_ok(), "{bytes:?}");
             }

@@ -14,7 +14,7 @@ use crate::{Content, Document, SlotId, State, split_at_escape, write_escaped};
 
 pub use check::{CheckFault, check};
 
-/// The operations up to their paths.
+/// The start of each operation, up to its path.
 const ADD: &str = "{\"op\":\"add\",\"path\":\"";
 const REPLACE: &str = "{\"op\":\"replace\",\"path\":\"";
 const REMOVE: &str = "{\"op\":\"remove\",\"path\":\"";
@@ -40,7 +40,7 @@ pub fn length(document: &Document<'_>) -> usize {
     write(document).map_or(0, |written| written.text.len())
 }
 
-/// The initial capacity in bytes: the patch of three sidecars.
+/// The initial capacity in bytes, enough for the patch of three sidecars.
 const CAPACITY: usize = 8192;
 
 /// The initial capacity in operations.
@@ -102,7 +102,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Indices are valid at the time of the operation: earlier removals do not count, earlier additions do.
+    /// Indices are valid at the time of the operation: earlier removals do not count, but earlier additions do.
     fn list(&mut self, id: SlotId) {
         let (document, length) = (self.document, self.path.len());
         let mut index = 0_usize;
@@ -168,7 +168,7 @@ mod tests {
         Some(String::from_utf8(check(tape.root(), patch, &document).unwrap()).unwrap())
     }
 
-    /// Creates a patch from text. Each value ends with its operation.
+    /// Creates a patch from a text in which each value ends where its operation ends.
     fn written(text: &str) -> Written {
         let ends = text.match_indices('}').map(|(place, _)| place).filter(|place| {
             let behind = &text[place + 1..];
@@ -367,7 +367,8 @@ mod tests {
         for path in ["/c~2d", "/c~d", "/c~"] {
             assert!(removed(path, "c~d").is_err(), "{path}");
         }
-        // The check could not compare the first of two values at one path, or a value below a removed one.
+        // These patches are rejected because the check cannot compare the first of two values at one path, or a value
+        // below a removed one.
         let k = |document: &mut Document<'_>| {
             document.add_member(Document::ROOT, Key::new("k"), Content::Scalar("1"));
         };
@@ -383,7 +384,7 @@ mod tests {
         assert_eq!(checked(&[r#"{"op":"remove","path":"/m"}"#], &gone), Ok(()));
     }
 
-    /// An edit for property tests: its path and its value.
+    /// An edit of the property test, at a row and a place or at the number of a cell.
     #[derive(Clone, Debug)]
     enum Edit {
         Insert(usize, usize),
@@ -392,7 +393,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with json-patch: it must turn the object into the document by our patch.
+        /// The reference implementation json-patch applies our patch. The result must be the edited document.
         #[test]
         fn the_patch_makes_what_the_document_is(
             rows in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..4), 1..4),

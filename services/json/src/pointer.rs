@@ -2,7 +2,7 @@
 
 use super::bytes::{any, find, marked};
 
-/// Whether a key has a character that a pointer escapes. Almost no key has.
+/// Whether a key has a character that a pointer escapes. Almost all keys have none.
 pub fn needs_escape(key: &str) -> bool {
     any(key.as_bytes(), |word| special(word) != 0, is_special)
 }

@@ -1,4 +1,4 @@
-//! JSON strings: decodes and writes escapes. Object keys are strings that are often compared and rarely read.
+//! JSON strings: decodes and writes escapes. Object keys are compared often and decoded rarely.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,8 +11,8 @@ pub trait Sink {
     fn put(&mut self, text: &str);
 }
 
-/// The key of a member, as written between its quotes. Keys are compared far more often than read, and few have
-/// escapes, so their presence is recorded.
+/// The key of a member, as written between its quotes. Keys are compared far more often than decoded, and few have
+/// escapes, so the key records whether it has any.
 #[derive(Clone, Copy)]
 pub struct Key<'t> {
     escaped: &'t str,
@@ -55,8 +55,8 @@ impl<'t> Key<'t> {
         if self.has_escapes { Cow::Owned(unescape(self.escaped)) } else { Cow::Borrowed(self.escaped) }
     }
 
-    /// Returns a 64-bit filter: equal for equal texts, and mostly different for other keys of an object. A key with
-    /// escapes has all bits set, because the same key may be written differently.
+    /// Returns a 64-bit filter. It is equal for equal texts, and mostly different for the keys of an object. A key
+    /// with escapes has all bits set, because the same key can be written without them.
     #[inline]
     fn bits(self) -> u64 {
         if self.has_escapes {
@@ -94,8 +94,8 @@ pub(crate) const fn may_stand_for(escaped: &str, text: &str) -> bool {
     escaped.len() <= text.len().saturating_mul(6)
 }
 
-/// Returns the first duplicate key. Keys are compared only if their filters overlap. This suits few keys; with many,
-/// each one would be compared with all before it.
+/// Returns the first duplicate key. It compares keys only if their filters overlap. This suits small objects; in
+/// large ones, it would compare each key with all keys before it.
 #[inline]
 pub fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() -> I) -> Option<Key<'t>> {
     let mut seen = 0;
@@ -111,7 +111,8 @@ pub fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() ->
     twice.map(|(_, key)| key)
 }
 
-/// Decodes the content of a string. The parser has checked the string; invalid escapes are left out nevertheless.
+/// Decodes the content of a string. The parser has checked the string, so invalid escapes cannot occur; this function
+/// would omit them.
 pub(crate) fn unescape(inner: &str) -> String {
     let mut text = String::with_capacity(inner.len());
     let mut rest = inner;

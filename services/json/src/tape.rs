@@ -219,7 +219,7 @@ impl<'t> Value<'t> {
         if node.kind != Kind::Object {
             return None;
         }
-        // The length includes the quotes. No text is long enough for the fallback to matter.
+        // The length includes the quotes. No text is long enough for the fallback or wrapping to matter.
         let length = u32::try_from(key.len()).unwrap_or(u32::MAX).wrapping_add(2);
         let (mut rest, mut found) = (members, None);
         while let [name, ..] = rest {
@@ -303,7 +303,7 @@ impl<'t> Value<'t> {
         members.into_iter()
     }
 
-    /// Whether it is a scalar that is the whole text, as newly created scalars are.
+    /// Whether the value is a scalar and the whole text. Newly created scalars are.
     #[inline]
     pub(crate) fn stands_alone(self) -> bool {
         self.is_scalar() && matches!(self.nodes, [node] if node.start == 0 && node.end as usize == self.text.len())
@@ -349,7 +349,7 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-/// The nodes directly below another one, keys and values alike.
+/// Iterates over the nodes directly below another one, both keys and values.
 struct Children<'t> {
     text: &'t str,
     rest: &'t [Node],

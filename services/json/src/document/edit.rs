@@ -24,7 +24,7 @@ impl<'a> Document<'a> {
         self.append(id, None, content, State::Added)
     }
 
-    /// Adds an item to an open list at an index, not counting removed items; at the end if the list is shorter.
+    /// Inserts an item into an open list at an index that ignores removed items; at the end if the list is shorter.
     pub fn insert_item(&mut self, id: SlotId, index: usize, content: Content<'a>) -> SlotId {
         let before = self.children(id).nth(index);
         self.upheavals += u32::from(before.is_some());
@@ -45,8 +45,8 @@ impl<'a> Document<'a> {
         added
     }
 
-    /// Moves an item of a list before another one; to the end if there is none. An initial item is removed and added
-    /// again. Returns its new slot.
+    /// Moves an item of a list before the item `before`, or to the end. An item that existed initially is removed and
+    /// added again. Returns its new slot.
     pub fn move_item(&mut self, list: SlotId, item: SlotId, before: Option<SlotId>) -> SlotId {
         if before == Some(item) {
             return item;
@@ -87,7 +87,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Removes a slot. An added slot leaves no trace.
+    /// Removes a slot. An added slot is unlinked, so the patch does not mention it.
     pub fn remove(&mut self, id: SlotId, parent: SlotId) {
         self.upheavals += 1;
         if self.state(id) == State::Added {

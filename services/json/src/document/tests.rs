@@ -1,4 +1,4 @@
-//! Documents: reading, editing, writing, and returning to a mark.
+//! Tests documents: reading, editing, writing, and returning to the mark.
 
 use super::super::OwnedTape;
 use super::*;
@@ -118,7 +118,7 @@ fn a_document_goes_back_to_its_mark() {
     assert_eq!(written(&document), r#"{"l":[0,2,3,"made"]}"#);
     document.go_back();
     assert_eq!(written(&document), before);
-    assert_ne!(document.upheavals(), upheavals, "what was known of its lists is not so any more");
+    assert_ne!(document.upheavals(), upheavals, "cached positions in lists become invalid");
     let mut members = document.entries(Document::ROOT);
     assert!(members.any(|member| member.id == a && member.is_untouched()));
 }

@@ -1,9 +1,9 @@
 //! Checks a patch before it is sent: parses its bytes, applies it to the object, and compares the result with the
 //! document.
 //!
-//! Paths are resolved in the original object, and every byte is checked. The syntax of an operation must have exactly
-//! one form, and its value must equal the document's value byte for byte. Parsed values are valid JSON; strings that
-//! may have been created since are checked again.
+//! Paths are resolved in the original object, and every byte is checked. An operation has exactly one valid form, and
+//! its value must equal the document's value byte for byte. Parsed values are valid JSON; strings that may have been
+//! created later are checked again.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -16,10 +16,10 @@ use crate::{
     is_scalar, needs_escape,
 };
 
-/// The initial capacity of a way in slots. The way to an element of a container's list has six.
+/// The initial capacity in slots. The path to an element of a container's list has six.
 const WAY: usize = 8;
 
-/// Why a patch must not be sent. Each is a bug of this build, never a fault of the request.
+/// Why a patch must not be sent. Each variant means a bug in this build, not an invalid request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CheckFault {
     /// The operation at this index cannot be parsed.
@@ -64,7 +64,7 @@ pub fn check(object: Value<'_>, patch: Written, meant: &Document<'_>) -> Result<
     }
 }
 
-/// The action of an operation. Values stay unparsed, and no later operation may point into them.
+/// The action of an operation. Its value stays unparsed, and no later operation may point into it.
 #[derive(Clone, Copy)]
 enum Action<'p> {
     Add(&'p str),
@@ -132,7 +132,7 @@ impl<'p> Reader<'p, '_> {
     fn operation(&mut self, keys: &mut String) -> Option<Operation<'p>> {
         let head = [ADD, REPLACE, REMOVE].into_iter().find(|head| self.accept(head))?;
         let escaped = in_quotes(self.rest)?;
-        // A string without escapes is always valid.
+        // A path without escapes needs no check.
         if escaped.has_escapes() && !is_inside_of_string(escaped.escaped()) {
             return None;
         }
@@ -151,7 +151,8 @@ impl<'p> Reader<'p, '_> {
         let last = escaped.get(escaped.bytes().rposition(|byte| byte == b'/')? + 1..)?;
         let slash = match &text {
             Cow::Borrowed(path) => path.len().checked_sub(last.len() + 1)?,
-            // Slashes and tildes must not be written as JSON escapes, or the last token would be another one.
+            // The path must not write slashes and tildes as JSON escapes, or the API server would find another last
+            // token.
             Cow::Owned(path) => {
                 let count = |text: &str| text.bytes().filter(|byte| matches!(byte, b'/' | b'~')).count();
                 path.rfind('/').filter(|_| count(path) == count(escaped))?
@@ -235,8 +236,8 @@ fn in_quotes(text: &str) -> Option<Key<'_>> {
     }
 }
 
-/// The slots on the path of the last operation. Most operations are near the one before, and the parents of a change
-/// keep their slots.
+/// The slots on the path of the previous operation. Most operations are close to the previous one, and the parents of
+/// a change keep their slots.
 struct Way<'p> {
     pointer: &'p str,
     /// Every slot on the path, with the length of the pointer up to it.
@@ -269,8 +270,8 @@ impl<'p> Way<'p> {
     }
 }
 
-/// Whether a token with pointer escapes equals a key. It is compared without unescaping: most keys differ in their
-/// first letters.
+/// Whether a token with pointer escapes equals a key. The comparison does not unescape the token, because most keys
+/// differ in their first letters.
 fn names(token: &str, key: Key<'_>) -> bool {
     let text = key.text();
     let mut key = text.chars();
@@ -327,8 +328,8 @@ fn same(patched: &Document<'_>, p: SlotId, meant: &Document<'_>, m: SlotId) -> b
         (Content::Value(value), _) => holds(meant, m, value),
         (_, Content::Value(value)) => holds(patched, p, value),
         (Content::Map, Content::Map) | (Content::List, Content::List) => {
-            // Both documents come from one object, so members are in the same order. A lookup by key is quadratic:
-            // ten billion steps for an object with a hundred thousand members.
+            // Both documents come from one object, so members are in the same order. Looking each member up by key
+            // would be quadratic: ten billion steps for an object with a hundred thousand members.
             let mut left = patched.entries(p).filter(|entry| !entry.is_removed());
             let mut right = meant.entries(m).filter(|entry| !entry.is_removed());
             loop {
@@ -353,7 +354,8 @@ fn same(patched: &Document<'_>, p: SlotId, meant: &Document<'_>, m: SlotId) -> b
     }
 }
 
-/// Returns the text after the value of a slot; `None` if it does not begin with that value, or the value is not JSON.
+/// Returns the rest of `text` after the value of a slot; `None` if the text does not begin with that value, or the
+/// value is not JSON.
 fn behind_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, text: &'t [u8]) -> Option<&'t [u8]> {
     let (open, close) = match content {
         Content::Map => (b'{', b'}'),
@@ -384,7 +386,7 @@ fn is_inside_of_string(key: &str) -> bool {
     is_plain(key) || is_scalar(&format!("\"{key}\""))
 }
 
-/// Whether a slot holds a value, in one piece or opened.
+/// Whether a slot holds this value, opened or not.
 fn holds(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
     match (document.content(slot), value.kind()) {
         (Content::Value(other), _) => value.same_place(other) || value.raw() == other.raw(),
@@ -417,7 +419,7 @@ fn is_one_key(left: Key<'_>, right: Key<'_>) -> bool {
     std::ptr::eq(left_text, right_text) || left_text == right_text || left.text() == right.text()
 }
 
-/// Returns the slot, or the next one after it that is not removed.
+/// Returns the first slot from `from` on that is not removed.
 fn live(document: &Document<'_>, from: Option<SlotId>) -> Option<SlotId> {
     std::iter::successors(from, |slot| document.next(*slot)).find(|slot| document.state(*slot) != State::Removed)
 }
