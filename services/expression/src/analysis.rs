@@ -1,11 +1,11 @@
 //! What a compiled expression uses: which fields of a value it reads, and which features the API server lacks.
 //!
-//! A value may be expensive as a whole but cheap in part, so its provider needs the fields that an expression reads. If
-//! the expression uses the value in any other way, it reads all of it.
+//! A value may be expensive as a whole but cheap in part, so its provider needs the fields that an expression reads.
+//! If the expression uses the value in any other way, it reads all of it.
 //!
-//! Expressions that Kubernetes' admission policies support with the same meaning can be handed to the API server. One
-//! stricter rule of the API server shows in the text: the elements of a list or map literal must have one type. The API
-//! server reports other type errors when a policy is applied to it.
+//! Kubernetes' admission policies support some expressions with the same meaning, so the API server can evaluate
+//! them. One stricter rule of the API server is visible in the text: the elements of a list or map literal must have
+//! one type. The API server reports other type errors when a policy is applied to it.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ use super::functions::Native;
 use super::parse::{Literal, Operator};
 
 impl Expression {
-    /// Returns the fields that it reads of a name of the scope or, for a list, of its items; `None` if it may read any
-    /// field.
+    /// Returns the fields that the expression reads of a name of the scope or, for a list, of its items. `None` means
+    /// that it may read any field.
     #[must_use]
     pub fn fields_of(&self, name: &str, is_list: bool) -> Option<BTreeSet<Box<str>>> {
         let mut reach = Reach { name, is_list, locals: Vec::new(), fields: BTreeSet::new(), whole: false };
@@ -35,7 +35,7 @@ struct Reach<'n> {
 
 impl Reach<'_> {
     fn node(&mut self, node: &Node) {
-        // The value itself is used here, and not one of its fields.
+        // The expression uses the value itself, not one of its fields.
         if self.value(node) || self.list(node) {
             self.whole = true;
             return;
@@ -139,8 +139,8 @@ impl Reach<'_> {
 }
 
 impl Expression {
-    /// Describes the features of it that the API server's policies do not have, sorted. Names of the scope are not
-    /// checked.
+    /// Describes the features of the expression that the API server's policies lack, sorted. Names of the scope are
+    /// not checked.
     #[must_use]
     pub fn not_native(&self) -> Vec<String> {
         let mut finder = Finder::default();
@@ -195,7 +195,7 @@ impl Finder {
                     Native::Yes => self.has_quantities |= name == "quantity",
                     Native::ExceptQuantities => self.computes = true,
                 }
-                // The API server's function takes strings only. The types of an object's fields are not known here.
+                // The API server's function takes strings only. The types of an object's fields are unknown here.
                 let is_number = |argument| matches!(shape(argument), Shape::Literal(kind) if kind != "string");
                 if name == "quantity" && call.arguments.iter().any(is_number) {
                     self.found.insert("quantity() of a number".to_owned());

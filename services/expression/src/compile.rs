@@ -11,7 +11,7 @@ use super::parse::{Ast, AstKind, Literal, Operator};
 use super::pattern::Pattern;
 use super::scope::{Scope, closest};
 
-/// A compiled expression. It is immutable and can be evaluated by several threads.
+/// A compiled expression. It is immutable, and several threads can evaluate it.
 #[derive(Clone, Debug)]
 pub struct Expression {
     shared: Arc<Shared>,
@@ -29,8 +29,8 @@ struct Shared {
 pub struct Path {
     /// The name: `object`, `params`, `owner`.
     pub name: String,
-    /// The fields below the name that the text shows: `["spec", "hostNetwork"]`. The expression may read everything
-    /// below the last one.
+    /// The fields below the name that are fixed in the text: `["spec", "hostNetwork"]`. The expression may read
+    /// everything below the last one.
     pub fields: Vec<String>,
 }
 
@@ -71,7 +71,8 @@ pub(crate) enum NodeKind {
     Loop(Box<Loop>),
     /// Binds a value that is evaluated once.
     Bind(Box<[Node; 2]>),
-    /// `optMap`, `optFlatMap`: binds the value of the first part, if it has one, and evaluates the second part.
+    /// `optMap`, `optFlatMap`: binds the value of the first part, if it has one, and evaluates the second part with
+    /// it.
     MapOptional {
         parts: Box<[Node; 2]>,
         flat: bool,
@@ -144,7 +145,7 @@ impl Expression {
     /// Compiles an expression.
     ///
     /// # Errors
-    /// The first mistake: its syntax, its size, an unknown name or function.
+    /// Returns the first mistake: invalid syntax, an exceeded limit, or an unknown name or function.
     pub fn compile(source: &str, scope: &Scope) -> Result<Self, ExpressionError> {
         let ast = parse(source)?;
         let span = ast.span;
@@ -155,19 +156,19 @@ impl Expression {
         Ok(Self { shared: Arc::new(Shared { source: source.into(), root, paths }) })
     }
 
-    /// Returns the text that it was compiled from.
+    /// Returns the text of the expression.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.shared.source
     }
 
-    /// Whether it reads this name of the scope.
+    /// Whether the expression reads this name of the scope.
     #[must_use]
     pub fn uses(&self, name: &str) -> bool {
         self.shared.paths.iter().any(|path| path.name == name)
     }
 
-    /// Returns the members that it reads of a name with members, such as the variables of `variables`.
+    /// Returns the members of a name that the expression reads, such as the variables of `variables`.
     pub fn members(&self, name: &str) -> impl Iterator<Item = &str> {
         let mut last = None;
         let paths = self.shared.paths.iter().filter(move |path| path.name == name);
@@ -179,7 +180,7 @@ impl Expression {
         })
     }
 
-    /// Returns all paths of the scope that it reads, sorted.
+    /// Returns all paths of the scope that the expression reads, sorted.
     #[must_use]
     pub fn paths(&self) -> &[Path] {
         &self.shared.paths

@@ -26,10 +26,10 @@ pub trait Bindings<'v> {
 }
 
 impl Expression {
-    /// Evaluates the expression. It reads only the bindings that it reaches.
+    /// Evaluates the expression. It requests only the bindings that it reaches.
     ///
     /// # Errors
-    /// A value is absent or has the wrong type, or the meter is used up.
+    /// Fails if a value is absent or has the wrong type, or if a limit of the meter is reached.
     pub fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -48,7 +48,7 @@ impl Expression {
     /// Evaluates the expression as a condition.
     ///
     /// # Errors
-    /// The same as those of [`Expression::evaluate`], and a result that is not a bool.
+    /// Fails like [`Expression::evaluate`], and if the result is not a bool.
     pub fn evaluate_bool<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -60,7 +60,7 @@ impl Expression {
     /// Evaluates the expression as a part of a longer string.
     ///
     /// # Errors
-    /// The same as those of [`Expression::evaluate`], and a result that is not a string, number or bool.
+    /// Fails like [`Expression::evaluate`], and if the result is not a string, number or bool.
     pub fn evaluate_text<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -74,7 +74,7 @@ impl Expression {
     /// Evaluates the expression for a field or an element.
     ///
     /// # Errors
-    /// The same as those of [`Expression::evaluate`], and a result that is too large or not representable in JSON.
+    /// Fails like [`Expression::evaluate`], and if the result is too large or not representable in JSON.
     pub fn evaluate_outcome<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -97,7 +97,7 @@ struct Evaluation<'a, 'v> {
 type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
 
 impl<'v> Evaluation<'_, 'v> {
-    /// Evaluates a node. Large stack frames are in separate functions, because this one recurses up to 32 times.
+    /// Evaluates a node. It recurses up to 32 times, so code with large stack frames is in separate functions.
     fn value(&mut self, node: &'v Node) -> Evaluated<'v> {
         self.meter.charge(1)?;
         match &node.kind {
@@ -234,7 +234,7 @@ impl<'v> Evaluation<'_, 'v> {
         }
     }
 
-    /// Evaluates `&&` and `||`: a decisive operand decides even if the other one fails.
+    /// Evaluates `&&` and `||`. An operand with the `decisive` value decides even if the other one fails.
     fn logical(&mut self, operands: &'v [Node; 2], decisive: bool) -> Evaluated<'v> {
         let [left, right] = operands;
         let left = match self.bool(left) {
@@ -264,7 +264,7 @@ impl<'v> Evaluation<'_, 'v> {
         };
         match operator {
             Operator::Equal | Operator::NotEqual => {
-                // They are never equal, which the author hardly intended.
+                // An optional never equals another value, so this comparison is probably a mistake.
                 if matches!(left, Value::Optional(_)) != matches!(right, Value::Optional(_)) {
                     return Err(mismatch(operator, left, right));
                 }
@@ -375,7 +375,7 @@ impl<'v> Evaluation<'_, 'v> {
             return Ok(EvaluationError::new(format!("{found} has no fields; `{field}` was asked for")));
         }
         let error = EvaluationError::new(format!("there is no field `{field}`"));
-        // Large maps are not searched, because a loop may create many such errors.
+        // The search for similar names skips large maps, because a loop may create many such errors.
         let is_small = value.lookup_cost() <= FEW_STEPS && value.count(self.meter)?.is_some_and(|count| count <= 32);
         let names = if is_small { value.entries(self.meter)?.unwrap_or_default() } else { Vec::new() };
         let names: Vec<_> = names.iter().map(|(key, _)| key.to_text()).collect();
@@ -480,8 +480,8 @@ impl<'v> Evaluation<'_, 'v> {
         result
     }
 
-    /// Searches for an item for which the condition gives the decisive result. It also decides if the condition fails
-    /// for other items.
+    /// Searches for an item for which the condition gives the `decisive` result. Such an item decides even if the
+    /// condition fails for other items.
     fn search(&mut self, items: &[Value<'v>], condition: &'v Node, decisive: bool) -> Evaluated<'v> {
         let mut failed = None;
         for item in items {
@@ -498,7 +498,7 @@ impl<'v> Evaluation<'_, 'v> {
     }
 }
 
-/// Pairs of characters that are compared in one step.
+/// The number of compared pairs of characters that cost one step.
 const LETTERS: usize = 8;
 
 /// The maximum number of steps for a lookup in a small map.

@@ -29,7 +29,7 @@ pub(crate) enum TokenKind {
     End,
 }
 
-/// Sorted so that longer symbols precede their prefixes.
+/// Longer symbols precede their prefixes.
 const SYMBOLS: [&str; 27] = [
     "||", "&&", "==", "!=", "<=", ">=", "<", ">", "!", "+", "-", "*", "/", "%", "?", ":", ".", ",", "(", ")", "[", "]",
     "{", "}", "=", "&", "|",
@@ -318,7 +318,7 @@ mod tests {
         let mut lexer = Lexer::new(text, 0);
         loop {
             match lexer.next() {
-                Ok(token) => assert_ne!(token.kind, TokenKind::End, "{text} has no fault"),
+                Ok(token) => assert_ne!(token.kind, TokenKind::End, "{text} has no error"),
                 Err(error) => return error,
             }
         }
@@ -354,7 +354,7 @@ mod tests {
                 TokenKind::Int(0x8000_0000_0000_0000),
             ]
         );
-        // This is a list's item by index, and a member of it.
+        // A digit must follow the dot of a number, so this is a member of a number.
         assert_eq!(kinds("1.x")[1], TokenKind::Symbol("."));
     }
 

@@ -5,10 +5,10 @@
 //! reproducible.
 //!
 //! 1. [`Text`] finds the expressions in the strings of a template.
-//! 2. [`Expression::compile`] checks an expression once, when a profile is stored. It checks the size first, so that no
-//!    text can exhaust the stack, then names and functions against a [`Scope`].
-//! 3. [`Expression::evaluate`] reads only the [`Bindings`] that the expression reaches, and stops when a [`Meter`] is
-//!    used up.
+//! 2. [`Expression::compile`] checks an expression once, when a profile is stored. It checks the size first, so that
+//!    no text can exhaust the stack, then names and functions against a [`Scope`].
+//! 3. [`Expression::evaluate`] requests only the [`Bindings`] that the expression reaches, and stops at a limit of
+//!    its [`Meter`].
 //!
 //! Values borrow from their source, see [`Value`]: reading a field of a pod copies nothing.
 //!

@@ -8,12 +8,12 @@ use super::parse::Operator;
 use super::value::{ListBuilder, TextBuilder, Value};
 
 /// Converts an integer to the nearest double.
-#[expect(clippy::cast_precision_loss, reason = "the nearest double is what is asked for")]
+#[expect(clippy::cast_precision_loss, reason = "the result is the nearest double")]
 pub(crate) fn nearest(number: i64) -> f64 {
     number as f64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "the nearest double is what is asked for")]
+#[expect(clippy::cast_precision_loss, reason = "the result is the nearest double")]
 fn nearest_unsigned(number: u64) -> f64 {
     number as f64
 }
@@ -34,7 +34,7 @@ pub(crate) fn double_text(number: f64) -> String {
 }
 
 /// Whether two values are equal. Numbers of different types are compared by value, lists and maps by their contents.
-/// Values of other different types are never equal.
+/// Other values of different types are never equal.
 pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> Result<bool, EvaluationError> {
     Ok(match (left, right) {
         (Value::Null, Value::Null) => true,
@@ -92,7 +92,7 @@ pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> R
 /// Returns the order of two values; `None` if they have none.
 ///
 /// # Errors
-/// The meter does not grant the comparison.
+/// Fails if the meter does not grant the comparison.
 pub(crate) fn order(
     left: &Value<'_>,
     right: &Value<'_>,

@@ -265,7 +265,7 @@ impl Parser<'_> {
         Ok(ast)
     }
 
-    /// Parses a number with its sign. The smallest integer is not the negation of a valid integer.
+    /// Parses a number with its sign, because the smallest integer is not the negation of a valid integer.
     fn negative(&mut self, sign: Span) -> Result<Ast, ExpressionError> {
         let span = sign.to(self.span());
         let literal = match self.next.kind {
@@ -404,7 +404,7 @@ impl Parser<'_> {
         Ok(Entry { optional, key, value: self.expression()? })
     }
 
-    /// Parses elements separated by commas, including the closing symbol. A comma after the last one is permitted.
+    /// Parses elements separated by commas, including the closing symbol. A trailing comma is permitted.
     fn list<T>(
         &mut self,
         close: &'static str,
@@ -449,7 +449,7 @@ impl Parser<'_> {
         Ok(Ast { kind, span, depth })
     }
 
-    #[expect(clippy::unused_self, reason = "it is an error of this parser, as the others are")]
+    #[expect(clippy::unused_self, reason = "it is a method like the other errors of the parser")]
     fn too_deep(&self, span: Span) -> ExpressionError {
         ExpressionError::at(span, format!("the expression nests more than {MAXIMUM_DEPTH} deep"))
             .with_help("put parts of it into variables")

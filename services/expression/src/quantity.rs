@@ -3,7 +3,7 @@
 /// An amount of CPU, memory and the like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantity {
-    /// In billionths.
+    /// The value in billionths.
     worth: i128,
     format: Format,
 }
@@ -20,12 +20,12 @@ enum Format {
     Exponent,
 }
 
-/// The maximum length in bytes: thirty digits with a sign, a point and a suffix are shorter.
+/// The maximum length in bytes. Thirty digits with a sign, a point and a suffix are shorter.
 const LONGEST: usize = 64;
 
 const BILLION: i128 = 1_000_000_000;
 
-/// Suffixes in descending order.
+/// Suffixes with their factors, in descending order.
 const DECIMAL: [(&str, i128); 10] = [
     ("E", BILLION * 1_000_000_000_000_000_000),
     ("P", BILLION * 1_000_000_000_000_000),
@@ -66,13 +66,13 @@ impl Quantity {
         parse(text)
     }
 
-    /// Returns the sum, in the format of the first.
+    /// Returns the sum, in the format of the first quantity. It is at most Kubernetes' maximum.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self { worth: (self.worth + other.worth).min(LARGEST), ..self }
     }
 
-    /// Returns the difference, or zero if it is negative.
+    /// Returns the difference in the format of the first quantity, or zero if it is negative.
     #[must_use]
     pub fn above(self, other: Self) -> Self {
         Self { worth: (self.worth - other.worth).max(0), ..self }
@@ -106,17 +106,17 @@ impl Quantity {
         (self.worth % BILLION == 0).then(|| i64::try_from(self.worth / BILLION).ok()).flatten()
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "it says that it is approximate")]
+    #[expect(clippy::cast_precision_loss, reason = "the result is approximate")]
     pub(crate) fn approximately(self) -> f64 {
         (self.worth / BILLION) as f64 + (self.worth % BILLION) as f64 / 1e9
     }
 
-    /// Returns the sum, in the format of the first.
+    /// Returns the sum, in the format of the first quantity; `None` if it is out of range.
     pub(crate) fn checked_add(self, other: Self) -> Option<Self> {
         self.with_worth(self.worth.checked_add(other.worth))
     }
 
-    /// Returns the difference, in the format of the first.
+    /// Returns the difference, in the format of the first quantity; `None` if it is out of range.
     pub(crate) fn checked_sub(self, other: Self) -> Option<Self> {
         self.with_worth(self.worth.checked_sub(other.worth))
     }
@@ -126,7 +126,7 @@ impl Quantity {
         self.with_worth(self.worth.checked_mul(i128::from(factor)))
     }
 
-    /// Returns the product with a double, whose precision is a millionth.
+    /// Returns the product with a double, which is rounded to a millionth.
     pub(crate) fn scaled(self, factor: f64) -> Option<Self> {
         self.with_worth(times(self.worth, factor))
     }
@@ -136,7 +136,7 @@ impl Quantity {
         self.with_worth(self.worth.checked_div(i128::from(divisor)))
     }
 
-    /// Replaces the value, if it is within the range. `unsigned_abs` also handles the smallest integer.
+    /// Replaces the value, if the new one is within the range. `unsigned_abs` also handles the smallest integer.
     fn with_worth(self, worth: Option<i128>) -> Option<Self> {
         let worth = worth.filter(|worth| worth.unsigned_abs() <= LARGEST.unsigned_abs())?;
         Some(Self { worth, ..self })
@@ -166,7 +166,7 @@ pub(crate) fn parse(text: &str) -> Option<Quantity> {
     let (scale, format) = scale(suffix)?;
     let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<i128>().ok() };
     let worth = digits(whole)?.checked_mul(scale);
-    // From the last digit to the first. Fractions of a billionth are rounded up, as in Kubernetes.
+    // Sums the fraction from its last digit to its first. Fractions of a billionth are rounded up, as in Kubernetes.
     let (mut part, mut lost) = (0, false);
     for digit in fraction.bytes().rev() {
         part += i128::from(digit - b'0') * scale;
@@ -223,7 +223,7 @@ pub(crate) fn to_text(quantity: &Quantity) -> String {
 }
 
 /// Multiplies by a factor that is rounded to a millionth.
-#[expect(clippy::cast_possible_truncation, reason = "the factor is checked to be small")]
+#[expect(clippy::cast_possible_truncation, reason = "the factor is below 1e9")]
 fn times(worth: i128, factor: f64) -> Option<i128> {
     (factor.abs() < 1e9)
         .then(|| (factor * 1e6).round() as i128)

@@ -38,7 +38,7 @@ impl Text {
     /// Parses a string.
     ///
     /// # Errors
-    /// A `${` is not closed. The error has its range in the string.
+    /// Fails if a `${` is not closed. The error contains its range in the string.
     pub fn parse(text: &str) -> Result<Self, ExpressionError> {
         let mut parts = Vec::new();
         let mut literal = String::new();

@@ -1,7 +1,7 @@
 //! The values of expressions.
 //!
-//! Values borrow: an object of a request stays a reference into its tape, and only accessed parts become values of
-//! their own. Cloning a value is cheap.
+//! Values borrow: an object of a request stays a reference into its tape, and only accessed parts become separate
+//! values. Cloning a value is cheap.
 //!
 //! Computed lists, maps, strings and optionals have private fields. The builders in [`build`] create them and charge
 //! the [`Meter`] for every part. Each value records its nesting depth, so that no recursion exhausts the stack.
@@ -99,7 +99,7 @@ pub struct Present<'v> {
 /// The entries of a map in insertion order.
 pub type Map<'v> = IndexMap<Key<'v>, Value<'v>>;
 
-/// The key of a map. Equal integers are the same key, whatever their type.
+/// The key of a map. Equal integers are the same key, regardless of their type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key<'v> {
     /// A string.
@@ -128,7 +128,7 @@ pub enum Items<'v> {
     Own(Vec<Value<'v>>),
 }
 
-/// The maximum length in bytes of a short object or list, whose entries are not counted.
+/// The length in bytes below which a lookup in an object or list is charged by its length, without counting entries.
 const SHORT: usize = 2048;
 
 /// A string for lookups among keys.
@@ -139,7 +139,7 @@ struct Name<'k>(&'k str);
 #[expect(
     clippy::cast_possible_truncation,
     clippy::float_cmp,
-    reason = "the range is checked, and exactness is the question"
+    reason = "the range is checked first, and the comparison must be exact"
 )]
 pub(crate) fn whole(number: f64) -> Option<i64> {
     (number.abs() < 9.0e18 && number.trunc() == number).then_some(number as i64)
@@ -244,7 +244,7 @@ impl<'v> Value<'v> {
     /// Returns the member of a map by name; `None` if it is absent, or the value is not a map.
     ///
     /// # Errors
-    /// The meter does not grant the search.
+    /// Fails if the meter does not grant the search.
     pub(crate) fn member(&self, name: &str, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match self {
             Self::Map(map) => {
@@ -270,7 +270,7 @@ impl<'v> Value<'v> {
     /// Returns the value of a map by key.
     ///
     /// # Errors
-    /// The meter does not grant the search.
+    /// Fails if the meter does not grant the search.
     pub(crate) fn entry(&self, key: &Key<'_>, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match (self, key) {
             (_, Key::String(name)) => self.member(name, meter),
@@ -286,7 +286,7 @@ impl<'v> Value<'v> {
     /// Returns the item of a list by index.
     ///
     /// # Errors
-    /// The meter does not grant the search.
+    /// Fails if the meter does not grant the search.
     pub(crate) fn item(&self, place: usize, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match self {
             Self::List(list) => Ok(list.items.get(place).cloned()),
@@ -302,7 +302,7 @@ impl<'v> Value<'v> {
     /// Returns the items of a list; `None` if it is not a list.
     ///
     /// # Errors
-    /// The meter does not grant them.
+    /// Fails if the meter does not grant the items.
     pub fn items(&self, meter: &mut Meter) -> Result<Option<Items<'v>>, EvaluationError> {
         let mut own = Vec::new();
         match self {
@@ -340,7 +340,7 @@ impl<'v> Value<'v> {
     /// Returns the entries of a map, sorted by key; `None` if it is not a map.
     ///
     /// # Errors
-    /// The meter does not grant them.
+    /// Fails if the meter does not grant the entries.
     pub fn sorted_entries(&self, meter: &mut Meter) -> Result<Option<Vec<(Self, Self)>>, EvaluationError> {
         let Some(mut entries) = self.entries(meter)? else { return Ok(None) };
         let longest = entries.iter().map(|(key, _)| key.length()).max().unwrap_or(0);
@@ -352,7 +352,7 @@ impl<'v> Value<'v> {
     /// Returns the entries of a map; `None` if it is not a map.
     ///
     /// # Errors
-    /// The meter does not grant them.
+    /// Fails if the meter does not grant the entries.
     pub(crate) fn entries(&self, meter: &mut Meter) -> Result<Option<Vec<(Key<'v>, Self)>>, EvaluationError> {
         let grant = |count: usize, meter: &mut Meter| meter.charge_items(count.saturating_mul(2));
         match self {
@@ -393,7 +393,7 @@ impl<'v> Value<'v> {
     /// Returns the same map, converted so that lookups do not visit all entries.
     ///
     /// # Errors
-    /// The meter does not grant it.
+    /// Fails if the meter does not grant the conversion.
     pub(crate) fn searchable(&self, meter: &mut Meter) -> Result<Self, EvaluationError> {
         match self {
             Self::Tape(_) | Self::Extended(_) if self.lookup_cost() > 1 => match self.entries(meter)? {
@@ -407,7 +407,7 @@ impl<'v> Value<'v> {
     /// Returns the number of items or entries; `None` for other types.
     ///
     /// # Errors
-    /// The meter does not grant the counting.
+    /// Fails if the meter does not grant the counting.
     pub(crate) fn count(&self, meter: &mut Meter) -> Result<Option<usize>, EvaluationError> {
         Ok(match self {
             Self::List(list) => Some(list.items.len()),
@@ -435,7 +435,7 @@ impl<'v> Value<'v> {
             Self::Tape(value) => value.items().next().is_none() && value.members().next().is_none(),
             Self::Json(serde_json::Value::Array(items)) => items.is_empty(),
             Self::Json(serde_json::Value::Object(members)) => members.is_empty(),
-            // An extended object has members, and scalars are not empty.
+            // An extended object always has members, and numbers and bools are not empty.
             _ => false,
         }
     }
@@ -474,7 +474,7 @@ impl<'v> Value<'v> {
 }
 
 impl Meter {
-    /// Charges this number of values: a step and their memory.
+    /// Charges this number of values: a step for each, and their memory.
     pub(crate) fn charge_items(&mut self, count: usize) -> Result<(), EvaluationError> {
         self.charge(count)?;
         self.take_memory(count.saturating_mul(size_of::<Value<'_>>()))
@@ -559,7 +559,7 @@ impl<'v> Key<'v> {
 impl Hash for Key<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {
-            // The hash equals that of `Name`, so that a lookup by string needs no copy.
+            // The hash equals the hash of `Name`, so that a lookup by string needs no copy.
             Self::String(text) => (**text).hash(state),
             Self::Int(number) => number.hash(state),
             Self::UInt(number) => number.hash(state),

@@ -1,5 +1,5 @@
-//! Functions on lists, maps and optionals. The entries of a map keep their order: those of the first map first, then those
-//! that the others add.
+//! Functions on lists, maps and optionals. A merged map has the entries of the first map first, followed by new
+//! entries of the others.
 
 use std::cmp::Ordering;
 

@@ -122,7 +122,7 @@ fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Res
     })
 }
 
-/// Replaces the ports of a probe or handler by numbers. Names that the container does not have are kept.
+/// Replaces the ports of a probe or handler by numbers. Port names that the container lacks are kept.
 fn numbered_ports<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let mut probe = MapBuilder::new();
     for (key, value) in call.map(0)? {
@@ -175,8 +175,8 @@ fn image<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     image.finish(call.meter)
 }
 
-/// Truncates a string to this number of characters. A truncated string ends in a hash of all of it, so that it stays
-/// unique.
+/// Truncates a string to this number of characters. A truncated string ends in a hash of the whole string, so that it
+/// stays unique.
 fn short(text: &str, length: usize) -> String {
     if text.chars().count() <= length {
         return text.to_owned();
@@ -192,7 +192,7 @@ fn dns_label(text: &str) -> String {
     short(text.trim_matches('-'), LABEL)
 }
 
-/// Returns a number that is distributed evenly over requests, and constant for one request.
+/// Returns a number that is evenly distributed over requests, and constant for one request.
 fn jitter<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (minimum, maximum) = (call.int(0)?, call.int(1)?);
     let span = i128::from(maximum) - i128::from(minimum) + 1;
@@ -209,14 +209,14 @@ fn jitter<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 /// The maximum number of operations of one patch.
 const OPERATIONS: usize = 64;
 
-/// Bytes of memory for each byte of copied JSON.
+/// The bytes of memory to charge for each byte of copied JSON.
 const MEMORY: usize = 16;
 
 fn json_patch<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let mut value = call.value(0).to_json(call.meter)?.unwrap_or_default();
     let memory = call.meter.memory_left();
     let operations = call.value(1).to_json(call.meter)?.unwrap_or_default();
-    // The error for an invalid operation contains it, escaped.
+    // If an operation is invalid, the error message contains it, escaped.
     call.meter.charge((memory - call.meter.memory_left()) / 2)?;
     let operations: Vec<PatchOperation> = serde_json::from_value(operations)
         .map_err(|error| call.error(format!("the operations are no JSON patch: {}", shown(&error.to_string()))))?;
@@ -225,7 +225,7 @@ fn json_patch<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     }
     let mut size = value.to_string().len();
     for (place, operation) in operations.iter().enumerate() {
-        // An operation processes at most the whole value, which is measured again afterwards.
+        // An operation processes at most the whole value. The size is measured again after each operation.
         let copies = !matches!(operation, PatchOperation::Remove(_) | PatchOperation::Test(_));
         call.meter.charge(10 + size)?;
         call.meter.charge_memory(if copies { size.saturating_mul(MEMORY) } else { 0 })?;

@@ -11,7 +11,7 @@ use super::meter::Meter;
 use super::pattern::Pattern;
 use super::value::{Items, Key, Text, TextBuilder, Value};
 
-/// A function of the language. The name and the number of arguments are read from the signature.
+/// A function of the language. Its signature determines the name and the number of arguments.
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) name: &'static str,
@@ -91,7 +91,7 @@ impl Function {
         (self.minimum..=self.maximum).contains(&arguments)
     }
 
-    /// Creates a function from its signature, in which the receiver of a member function stands before the dot.
+    /// Creates a function from its signature. In the signature of a member function, the receiver precedes the dot.
     const fn new(style: Style, signature: &'static str, run: Run) -> Self {
         let name = name_in(style, signature);
         let (named, is_open) = parameters_in(signature);
@@ -271,7 +271,7 @@ impl EvaluationError {
 /// Returns a part of a string, which borrows from the same source.
 ///
 /// # Errors
-/// The meter does not grant the copy of a part of a computed string.
+/// Fails if the part must be copied, because the string is computed, and the meter does not grant the copy.
 fn part<'v>(text: &Text<'v>, range: std::ops::Range<usize>, meter: &mut Meter) -> Result<Text<'v>, EvaluationError> {
     match text {
         Text::Borrowed(text) => Ok(Text::Borrowed(text.get(range).unwrap_or_default())),
@@ -288,7 +288,7 @@ fn range_in(text: &str, inner: &str) -> std::ops::Range<usize> {
 /// Returns a part of a string as a value.
 ///
 /// # Errors
-/// The same as those of [`part`].
+/// Fails like [`part`].
 fn part_of<'v>(text: &Text<'v>, inner: &str, meter: &mut Meter) -> Evaluated<'v> {
     Ok(Value::String(part(text, range_in(text, inner), meter)?))
 }

@@ -129,7 +129,7 @@ fn uint<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     number.map(Value::UInt).ok_or_else(|| call.error("the number does not fit into a uint"))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "the nearest double is what is asked for")]
+#[expect(clippy::cast_precision_loss, reason = "the result is the nearest double")]
 fn double<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     Ok(Value::Double(match call.value(0) {
         Value::Double(number) => *number,

@@ -17,8 +17,9 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("regex.replace(text, pattern, replacement)", replace).with_pattern(1),
 ];
 
-/// Steps for compiling a computed pattern, and the bytes of its memory that cost one more step. Literals are compiled
-/// with their expression. [`COMPUTED_SIZE`] bounds the memory, which is known only after compiling.
+/// The cost of compiling a computed pattern: a fixed number of steps, and the bytes of its memory that cost one more
+/// step. Literals are compiled with their expression. The memory is known only after compiling, and [`COMPUTED_SIZE`]
+/// bounds it.
 const COMPILING: (usize, usize) = (10_000, 32);
 
 /// Returns the pattern of a call: the literal, or a computed one.
@@ -123,14 +124,14 @@ impl<'t> Piece<'t> {
     }
 }
 
-/// Parses a replacement. `$$` is a dollar sign, and so is a `$` without a name. A group that the pattern does not have
-/// is empty.
+/// Parses a replacement. `$$` is a dollar sign, and so is a `$` without a name. A group that the pattern lacks is
+/// empty.
 fn pieces<'t>(replacement: &'t str, regex: &Regex, meter: &mut Meter) -> Result<Vec<Piece<'t>>, EvaluationError> {
     meter.charge_bytes(replacement.len())?;
     let mut pieces = Vec::new();
     let (mut rest, mut has_braces) = (replacement, true);
     while !rest.is_empty() {
-        // The name is compared with those of the groups.
+        // The charge covers comparing the name with the names of all groups.
         meter.charge(4 + regex.captures_len() / 4)?;
         meter.take_memory(2 * size_of::<Piece<'_>>())?;
         let Some(behind) = rest.strip_prefix('$') else {

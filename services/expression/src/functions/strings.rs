@@ -1,5 +1,5 @@
-//! Functions on strings, and functions that encode values as strings and decode them. Positions are counted in characters,
-//! as everywhere in CEL.
+//! Functions on strings, and functions that encode values as strings and decode them. Positions count characters, as
+//! in CEL.
 
 use std::fmt::Write as _;
 
@@ -49,7 +49,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("text.format(list)", format).native(),
     global("strings.quote(text)", |call| {
         let text = call.text(0)?;
-        // An escape takes up to six bytes.
+        // The longest escape of a byte has six bytes.
         call.meter.charge_memory(6 * text.len())?;
         let quoted = serde_json::to_string(&**text).unwrap_or_default();
         call.written(quoted.len(), |out| out.write_str(&quoted))
@@ -119,7 +119,7 @@ fn size<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     }))
 }
 
-/// Returns the byte offset of a character; the length of the string for the position after the last one.
+/// Returns the byte offset of a character. The position after the last character has the length of the string.
 fn byte_of(call: &mut Call<'_, '_>, text: &str, place: usize) -> Result<usize, EvaluationError> {
     // Finding the offset counts characters one by one.
     call.meter.charge(text.len() / 8)?;
@@ -281,7 +281,7 @@ fn directive_of(text: &str) -> Option<(usize, char, &str)> {
     Some((digits, kind, rest.get(kind.len_utf8()..)?))
 }
 
-/// Steps for one directive of a format. A number with a hundred decimals takes longest.
+/// The number of steps for one directive of a format. Formatting a number with a hundred decimals takes longest.
 const FORMAT: usize = 20;
 
 fn formatted(call: &Call<'_, '_>, kind: char, digits: usize, item: &Value<'_>) -> Result<String, EvaluationError> {

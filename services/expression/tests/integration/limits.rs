@@ -1,4 +1,4 @@
-//! No expression, whatever its text, crashes, runs long or makes much of little.
+//! Tests that no expression crashes, runs for long, or turns a short text into a large result.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use serde_json::json;
 
 use crate::{World, empty};
 
-/// Compiles on a stack as small as those of the threads that serve requests.
+/// Compiles on a stack as small as the stacks of the threads that serve requests.
 fn compile_on_small_stack(source: String) -> Result<Expression, ExpressionError> {
     let compile = move || Expression::compile(&source, &Scope::new().with("a").with("list"));
-    std::thread::Builder::new().stack_size(2 << 20).spawn(compile).unwrap().join().expect("the stack was enough")
+    std::thread::Builder::new().stack_size(2 << 20).spawn(compile).unwrap().join().expect("the stack is large enough")
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn texts_that_exhaust_the_stack_of_other_parsers_are_refused() {
         let short: String = chain.chars().take(20).collect();
         let error = compile_on_small_stack(chain.clone()).unwrap_err();
         assert!(error.message.contains("1024 are allowed"), "{short}: {error:?}");
-        // As much as may be read at all, so that the parser is what refuses it.
+        // This text has the maximum length, so that the parser rejects it.
         let cut: String = chain.chars().take(MAXIMUM_SOURCE).collect();
         let error = compile_on_small_stack(cut).unwrap_err();
         assert!(error.range.end <= MAXIMUM_SOURCE, "{short}: {error:?}");
@@ -63,7 +63,7 @@ fn what_is_within_the_limits_is_evaluated_on_a_small_stack() {
         ] {
             world.run(&source).unwrap_or_else(|error| panic!("{source}: {error:?}"));
         }
-        // Variables that read one another, each as deep as it may be.
+        // Variables that read each other, each of the maximum depth.
         let mut variables = Vec::new();
         for index in 0..20 {
             let next = if index < 19 { format!("variables.v{}", index + 1) } else { "1".to_owned() };
@@ -71,7 +71,7 @@ fn what_is_within_the_limits_is_evaluated_on_a_small_stack() {
         }
         let variables: Vec<_> = variables.iter().map(|(name, source)| (name.as_str(), source.as_str())).collect();
         let error = std::panic::catch_unwind(|| empty().variables(&variables).value("variables.v0"));
-        // 25 lists and 25 indexes are deeper than allowed, and so the profile is refused, not run.
+        // 25 lists and 25 indexes exceed the maximum depth, so the profile is rejected.
         assert!(error.is_err());
         let variables: Vec<_> = (0..40)
             .map(|index| {
@@ -82,7 +82,7 @@ fn what_is_within_the_limits_is_evaluated_on_a_small_stack() {
         let error = empty().variables(&variables).error("variables.v0");
         assert!(error.message().contains("refer to one another"), "{error:?}");
     };
-    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack was enough");
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack is large enough");
 }
 
 #[test]
@@ -93,17 +93,17 @@ fn one_more_than_the_limit_is_refused() {
     assert_eq!(fault(&format!("1{}", "+1".repeat(MAXIMUM_DEPTH))), "the expression nests more than 32 deep");
     assert_eq!(fault("list.map(x, list.map(y, list.map(z, z)))"), "more than 2 loops stand in one another");
     assert_eq!(fault(&format!("'{}'", "x".repeat(MAXIMUM_SOURCE))), "the expression has 1026 bytes; 1024 are allowed");
-    // One behind the other is not one in the other.
+    // Consecutive loops do not count as nested.
     Expression::compile("list.map(x, x).filter(x, true).map(x, list.all(y, y == x))", &scope).unwrap();
 }
 
-/// Runs what does too much, which has to end with that error at once.
+/// Evaluates an expression that uses too many steps, and checks that it stops promptly with that error.
 fn ends(world: &World, source: &str) {
     let start = Instant::now();
     let error = world.error(source);
     let elapsed = start.elapsed();
     assert!(error.is_exhausted(), "{source}: {error:?}");
-    // Much less on an idle machine; the point is that it is not seconds.
+    // On an idle machine, this takes much less time. The limit tolerates a busy machine.
     assert!(elapsed < Duration::from_secs(3), "{source} took {elapsed:?}");
 }
 
@@ -116,7 +116,7 @@ fn work_is_counted_and_too_much_of_it_ends() {
         "list.exists(x, list.exists(y, x + y < 0))",
         "list.map(x, list.map(y, x * y))",
         "list.filter(x, list.filter(y, x == y).size() > 1)",
-        // Failing at every step is no way around it, and neither is an operand that decides.
+        // Neither an error at every step nor a decisive operand avoids the charge.
         "list.all(x, list.all(y, y / 0 == 1))",
         "list.exists(x, list.map(y, x / y).size() < 0) || true",
         "list.sortBy(x, list.map(y, y).size())",
@@ -139,7 +139,7 @@ fn work_is_counted_and_too_much_of_it_ends() {
     ] {
         ends(&world, source);
     }
-    // What profiles do is far away from the end.
+    // An expression like those of real profiles uses far fewer steps than the limit.
     let containers: Vec<_> = (0..50)
         .map(|number| {
             let env: Vec<_> = (0..100).map(|number| json!({"name": format!("V{number}"), "value": "x"})).collect();
@@ -189,7 +189,7 @@ fn results_and_texts_do_not_grow_without_end() {
             "{error:?}"
         );
     }
-    // Doubling with every operation: 2^40 of them.
+    // Each of the 40 operations doubles the value.
     let doubling =
         "jsonPatch({'a': 'xxxxxxxx'}, lists.range(40).map(n, {'op': 'copy', 'from': '', 'path': '/n' + string(n)}))";
     let error = empty().error(doubling);
@@ -205,7 +205,7 @@ fn regular_expressions_are_bounded() {
     assert!(compile(&format!("text.matches('{}{}')", "(".repeat(100), ")".repeat(100))).is_err());
     let world = World::new(json!({"text": "a".repeat(100_000), "pattern": r"(\pL{50}){50}", "worse": "(a*)*(a*)*$x"}));
     assert!(world.error("text.matches(pattern)").message().contains("too large"));
-    // One pattern for many texts is compiled once; many are too much.
+    // A pattern is compiled once for many strings. Compiling many patterns exceeds the limit.
     let images = World::new(json!({"pattern": "^a", "words": (0..500).map(|n| format!("a{n}")).collect::<Vec<_>>()}));
     assert_eq!(images.value("words.all(w, w.matches(pattern))"), true);
     assert!(images.error("words.all(w, w.matches('^' + w))").is_exhausted());
@@ -235,7 +235,7 @@ fn texts_that_are_read_are_bounded() {
             assert!(start.elapsed() < Duration::from_secs(3), "{source}: {:?}", start.elapsed());
         }
     };
-    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack was enough");
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack is large enough");
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn what_makes_other_evaluators_panic_is_an_error() {
         "quantity('1e99')",
         "quantity('1e2147483647')",
         "quantity('9E') * 1000",
-        // Together they are the smallest number of 128 bits, of which there is no positive one.
+        // The product is the smallest 128-bit integer, which has no positive counterpart.
         "quantity('18446744073709551616n') * min",
         "quantity('9E') + quantity('9E')",
         "quantity('1') / 0",
@@ -289,7 +289,8 @@ fn what_makes_other_evaluators_panic_is_an_error() {
     ] {
         world.error(source);
     }
-    // The whole part of the first two is the last that fits into 128 bits, and the fraction is one more.
+    // The whole parts of the first two quantities are the largest that fit into 128 bits, and their fractions exceed
+    // it.
     for large in ["'170141183460.9E'", "'147573952589.9Ei'", "'9.3E'", "'999999999999999999999999999999E'", "9.3e18"] {
         let capped = format!("quantity({large}).compareTo(quantity('9223372036854775807')) == 0");
         assert_eq!(world.value(&capped), true, "{large}");

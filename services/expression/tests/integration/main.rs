@@ -1,11 +1,11 @@
-//! The language of expressions: every example of its page, what must be refused, what must end, and the profiles that it
-//! was made for.
+//! Tests of the expression language: every example of its page, rejected expressions, limits, and expressions of real
+//! profiles.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "helpers of tests fail by panicking, as tests do"
+    reason = "test helpers fail by panicking"
 )]
 
 mod bombs;
@@ -22,13 +22,13 @@ use std::collections::BTreeMap;
 use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Part, Scope, Text, Value};
 use serde_json::Value as Json;
 
-/// Names whose members are asked for one by one.
+/// Names whose members are read one by one.
 const NAMESPACES: [&str; 3] = ["params", "variables", "lookups"];
 
 /// Names whose value is an optional.
 const OPTIONALS: [&str; 3] = ["owner", "serviceAccount", "existing"];
 
-/// A scope and what its names stand for, with variables that are evaluated when they are read.
+/// A scope with values for its names, and variables that are evaluated when they are read.
 #[derive(Default)]
 struct World {
     values: BTreeMap<String, Json>,
@@ -38,7 +38,7 @@ struct World {
 
 impl World {
     fn new(values: Json) -> Self {
-        let Json::Object(values) = values else { panic!("the values are an object") };
+        let Json::Object(values) = values else { panic!("the values must be an object") };
         Self { values: values.into_iter().collect(), ..Self::default() }
     }
 
@@ -47,7 +47,7 @@ impl World {
         self
     }
 
-    /// Adds variables in their order; each may read all others.
+    /// Adds variables in order. Each may read all others.
     fn variables(mut self, variables: &[(&str, &str)]) -> Self {
         let scope = self.scope().with_members("variables", variables.iter().map(|(name, _)| *name));
         for (name, source) in variables {
@@ -86,7 +86,7 @@ impl World {
         self.run(source).expect_err(source)
     }
 
-    /// A string of a template with its expressions replaced.
+    /// Evaluates the expressions in a string of a template.
     fn text(&self, text: &str) -> String {
         let scope = self.scope();
         let evaluate = |source: &str| {
@@ -114,7 +114,8 @@ struct Borrowed<'w> {
 impl<'w> Bindings<'w> for Borrowed<'w> {
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'w>, EvaluationError> {
         self.world.read.borrow_mut().push(name.to_owned());
-        let value = self.world.values.get(name).ok_or_else(|| EvaluationError::new(format!("{name} is not there")))?;
+        let value =
+            self.world.values.get(name).ok_or_else(|| EvaluationError::new(format!("{name} does not exist")))?;
         Ok(match value {
             Json::Null if OPTIONALS.contains(&name) => Value::none(),
             value if OPTIONALS.contains(&name) => Value::some(value.into(), meter)?,

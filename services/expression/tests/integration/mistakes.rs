@@ -1,4 +1,4 @@
-//! What people get wrong, and what they are told.
+//! Common mistakes of authors, and their error messages.
 
 use pillion_expression::{Expression, ExpressionError, Path, Scope};
 use serde_json::json;
@@ -21,7 +21,7 @@ fn fault(source: &str) -> ExpressionError {
     Expression::compile(source, &scope()).expect_err(source)
 }
 
-/// What is marked, what is said, and what help has in it.
+/// Checks the marked text and the message of an error, and a part of its help.
 fn tells(source: &str, marked: &str, message: &str, help: &str) {
     let error = fault(source);
     assert_eq!(&source[error.range.clone()], marked, "{source}: {error:?}");
@@ -102,7 +102,7 @@ fn syntax_of_elsewhere_is_told_with_that_of_here() {
         "straight",
     );
     tells("9223372036854775808", "9223372036854775808", "this number is too large", "");
-    // Reserved words and functions are fine as names of fields.
+    // Reserved words and names of functions are valid as names of fields.
     Expression::compile("request.namespace + object.package + object.merge", &scope()).unwrap();
 }
 

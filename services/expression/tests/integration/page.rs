@@ -1,4 +1,4 @@
-//! The page of the language: its examples are right, and it has every function.
+//! Tests the page of the language: its examples are correct, and it describes every function.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

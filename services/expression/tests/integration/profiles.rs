@@ -1,4 +1,4 @@
-//! The expressions of profiles that put well-known sidecars into pods, on pods that they are for.
+//! Tests expressions of profiles for well-known sidecars, on pods that these profiles target.
 
 use pillion_expression::Outcome;
 use serde_json::{Value as Json, json};
@@ -104,7 +104,7 @@ fn eks_web_identity() {
         r"C:\var\run\secrets\eks.amazonaws.com\serviceaccount\token"
     );
     assert_eq!(world.value("!hasMount(container, 'aws-iam-token')"), true);
-    // Nobody named this account: no role.
+    // This service account has no role.
     let other = world.with("object", json!({"spec": {"serviceAccountName": "other"}}));
     assert_eq!(other.value("variables.role != ''"), false);
     assert_eq!(other.value("variables.windows"), false);

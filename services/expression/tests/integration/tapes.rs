@@ -1,4 +1,4 @@
-//! Expressions that read a tape: their values and their cost. The other files test the language.
+//! Tests the values and the cost of expressions that read a tape. The other files test the language.
 
 use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Scope, Value};
 use pillion_json::{OwnedTape, Value as Tape};
@@ -7,7 +7,7 @@ struct Root<'v>(Tape<'v>);
 
 impl<'v> Bindings<'v> for Root<'v> {
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
-        let value = self.0.get(name).ok_or_else(|| EvaluationError::new("it is not there"))?;
+        let value = self.0.get(name).ok_or_else(|| EvaluationError::new("the name does not exist"))?;
         let value = Value::read(value, meter)?;
         match name {
             "extended" => {
@@ -112,7 +112,7 @@ fn looking_through_a_long_list_or_object_is_work() {
         assert!(run(&text, source).unwrap_err().is_exhausted(), "{source}");
         assert!(start.elapsed() < std::time::Duration::from_secs(3), "{source}: {:?}", start.elapsed());
     }
-    // Iterating over one of them stays within the limit.
+    // Iterating over one such list or object stays within the limit.
     assert_eq!(run(&text, "o.all(k, k.startsWith('key'))").unwrap(), true);
     assert_eq!(run(&text, "l.filter(i, i % 2 == 0).size() == 5000").unwrap(), true);
 }
