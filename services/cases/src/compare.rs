@@ -11,7 +11,7 @@ use super::difference::{Aspect, Difference};
 /// Fields that identify elements of a list. The first one that all elements have with distinct values is used.
 const NAMES: [&str; 4] = ["mountPath", "name", "ip", "containerPort"];
 
-/// Removes empty fields.
+/// Returns the value without empty fields.
 fn levelled(value: &Json) -> Json {
     match value {
         Json::Array(items) => items.iter().map(levelled).collect(),
@@ -25,13 +25,13 @@ fn levelled(value: &Json) -> Json {
     }
 }
 
-/// Returns every difference between two objects.
+/// Returns all differences between two objects.
 #[must_use]
 pub fn unequal(aspect: Aspect, found: &Json, expected: &Json) -> Vec<Difference> {
     compared(aspect, Way::Equal, found, expected)
 }
 
-/// Returns every difference from a partial object. Lists must have the same length and order.
+/// Returns all differences of an object from an expected part. Lists must have the same length and order.
 #[must_use]
 pub fn missing(aspect: Aspect, found: &Json, part: &Json) -> Vec<Difference> {
     compared(aspect, Way::Partial, found, part)
@@ -122,8 +122,8 @@ impl Comparison {
         }
     }
 
-    /// Compares lists whose element names differ. Reports the names first, then differences in common elements, then
-    /// the other elements.
+    /// Compares lists whose elements have different names. Reports the differing names first, then differences in
+    /// common elements, then the other elements.
     fn named(
         &mut self,
         found: &[Json],

@@ -67,7 +67,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Writes a value as JSON on one line, or a multi-line string as it is.
+/// Writes a value as JSON on one line, or a multi-line string on several.
 fn write_value(formatter: &mut fmt::Formatter<'_>, what: &str, value: Option<&Json>) -> fmt::Result {
     write!(formatter, "  {what:<8}  ")?;
     match value {

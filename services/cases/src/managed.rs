@@ -1,18 +1,18 @@
-//! Writes `metadata.managedFields` as the API server computes them for a new object: its author owns all fields.
+//! Writes `metadata.managedFields` as the API server computes them for a new object, whose author owns all fields.
 
 use serde_json::{Map, Value as Json, json};
 
 use pillion_engine::inject::is_whole;
 use pillion_engine::schema::{Field, KeyedList, Type};
 
-/// Fields of every object that managedFields never list.
+/// Fields of objects that managedFields never list.
 const NOBODYS: [&str; 2] = ["apiVersion", "kind"];
 
-/// Fields of the metadata that managedFields never list.
+/// Fields of metadata that managedFields never list.
 const NOBODYS_METADATA: [&str; 8] =
     ["creationTimestamp", "generation", "managedFields", "name", "namespace", "resourceVersion", "selfLink", "uid"];
 
-/// Returns the only entry of an object whose fields are all owned by the author.
+/// Returns the managedFields of an object whose fields the author owns: one entry.
 pub(crate) fn entry(object: &Map<String, Json>, type_: &'static Type) -> Json {
     let mut written = object.clone();
     written.retain(|key, _| !NOBODYS.contains(&key.as_str()));
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use pillion_engine::schema;
 
-    /// Removes the dots, which mean ownership of the item itself, and sets, which no profile reads.
+    /// Removes dots, which mean ownership of an item itself, and values of sets, which no profile reads.
     fn plain(fields: &Json) -> Json {
         match fields {
             Json::Object(members) => members
@@ -100,7 +100,7 @@ mod tests {
             let review: Json = serde_json::from_str(text).unwrap();
             let object = review["request"]["object"].as_object().unwrap();
             let theirs = &object["metadata"]["managedFields"];
-            // Fields that earlier admission added are not owned by the author.
+            // The author does not own fields that earlier admission added.
             let theirs = plain(&theirs[0]["fieldsV1"]);
             let ours = plain(&entry(object, &schema::POD)[0]["fieldsV1"]);
             let mut unknown = Vec::new();
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(compared, 4);
     }
 
-    /// Collects fields that only the first one has.
+    /// Collects the fields that are in `theirs` only.
     fn without(theirs: &Json, ours: &Json, path: &str, unknown: &mut Vec<String>) {
         for (key, below) in theirs.as_object().unwrap() {
             match ours.get(key) {

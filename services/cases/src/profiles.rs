@@ -54,7 +54,7 @@ impl Profiles {
         self
     }
 
-    /// Adds a profile to the folder's.
+    /// Adds a profile to the profiles of the folder.
     #[must_use]
     pub fn with(mut self, name: ProfileName, spec: ProfileSpec) -> Self {
         self.own.push(Text::new((name, spec)));
@@ -64,7 +64,7 @@ impl Profiles {
     /// Returns the compiled profiles of a case, with the values that it sets.
     ///
     /// # Errors
-    /// The case names an unknown profile or parameter, or one of its profiles does not compile.
+    /// Fails if the case names an unknown profile or parameter, or if one of its profiles does not compile.
     pub(crate) fn of_case(&self, case: &Case) -> Result<ProfileSet, Unusable> {
         let mut changed: Vec<Text> = Vec::new();
         for (field, name) in case.parameters.keys().map(|name| ("parameters", name)) {
@@ -153,7 +153,7 @@ impl Text {
         }
         let own = serde_json::json!({"name": name, "default": value});
         match serde_json::from_value(own) {
-            // The parameter may be the parent's. Otherwise the compiler reports it.
+            // The parent may have the parameter. If not, the compiler reports it.
             Ok(parameter) if self.spec.extends.is_some() => {
                 parameters.push(parameter);
                 Ok(())

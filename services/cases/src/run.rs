@@ -22,7 +22,7 @@ const UID: &str = "11111111-2222-3333-4444-555555555555";
 /// Runs a case.
 ///
 /// # Errors
-/// The case cannot run: it names a missing profile or parameter, or expects nothing.
+/// Fails if the case cannot run: it names a missing profile or parameter, or has no expectation.
 pub fn run(case: &Case, profiles: &Profiles) -> Result<Verdict, Unusable> {
     if !case.expects_something() {
         return Err(Unusable::NothingExpected);
@@ -54,10 +54,10 @@ pub fn run(case: &Case, profiles: &Profiles) -> Result<Verdict, Unusable> {
     Ok(verdict)
 }
 
-/// Runs the steps of a case against the given cluster state.
+/// Runs the steps of a case with its cluster state.
 struct CaseRunner<'c> {
     case: &'c Case,
-    /// The object, with the defaults that the API server sets before it calls webhooks.
+    /// The object, with the defaults that the API server sets before it calls the webhook.
     object: Json,
     namespace_name: String,
     namespace: Arc<Namespace>,
@@ -133,7 +133,7 @@ impl<'c> CaseRunner<'c> {
         creation::review(&request).to_string().into_bytes()
     }
 
-    /// Sends a review to an endpoint, and applies the patch.
+    /// Sends a review to an endpoint, and applies the patch of the response.
     fn ask(&self, object: &Json, endpoint: Endpoint, trust: RecordTrust) -> Result<Pass, Unusable> {
         let body = self.review(object);
         let review =
@@ -179,7 +179,7 @@ impl<'c> CaseRunner<'c> {
         self.namespace.level() == Some(InjectionLevel::Enabled) && label.is_some_and(|label| label == "false")
     }
 
-    /// Returns the changes of a second pass, which must make none.
+    /// Returns the changes of a second pass. A second pass must change nothing.
     fn second_pass(&self, first: &Pass, trust: RecordTrust) -> Result<Vec<Difference>, Unusable> {
         let again = self.mutate(&first.object, trust)?;
         if !again.is_changed && again.denied.is_none() {
@@ -197,7 +197,8 @@ impl<'c> CaseRunner<'c> {
         Ok(differences)
     }
 
-    /// Returns the differences without managedFields, as on the command line.
+    /// Returns the differences between results with and without managedFields. Commands such as `pillion inject` have
+    /// none.
     fn as_the_command_line(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
         let annotations = self.object.pointer("/metadata/annotations");
         let has_record = annotations.is_some_and(|annotations| annotations.get(INJECTED_ANNOTATION).is_some());
@@ -211,7 +212,7 @@ impl<'c> CaseRunner<'c> {
         Ok(differences)
     }
 
-    /// Returns the differences from the original object after the record is used to undo the injection.
+    /// Returns the differences from the original object after the injection is undone by its record.
     fn undone(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
         let has_record = |object: &Json| {
             object.pointer("/metadata/annotations").is_some_and(|all| all.get(INJECTED_ANNOTATION).is_some())

@@ -1,4 +1,4 @@
-//! Test cases that pass, and the differences of those that fail.
+//! Tests of cases that pass, and of the differences of cases that fail.
 
 use serde_json::{Value as Json, json};
 

@@ -1,5 +1,5 @@
-//! EKS: credentials by the identity of the service account. A file is a pod; what the peer's test sets, and the patch that it
-//! expects, stand in annotations of the pod.
+//! EKS: credentials by the identity of the service account. Each file is a pod. Its annotations contain the settings
+//! of the peer's test and the patch that the test expects.
 
 use std::path::Path;
 
@@ -13,8 +13,7 @@ const TESTING: &str = "testing.eks.amazonaws.com/";
 
 const PROFILES: [&str; 2] = ["eks-web-identity", "eks-pod-identity"];
 
-/// What the peer reads from the service account, by the names that its cases give it: annotations of
-/// `eks.amazonaws.com/`.
+/// Annotations of the service account: their names in the peer's tests, and their names after `eks.amazonaws.com/`.
 const OF_ACCOUNT: [(&str, &str); 4] = [
     ("roleArn", "role-arn"),
     ("audience", "audience"),
@@ -22,7 +21,7 @@ const OF_ACCOUNT: [(&str, &str); 4] = [
     ("token-expiration", "token-expiration"),
 ];
 
-/// What its cases say of the handler: its flags, and our parameters of the way that they are about.
+/// Flags of the handler in the peer's tests, and the corresponding parameters of our profiles.
 const OF_HANDLER: [(&str, &str); 8] = [
     ("injectSTS", "regional"),
     ("expiration", "expiration"),
@@ -34,10 +33,11 @@ const OF_HANDLER: [(&str, &str); 8] = [
     ("tokenName", "tokenPath"),
 ];
 
-/// What its cases say beside, which is said otherwise here: the facts of the cluster, and what the peer's test does itself.
+/// Settings of the peer's tests that are not parameters: facts about the cluster, and instructions for the peer's
+/// test.
 const OTHERWISE: [&str; 3] = ["handler/region", "expectedPatch", "skip"];
 
-/// What its cases say of the endpoint of container credentials, and our parameters.
+/// Settings of the container credentials endpoint in the peer's tests, and our parameters.
 const OF_ENDPOINT: [(&str, &str); 5] = [
     ("uri", "endpoint"),
     ("audience", "audience"),
@@ -46,12 +46,12 @@ const OF_ENDPOINT: [(&str, &str); 5] = [
     ("tokenPath", "tokenPath"),
 ];
 
-/// How long a token is valid whose time is spread out, in seconds. The peer's tests fix their random numbers, so that they
-/// see the least; ours depends on the request. Any time of the range is as good as any other.
+/// The range of a token's lifetime in seconds, if the lifetime is spread. The peer's tests fix their random numbers,
+/// so they expect the minimum. Our lifetime depends on the request. All lifetimes in the range are equivalent.
 const SPREAD: std::ops::RangeInclusive<i64> = 79200..=86400;
 
 pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
-    // Those that the peer's own test skips are none.
+    // The peer's own test skips some pods.
     let is_skipped = |file: &Path| {
         let pod = documents(file).ok().and_then(|documents| documents.into_iter().next()).unwrap_or_default();
         pod["metadata"]["annotations"].get(format!("{TESTING}skip")).is_some_and(|skip| skip == "true")
@@ -71,7 +71,7 @@ fn level_spread(object: &mut Json) {
     }
 }
 
-/// Whether all is known that the peer's test sets: a case under another setting would be another one.
+/// Checks that all settings of the peer's test are known. An unknown setting would change the case.
 fn known(annotations: &Map<String, Json>) -> Result<(), String> {
     let is_of = |name: &str, group: &str, table: &[(&str, &str)]| {
         name.strip_prefix(group).is_some_and(|name| table.iter().any(|(theirs, _)| *theirs == name))
@@ -109,7 +109,7 @@ fn read(file: &Path, shipped: &Shipped) -> Result<Ready, String> {
     for profile in PROFILES {
         for (theirs, parameter) in OF_HANDLER {
             let Some(value) = given(&format!("handler/{theirs}")) else { continue };
-            // The paths and the audience of container credentials are the endpoint's.
+            // The path and audience settings of container credentials belong to the endpoint.
             if profile == "eks-web-identity" || ["regional", "expiration"].contains(&parameter) {
                 set_typed(&mut case, shipped, profile, parameter, &value.into());
             }

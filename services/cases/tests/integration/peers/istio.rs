@@ -1,6 +1,7 @@
-//! Istio: workloads, and what its injector makes of them. `X.yaml` goes in, `X.yaml.injected` comes out; of a workload without
-//! a result the injector wants nothing to know. A result that has no workload of its own name is that of the workload with
-//! whose name its own begins, under the settings that the rest of its name says. `X.iop.yaml` says the settings of `X`.
+//! Istio: workloads, and the results of its injector. `X.yaml` is a workload and `X.yaml.injected` its result. The
+//! injector rejects a workload without a result. If no workload has the name of a result, the result belongs to the
+//! workload whose name is a prefix. The rest of the name then means settings. `X.iop.yaml` contains the settings of
+//! `X`.
 
 use std::path::Path;
 
@@ -13,10 +14,11 @@ use crate::peers::istio_settings::{give, give_parameters};
 use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, case};
 use crate::peers::workloads::Workload;
 
-/// Variables whose value is JSON. It is compared as such: blanks and the order of keys are nothing.
+/// Variables whose value is JSON. They are compared as JSON, because white space and the order of keys have no
+/// meaning.
 const JSON_ENV: [&str; 3] = ["PROXY_CONFIG", "ISTIO_META_POD_PORTS", "ISTIO_KUBE_APP_PROBERS"];
 
-/// The annotation that says what was injected, as JSON with lists of names.
+/// The annotation with the peer's injection record: JSON with lists of names.
 const STATUS: &str = "sidecar.istio.io/status";
 
 pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
@@ -36,7 +38,7 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     for (name, golden) in &goldens {
         match longest_prefix(&names, name) {
             Some((workload, variant)) => {
-                // What a file says is more than what a name says.
+                // A settings file takes precedence over the name of a result.
                 let (own, of_workload) = (installation(name), installation(workload));
                 let is_said = variant.is_empty() || matches!(own, Ok(Some(_)) | Err(_));
                 let conditions = Conditions {
@@ -66,20 +68,20 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     cases
 }
 
-/// Under what a workload is injected.
+/// The settings of a result.
 struct Conditions<'c> {
-    /// What the name of a result has behind that of its workload.
+    /// The rest of a result's name after the name of its workload.
     variant: &'c str,
-    /// What a file says that the installation sets.
+    /// The installation's settings in a file.
     installation: Result<Option<Vec<Json>>, String>,
 }
 
-/// Whether a file is of settings for another one: `X.iop.yaml`.
+/// Whether a file has settings for another one: `X.iop.yaml`.
 fn is_settings(path: &Path) -> bool {
     path.file_stem().is_some_and(|stem| Path::new(stem).extension().is_some_and(|extension| extension == "iop"))
 }
 
-/// A case for each workload of a file.
+/// Creates a case for each workload of a file.
 fn pairs(
     name: &str,
     workload: &Path,
@@ -117,7 +119,8 @@ fn read_one(
     let is_in_file = installation.is_some();
     let given = give(&mut case, shipped, conditions.variant, &installation.unwrap_or_default());
     let after = after.map(pod);
-    // The peer's tests set much in their own code. Where no file says it, the result does.
+    // The peer's tests set much in their own code. If there is no settings file, the settings are inferred from the
+    // result.
     let mut by_result = None;
     let of_result = after.as_ref().filter(|_| !is_in_file).and_then(|after| given_by(after, &case_object(&case)));
     if let Some((parameters, is_native)) = of_result {
@@ -132,7 +135,7 @@ fn read_one(
         level_quantities(pod);
     });
     if let Err(error) = given {
-        // What the name of a result says is known to nobody, but the result may say it.
+        // The name of the result has an unknown meaning, but the settings may be inferred from the result.
         let case = by_result.take().filter(|_| !is_in_file).ok_or(error)?;
         ready.cases = vec![case];
         ready.is_given_by_result = true;
@@ -141,13 +144,13 @@ fn read_one(
     Ok(ready)
 }
 
-/// The pod of a case, as an object.
+/// Returns the pod of a case as an object.
 fn case_object(case: &Case) -> Json {
     Json::Object(case.object.clone())
 }
 
-/// The pod of a workload. The peer's command line reads and writes the metadata of a CronJob's jobs where its webhook reads
-/// and writes that of their pods.
+/// Returns the pod of a workload. For a CronJob, the peer's command line uses the metadata of the jobs; its webhook
+/// uses the metadata of their pods.
 fn pod(workload: &Workload) -> Json {
     let mut pod = workload.controlled();
     for map in ["labels", "annotations"] {
@@ -159,7 +162,7 @@ fn pod(workload: &Workload) -> Json {
     pod
 }
 
-/// Without the peer's record of what was there before, with JSON as JSON, and with quantities as the API server writes them.
+/// Removes the peer's record of the original pod, parses JSON in strings, and sorts lists of names.
 fn level(value: &mut Json) {
     match value {
         Json::Object(members) => {
@@ -181,7 +184,7 @@ fn level(value: &mut Json) {
     }
 }
 
-/// Lists of names as sets; none is an empty one.
+/// Converts lists of names to sets. Null becomes an empty set.
 fn sets(status: Json) -> Json {
     let Json::Object(members) = status else { return status };
     let set = |(key, value)| match value {

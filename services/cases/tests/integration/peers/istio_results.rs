@@ -1,14 +1,14 @@
-//! What an installation of Istio has set, as one of its results says it: for results whose settings stand in no file, as the
-//! peer's tests have them in their own code. Only what a setting itself writes down is read, such as an image or an argument;
-//! what the pod's author sets with an annotation is none of the installation's. A case that is equal under such settings only
-//! is a loose one.
+//! Infers the settings of an Istio installation from a result. Some results have no settings file, because the peer's
+//! tests have the settings in their code. Only values that a setting writes to the result, such as an image or an
+//! argument, are inferred. Values that an annotation of the pod's author sets are ignored. A case that is equal only
+//! with inferred settings is loose.
 
 use serde_json::{Map, Value as Json, json};
 
 use crate::peers::files::string;
 use crate::peers::results::{Given, behind, container, listed, texts};
 
-/// Arguments of the init container, the annotation that sets each, and the parameter.
+/// Arguments of the init container: the argument, the annotation that overrides it, and the parameter.
 const OF_INIT: [(&str, &str, &str); 7] = [
     ("-p", "", "listenPort"),
     ("-z", "", "inboundListenPort"),
@@ -19,7 +19,7 @@ const OF_INIT: [(&str, &str, &str); 7] = [
     ("-o", "traffic.sidecar.istio.io/excludeOutboundPorts", "excludeOutboundPorts"),
 ];
 
-/// Arguments of the proxy that have their value in them.
+/// Arguments of the proxy that contain their value: the prefix, the annotation that overrides it, and the parameter.
 const OF_PROXY: [(&str, &str, &str); 5] = [
     ("--proxyLogLevel=", "sidecar.istio.io/logLevel", "logLevel"),
     ("--proxyComponentLogLevel=", "sidecar.istio.io/componentLogLevel", "componentLogLevel"),
@@ -28,7 +28,7 @@ const OF_PROXY: [(&str, &str, &str); 5] = [
     ("--outlierLogPath=", "", "outlierLogPath"),
 ];
 
-/// Variables of the proxy.
+/// Variables of the proxy, and their parameters.
 const OF_ENV: [(&str, &str); 6] = [
     ("CA_ADDR", "caAddress"),
     ("PILOT_CERT_PROVIDER", "certProvider"),
@@ -38,23 +38,24 @@ const OF_ENV: [(&str, &str); 6] = [
     ("ISTIO_META_INTERCEPTION_MODE", "mode"),
 ];
 
-/// Fields of the proxy's readiness probe.
+/// Fields of the proxy's readiness probe: the field, the annotation that overrides it, and the parameter.
 const OF_PROBE: [(&str, &str, &str); 3] = [
     ("initialDelaySeconds", "readiness.status.sidecar.istio.io/initialDelaySeconds", "initialDelay"),
     ("periodSeconds", "readiness.status.sidecar.istio.io/periodSeconds", "period"),
     ("failureThreshold", "readiness.status.sidecar.istio.io/failureThreshold", "failures"),
 ];
 
-/// Annotations of a pod that set resources: one of them takes the place of all defaults.
+/// Annotations of a pod that set resources. Any of them replaces all default resources.
 const RESOURCES: [&str; 4] = ["proxyCPU", "proxyCPULimit", "proxyMemory", "proxyMemoryLimit"];
 
-/// Parts of the keys of annotations that templates write, and no operator.
+/// Parts of the keys of annotations that only the peer's templates write.
 const OF_TEMPLATES: [&str; 4] = ["istio.io/", "prometheus", "kubectl.kubernetes.io/", "k8s.v1.cni.cncf.io/"];
 
-/// The port of the agent, unless something else is said.
+/// The default port of the agent.
 const STATUS_PORT: &str = "15020";
 
-/// What was set, as parameters, and whether the proxy is a native sidecar; `None` if there is no proxy in the result.
+/// Returns the inferred parameters, and whether the proxy is a native sidecar. `None` means that the result has no
+/// proxy.
 pub(crate) fn given_by(result: &Json, before: &Json) -> Option<(Given, bool)> {
     let proxy = container(result, "istio-proxy")?;
     let is_native = listed(result, "initContainers", "istio-proxy").is_some();
@@ -102,7 +103,7 @@ pub(crate) fn given_by(result: &Json, before: &Json) -> Option<(Given, bool)> {
     Some((given, is_native))
 }
 
-/// The agent's port, as the hook that ends a native sidecar says it.
+/// Returns the agent's port from the preStop hook of a native sidecar.
 fn debug_port(proxy: &Json) -> Option<&str> {
     let command = texts(&proxy["lifecycle"]["preStop"]["exec"]["command"]);
     command.into_iter().find_map(|part| part.strip_prefix("--debug-port="))
@@ -181,11 +182,11 @@ fn of_proxy(proxy: &Json, own: &Json, before: &Json, is_said: &dyn Fn(&str) -> b
     }
 }
 
-/// Whom the proxy runs as.
+/// Infers the user and group of the proxy.
 fn of_user(proxy: &Json, own: &Json, given: &mut Given) {
     let user = |of: &Json, field: &str| of["securityContext"][field].as_i64().filter(|id| *id != 0);
     let (whose, own_user) = (user(proxy, "runAsUser"), user(own, "runAsUser"));
-    // A user that the author's container has is none of the author's where the platform gives all of them the same.
+    // If the platform sets the user of all containers, the user of the author's container is not the author's choice.
     let is_given_to_all = own_user.is_some() && whose.is_some() && whose != own_user;
     given.push(("openshift", is_given_to_all.into()));
     given.extend(whose.filter(|_| own_user.is_none() || is_given_to_all).map(|id| ("uid", id.into())));
@@ -211,7 +212,7 @@ fn of_volumes(result: &Json, given: &mut Given) {
     }
 }
 
-/// What the proxy is told of the mesh's configuration: what the pod does not say itself.
+/// Infers the mesh configuration of the proxy, without the parts that the pod sets.
 fn of_configuration(proxy: &Json, before: &Json, given: &mut Given) {
     let shown = variable(proxy, "PROXY_CONFIG").and_then(|text| serde_json::from_str::<Map<String, Json>>(text).ok());
     let asked = string(before, "/metadata/annotations/proxy.istio.io~1config")

@@ -1,5 +1,6 @@
-//! What an installation of Istio sets, as its chart and its mesh configuration call it, and the parameters of the profiles
-//! that say the same. A setting that is not in the table is told, and never passed over: a case under it would be another one.
+//! Settings of an Istio installation, by their names in its chart and its mesh configuration, and the corresponding
+//! parameters of our profiles. A setting that is not in these tables is an error, because ignoring it would change
+//! the case.
 
 use pillion_cases::Case;
 use serde_json::{Map, Value as Json, json};
@@ -7,16 +8,16 @@ use serde_json::{Map, Value as Json, json};
 use crate::peers::files::without_nulls;
 use crate::peers::runner::{Shipped, set_all};
 
-/// What the folders with the profiles are called.
+/// The prefix of the folders with the profiles.
 const FOLDERS: &str = "istio";
 
-/// What all of the peer's cases set.
+/// Parameters that all of the peer's cases set.
 const OF_ALL: [(&str, &str); 2] = [("image", "registry.istio.io/testing/proxyv2:latest"), ("reinject", "true")];
 
-/// The parts of an image's name, where a setting gives only some.
+/// The default parts of an image's name, for settings that give only some parts.
 const IMAGE: [&str; 3] = ["registry.istio.io/testing", "proxyv2", "latest"];
 
-/// What is said beside the chart's values, and which of them says the same.
+/// Fields of an installation outside of the chart's values, and the equivalent value of the chart.
 const BESIDE: [(&str, &str); 5] = [
     ("/namespace", "/global/istioNamespace"),
     ("/hub", "/global/hub"),
@@ -25,7 +26,7 @@ const BESIDE: [(&str, &str); 5] = [
     ("/components/cni/enabled", "/pilot/cni/enabled"),
 ];
 
-/// Settings whose values are a parameter's, as they are or as its type has them.
+/// Settings with one corresponding parameter. The value is converted to the parameter's type if necessary.
 const SAME: [(&str, &str); 59] = [
     ("/revision", "revision"),
     ("/revisionTags", "revisionTags"),
@@ -88,7 +89,7 @@ const SAME: [(&str, &str); 59] = [
     ("/global/nativeNftables", "nativeNftables"),
 ];
 
-/// Settings that are parameters in another way, below.
+/// Settings that [`otherwise`] converts to parameters.
 const OTHERWISE: [&str; 11] = [
     "/global/hub",
     "/global/variant",
@@ -103,8 +104,8 @@ const OTHERWISE: [&str; 11] = [
     "/sidecarInjectorWebhook/templates",
 ];
 
-/// What nothing of an injected pod depends on: which pods the API server sends, what else is installed, how, and what the
-/// control plane makes of its configuration later.
+/// Settings that do not affect an injected pod. They select the pods that the API server sends, install other
+/// components, or affect only what the control plane does later.
 const OF_OTHERS: [&str; 47] = [
     "/gateways/seccompProfile",
     "/sidecarInjectorWebhook/enableNamespacesByDefault",
@@ -155,16 +156,16 @@ const OF_OTHERS: [&str; 47] = [
     "/meshConfig/rootNamespace",
 ];
 
-/// Components of an installation of which nothing of an injected pod depends.
+/// Components of an installation that do not affect an injected pod.
 const OTHER_COMPONENTS: [&str; 5] = ["base", "egressGateways", "ingressGateways", "ztunnel", "istiodRemote"];
 
-/// Profiles of an installation that set nothing of what is injected.
+/// Profiles of an installation that do not affect an injected pod.
 const PLAIN_PROFILES: [&str; 4] = ["", "default", "empty", "minimal"];
 
-/// A word of a result's name, and the parameters that it sets.
+/// A part of a result's name, and the parameters that it sets.
 type Variant = (&'static str, &'static [(&'static str, &'static str)]);
 
-/// What a result is called behind the name of its workload, and what that sets: only words that say all of it.
+/// Suffixes of result names, and the parameters that they set. Only suffixes that determine all settings are listed.
 const VARIANTS: [Variant; 4] = [
     ("tproxy", &[("mode", "\"TPROXY\"")]),
     ("cni", &[("cni", "true")]),
@@ -172,14 +173,14 @@ const VARIANTS: [Variant; 4] = [
     (NOT_NATIVE, &[]),
 ];
 
-/// What results are called of workloads on nodes that do not know native sidecars.
+/// The suffix of results for nodes without native sidecars.
 const NOT_NATIVE: &str = "old-version";
 
-/// Makes a case one under what its result's name and the documents of a file say.
+/// Applies the settings that the name of a result and the documents of a file contain.
 ///
 /// # Errors
 ///
-/// A variant or a setting that is not known.
+/// Fails if a variant or a setting is unknown.
 pub(crate) fn give(case: &mut Case, shipped: &Shipped, variant: &str, documents: &[Json]) -> Result<(), String> {
     let mut given: Vec<(&str, Json)> = OF_ALL.iter().map(|(parameter, value)| (*parameter, (*value).into())).collect();
     for document in documents {
@@ -196,11 +197,11 @@ pub(crate) fn give(case: &mut Case, shipped: &Shipped, variant: &str, documents:
     given.into_iter().try_for_each(|(parameter, value)| set_all(case, shipped, FOLDERS, parameter, &value))
 }
 
-/// Makes a case one under what a result itself says that was set.
+/// Applies the settings that were inferred from a result.
 ///
 /// # Errors
 ///
-/// A parameter that no profile has.
+/// Fails if no profile has a parameter.
 pub(crate) fn give_parameters(
     case: &mut Case,
     shipped: &Shipped,
@@ -213,7 +214,7 @@ pub(crate) fn give_parameters(
     all.try_for_each(|(parameter, value)| set_all(case, shipped, FOLDERS, parameter, &value))
 }
 
-/// The variants of which a name consists, one behind another; `None` if a part is none of them.
+/// Splits the suffix of a result's name into variants; `None` if a part is not a variant.
 fn variants(name: &str) -> Option<Vec<Variant>> {
     let (mut rest, mut found) = (name, Vec::new());
     while !rest.is_empty() {
@@ -227,7 +228,7 @@ fn variants(name: &str) -> Option<Vec<Variant>> {
     Some(found)
 }
 
-/// The parameters of a document, which is a resource of the peer's.
+/// Reads the parameters of a document, which is a resource of the peer.
 fn of_document(document: &Json, shipped: &Shipped, given: &mut Vec<(&'static str, Json)>) -> Result<(), String> {
     let Some(spec) = document.get("spec").filter(|_| document.get("kind").is_some()) else {
         return Err("the settings are no resource with a spec".to_owned());
@@ -265,7 +266,8 @@ fn of_document(document: &Json, shipped: &Shipped, given: &mut Vec<(&'static str
     otherwise(&values, shipped, given)
 }
 
-/// What is said of components: the control plane's environment is a value of the chart's, its Deployment is nobody's here.
+/// Reads the settings of components. The control plane's environment becomes values of the chart; its Deployment has
+/// no effect here.
 fn of_components(components: &Json, values: &mut Json) -> Result<(), String> {
     for (name, component) in components.as_object().into_iter().flatten() {
         for (key, value) in component.as_object().into_iter().flatten() {
@@ -288,7 +290,7 @@ fn of_components(components: &Json, values: &mut Json) -> Result<(), String> {
     Ok(())
 }
 
-/// Parameters that are made of settings.
+/// Computes parameters from several settings.
 fn otherwise(values: &Json, shipped: &Shipped, given: &mut Vec<(&'static str, Json)>) -> Result<(), String> {
     let text =
         |path: &str| values.pointer(path).map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned));
@@ -304,10 +306,10 @@ fn otherwise(values: &Json, shipped: &Shipped, given: &mut Vec<(&'static str, Js
         given.push(("initImage", image(&name).into()));
     }
     if let Some(port) = text("/global/proxy/statusPort") {
-        // Without a port there is one still that Prometheus is told.
+        // With port 0, the agent has no status port, but Prometheus still uses the default.
         given.push((if port == "0" { "statusPort" } else { "meshStatusPort" }, port.into()));
     }
-    // Which of several control planes a pod is for, is asked before a pod is sent.
+    // With several control planes, the API server calls only the control plane of the pod's revision.
     if values.get("revision").is_some_and(|revision| !is_nothing(revision)) {
         given.push(("defaultRevision", true.into()));
     }
@@ -326,14 +328,14 @@ fn otherwise(values: &Json, shipped: &Shipped, given: &mut Vec<(&'static str, Js
     {
         given.push(("tracerSettings", settings.clone()));
     }
-    // What a value says is laid over the chart's own, and a null takes that away.
+    // A value is merged into the default of the chart, and a null removes a default.
     if let Some(resources) = values.pointer("/global/proxy/resources") {
         let declared = shipped.parameter("istio-sidecar", "resources").cloned().unwrap_or_default();
         let mut whole = declared["default"].clone();
         merge(&mut whole, resources);
         given.push(("resources", without_nulls(if whole.is_object() { whole } else { json!({}) })));
     }
-    // It is a field of the configuration that Prometheus and the kubelet go by, beside being shown to the proxy.
+    // Besides the proxy, Prometheus and the kubelet use this field of the configuration.
     if let Some(port) = values.pointer("/meshConfig/defaultConfig/statusPort") {
         given.push(("metricsPort", port.clone()));
     }
@@ -344,7 +346,7 @@ fn otherwise(values: &Json, shipped: &Shipped, given: &mut Vec<(&'static str, Js
     Ok(())
 }
 
-/// The first place of a value that is not known, as an error.
+/// Returns an error for the first unknown setting of a value.
 fn unknown(value: &Json, path: &mut String, known: &dyn Fn(&str) -> bool) -> Result<(), String> {
     match value {
         _ if known(path) => Ok(()),
@@ -360,18 +362,18 @@ fn unknown(value: &Json, path: &mut String, known: &dyn Fn(&str) -> bool) -> Res
     }
 }
 
-/// Whether a chart takes a value for one that is not there.
+/// Whether a chart treats a value as absent.
 fn is_nothing(value: &Json) -> bool {
     value.as_str() == Some("")
 }
 
-/// Puts a value where a path says, with what is above it.
+/// Sets the value at a path, and creates missing parents.
 fn put(values: &mut Json, path: &str, value: Json) {
     let place = path.split('/').skip(1).fold(values, |node, key| &mut node[key]);
     *place = value;
 }
 
-/// Lays one value over another, maps member by member.
+/// Merges one value into another. Maps are merged by key.
 fn merge(under: &mut Json, over: &Json) {
     match (under, over) {
         (Json::Object(under), Json::Object(over)) => {

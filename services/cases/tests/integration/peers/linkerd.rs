@@ -1,9 +1,10 @@
-//! Linkerd: `webhook/` has pods and namespaces with the patches that its webhook makes of them, `cli/` workloads with what its
-//! command line makes of them.
+//! Linkerd: `webhook/` has pods and namespaces with the patches of its webhook, and `cli/` has workloads with the
+//! results of its command line.
 //!
-//! Which pod of the webhook's goes with which namespace and patch is known from their names: a patch is for a pod whose name
-//! has all the words of the patch's, of several the one with the most. `inject_X.golden.yml` is made of `inject_X.input.yml`,
-//! or of the input with whose name its own begins; then the files do not say by which flags.
+//! The names of files determine which patch belongs to a pod and a namespace. A patch matches a pod whose name
+//! contains all parts of the patch's name. If several match, the patch with the most parts is chosen.
+//! `inject_X.golden.yml` is the result of `inject_X.input.yml`, or of the input whose name is a prefix of its own. In
+//! the latter case, the files do not contain the flags.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,28 +20,28 @@ use crate::peers::workloads::Workload;
 
 const PROFILE: &str = "linkerd-proxy";
 
-/// The annotation that asks.
+/// The annotation that requests injection.
 const INJECT: &str = "linkerd.io/inject";
 
-/// What asks, as its value.
+/// The values of the annotation that request injection.
 const ASKING: [&str; 2] = ["enabled", "ingress"];
 
-/// What the tests of the webhook set.
+/// Parameters that the tests of the webhook set.
 const OF_WEBHOOK: [(&str, &str); 3] =
     [("version", "dev-undefined"), ("debugVersion", "dev-undefined"), ("trustAnchors", "IdentityTrustAnchorsPEM")];
 
-/// What the tests of the command line set; the roots of trust are the installation's.
+/// Parameters that the tests of the command line set. The trust anchors come from the installation.
 const OF_COMMAND_LINE: [(&str, &str); 2] =
     [("version", "test-inject-proxy-version"), ("createdBy", "linkerd/cli dev-undefined")];
 
-/// What they set beside, where only the names of the files say it.
+/// Further parameters that the peer's tests set in code: a part of the file name, the parameter, and its value.
 const OF_NAMES: [(&str, &str, bool); 2] =
     [("no_init_container", "cni", true), ("volumeProjection_disabled", "tokenProjection", false)];
 
-/// The variable with the roots of trust.
+/// The variable with the trust anchors.
 const ANCHORS: &str = "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS";
 
-/// The namespace that stands for one of the system's, in which the engine never injects.
+/// A namespace that replaces a system namespace, because the engine never injects there.
 const SOMEWHERE: &str = "kube-somewhere";
 
 pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
@@ -49,13 +50,13 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     cases
 }
 
-/// A file of the webhook's with a document of it.
+/// A document of a file in `webhook/`.
 struct Found {
     name: String,
     object: Json,
 }
 
-/// A patch, with the words of its name.
+/// A patch, with the parts of its name.
 struct Patch {
     words: BTreeSet<String>,
     operations: Result<Json, String>,
@@ -110,7 +111,7 @@ fn webhook(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
 fn webhook_case(pod: &Found, namespace: &Found, patches: &[Patch], shipped: &Shipped) -> Result<Ready, String> {
     let mut object = Workload::of(&pod.object).map_or_else(|| pod.object.clone(), |workload| workload.template());
     if object["kind"] != "Service" {
-        // The peer's test says that it is a Deployment's pod.
+        // The peer's test sets a Deployment as the owner of the pod.
         object["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "owner-deployment", "uid": "1", "controller": true}]);
     }
     let mut case = case(&shipped.names("linkerd"), object.clone());
@@ -137,7 +138,7 @@ fn webhook_case(pod: &Found, namespace: &Found, patches: &[Patch], shipped: &Shi
         }
         expected
     } else {
-        // Some are annotated without being asked for; which, no file says.
+        // Some pods get annotations without a request. No file says which pods these are.
         let mut expected = vec![Expected::Object(object.clone())];
         for operations in patches.iter().filter_map(|patch| patch.operations.as_ref().ok()).filter(|all| annotates(all))
         {
@@ -153,7 +154,7 @@ fn webhook_case(pod: &Found, namespace: &Found, patches: &[Patch], shipped: &Shi
     Ok(ready)
 }
 
-/// Whether a pod gets the proxy: its word, or else that of its namespace.
+/// Whether a pod gets the proxy. The annotation of the pod takes precedence over the annotation of its namespace.
 fn asks(pod: &Found, namespace: &Found) -> bool {
     let template = Workload::of(&pod.object).map(|workload| workload.template());
     let word = |object: &Json| object["metadata"]["annotations"][INJECT].as_str().map(str::to_owned);
@@ -161,7 +162,8 @@ fn asks(pod: &Found, namespace: &Found) -> bool {
     word.is_some_and(|word| ASKING.contains(&word.as_str()))
 }
 
-/// Whether a pod that asks is tried in a namespace: what else that says has to be in a patch, which then has its name.
+/// Whether a pod with a request is tested in a namespace. If the namespace has other annotations, some patch must
+/// have a part of the namespace's name.
 fn is_a_pair(pod: &Found, namespace: &Found, patches: &[Patch]) -> bool {
     let said = namespace.object["metadata"]["annotations"].as_object();
     let (of_pod, of_namespace) = (words(&pod.name), words(&namespace.name));
@@ -170,7 +172,7 @@ fn is_a_pair(pod: &Found, namespace: &Found, patches: &[Patch]) -> bool {
         || patches.iter().any(|patch| patch.words.is_subset(&both) && !patch.words.is_subset(&of_pod))
 }
 
-/// Whether operations change annotations, and nothing else.
+/// Whether operations change only annotations.
 fn annotates(operations: &Json) -> bool {
     let is_below = |operation: &Json| {
         operation["path"].as_str().is_some_and(|pointer| pointer.starts_with("/metadata/annotations"))
@@ -178,13 +180,13 @@ fn annotates(operations: &Json) -> bool {
     operations.as_array().is_some_and(|all| all.iter().all(is_below))
 }
 
-/// Whether a namespace says more than that it asks.
+/// Whether a namespace has annotations other than the request.
 fn says_more(case: &Case) -> bool {
     case.namespace.annotations.keys().any(|key| key != INJECT)
 }
 
-/// The patches that a pod and a namespace of these names can be about; several, of which any is as good, if the names do
-/// not say which. And whether they do.
+/// Returns the patches for a pod and a namespace with these names, and whether the names determine the patch. If they
+/// do not, any of the returned patches is accepted.
 fn of_names<'p>(
     pod: &BTreeSet<String>,
     namespace: &BTreeSet<String>,
@@ -224,7 +226,7 @@ fn command_line(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     cases
 }
 
-/// A case for each workload of a file.
+/// Creates a case for each workload of a file.
 fn command_line_cases(
     label: &str,
     input: &Path,
@@ -255,7 +257,7 @@ fn command_line_cases(
     cases.collect()
 }
 
-/// What the peer's command line says is wrong, if it does.
+/// Returns the error message of the peer's command line, if there is one.
 fn golden_error(golden: &Path) -> Option<String> {
     let stderr: PathBuf = golden.with_file_name(name(golden).replace(".golden.yml", ".golden.stderr"));
     let said = text(&stderr).ok()?;
@@ -278,7 +280,7 @@ fn command_line_case(
     }
     let mut case: Case = case(&shipped.names("linkerd"), object);
     case.namespace.name = Some(before.namespace().to_owned());
-    // The command asks for every workload; a namespace that asks is how that is said here.
+    // The command injects every workload, which corresponds to a request by the namespace.
     case.namespace.annotations.insert(INJECT.to_owned(), ASKING[0].to_owned());
     for (parameter, value) in OF_COMMAND_LINE {
         set(&mut case, shipped, PROFILE, parameter, value.into());
@@ -290,7 +292,7 @@ fn command_line_case(
     if let Some(anchors) = installation.map(str::to_owned).or(own_anchors) {
         set(&mut case, shipped, PROFILE, "trustAnchors", anchors.into());
     }
-    // What the peer's tests set in their own code, only the result says.
+    // Settings in the peer's test code are inferred from the result.
     let mut other = case.clone();
     let given = match &expected {
         Expected::Object(expected) => given_by(expected, &Json::Object(case.object.clone())),
@@ -304,8 +306,9 @@ fn command_line_case(
     ready
 }
 
-/// The command writes its flags on the pod, as the annotations that say the same: those that only the result has were given.
-/// Whether there were any. Which ports are opaque is no flag: that is what the injector has to find out.
+/// Copies the flags of the command to the pod. The command writes its flags as annotations, so annotations that only
+/// the result has are flags. Returns whether there are any. The list of opaque ports is not a flag, because the
+/// injector computes it.
 fn give_flags(object: &mut Json, expected: &Json) -> bool {
     let is_flag = |key: &str| {
         let mut parts = key.split('/');
@@ -325,7 +328,7 @@ fn give_flags(object: &mut Json, expected: &Json) -> bool {
     any
 }
 
-/// The roots of trust that the command's tests install with: those that all results have, if they have the same.
+/// Returns the trust anchors of the installation that the command's tests use, if all results have the same.
 fn installation<'p>(goldens: impl Iterator<Item = &'p Path>) -> Option<String> {
     let documents = goldens.filter_map(|golden| documents(golden).ok()).flatten();
     let pods = documents.filter_map(|document| Workload::of(&document)).map(|workload| workload.template());
@@ -334,15 +337,16 @@ fn installation<'p>(goldens: impl Iterator<Item = &'p Path>) -> Option<String> {
     first.filter(|_| found.is_empty())
 }
 
-/// The roots of trust that a result has.
+/// Returns the trust anchors of a result.
 fn anchors(pod: &Json) -> Option<String> {
     let lists = ["initContainers", "containers"].iter().filter_map(|list| pod["spec"][list].as_array());
     let mut env = lists.flatten().filter_map(|container| container["env"].as_array()).flatten();
     env.find(|variable| variable["name"] == ANCHORS).and_then(|variable| variable["value"].as_str().map(str::to_owned))
 }
 
-/// Without what is the test's own, and what the API server's types leave out when they are written. The annotation that asks
-/// is copied from the namespace by a function of the peer's that its tests do not always call.
+/// Removes fields of the peer's test, and fields that the API server's types omit when they are written. With
+/// `without_asking`, it also removes the annotation that requests injection. A function of the peer copies that
+/// annotation from the namespace, and its tests do not always call this function.
 fn level(object: &mut Json, without_asking: bool) {
     level_quantities(object);
     if let Some(metadata) = object["metadata"].as_object_mut() {

@@ -1,12 +1,12 @@
-//! What an installation of Linkerd has set, as one of its results says it: for results of its command line, whose settings
-//! stand in no file where they are none of the flags that the command writes down as annotations. Only what a setting itself
-//! writes down is read. A case that is equal under such settings only is a loose one.
+//! Infers the settings of a Linkerd installation from a result of its command line. Flags are annotations in the
+//! result, but other settings are in no file. Only values that a setting writes to the result are inferred. A case
+//! that is equal only with inferred settings is loose.
 
 use serde_json::{Map, Value as Json, json};
 
 use crate::peers::results::{Given, behind, container, listed, texts};
 
-/// Variables of the proxy: the annotation that sets each, and the parameter.
+/// Variables of the proxy: the variable, the annotation that overrides it, and the parameter.
 const OF_ENV: [(&str, &str, &str); 16] = [
     ("_l5d_ns", "", "controlPlane"),
     ("_l5d_trustdomain", "", "trustDomain"),
@@ -34,7 +34,8 @@ const OF_ENV: [(&str, &str, &str); 16] = [
     ("LINKERD2_PROXY_OUTBOUND_METRICS_HOSTNAME_LABELS", "", "hostnameLabels"),
 ];
 
-/// Addresses that the proxy listens at, and the parameters with their ports.
+/// Variables with addresses on which the proxy listens: the variable, the annotation that overrides it, and the
+/// parameter of the port.
 const OF_PORTS: [(&str, &str, &str); 4] = [
     ("LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "control-port", "controlPort"),
     ("LINKERD2_PROXY_ADMIN_LISTEN_ADDR", "admin-port", "adminPort"),
@@ -42,7 +43,8 @@ const OF_PORTS: [(&str, &str, &str); 4] = [
     ("LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR", "outbound-port", "outboundPort"),
 ];
 
-/// Arguments of the init container that have their value behind them.
+/// Arguments of the init container that precede their value: the argument, the annotation that overrides it, and the
+/// parameter.
 const OF_INIT: [(&str, &str, &str); 4] = [
     ("--outbound-ports-to-ignore", "skip-outbound-ports", "skipOutbound"),
     ("--subnets-to-ignore", "skip-subnets", "skipSubnets"),
@@ -50,7 +52,7 @@ const OF_INIT: [(&str, &str, &str); 4] = [
     ("--log-level", "", "initLogLevel"),
 ];
 
-/// Resources, by the parts of their parameters.
+/// Resources: the kind, the resource, the annotation that overrides it, and the parameter.
 const RESOURCES: [(&str, &str, &str, &str); 6] = [
     ("requests", "cpu", "proxy-cpu-request", "cpuRequest"),
     ("limits", "cpu", "proxy-cpu-limit", "cpuLimit"),
@@ -60,13 +62,13 @@ const RESOURCES: [(&str, &str, &str, &str); 6] = [
     ("limits", "ephemeral-storage", "proxy-ephemeral-storage-limit", "storageLimit"),
 ];
 
-/// What the names of variables begin with that a scope of the chart's makes, and the parameter.
+/// Prefixes of the variables that the chart's inbound and outbound settings create, and their parameters.
 const TUNED: [(&str, &str); 2] = [("LINKERD2_PROXY_INBOUND_", "inbound"), ("LINKERD2_PROXY_OUTBOUND_", "outbound")];
 
-/// The scopes of the chart's own; others have no variable of another meaning either.
+/// The scopes that the chart has. Variables with one of these scopes have no other origin.
 const SCOPES: [&str; 2] = ["SERVER_", "CLIENT_"];
 
-/// What was set, as parameters; empty if there is no proxy in the result.
+/// Returns the inferred parameters; none if the result has no proxy.
 pub(crate) fn given_by(result: &Json, before: &Json) -> Given {
     let Some(proxy) = container(result, "linkerd-proxy") else { return Vec::new() };
     let is_said = |key: &str| {
@@ -181,7 +183,7 @@ fn of_init(init: &Json, is_said: &dyn Fn(&str) -> bool, given: &mut Given) {
         given.extend((!is_said(annotation)).then(|| (parameter, value.into())));
     }
     if let Some(ports) = behind(&args, "--inbound-ports-to-ignore").filter(|_| !is_said("skip-inbound-ports")) {
-        // The first two are the proxy's own.
+        // The first two ports are the proxy's own.
         given.push(("skipInbound", ports.splitn(3, ',').nth(2).unwrap_or_default().into()));
     }
     let mode = match behind(&args, "--firewall-bin-path") {
@@ -201,7 +203,7 @@ fn of_init(init: &Json, is_said: &dyn Fn(&str) -> bool, given: &mut Given) {
     }
 }
 
-/// `keep_alive_interval` as the chart calls it.
+/// Converts `keep_alive_interval` to the chart's spelling `keepAliveInterval`.
 fn camel(name: &str) -> String {
     let capital = |word: &str| word.get(..1).unwrap_or_default().to_uppercase() + word.get(1..).unwrap_or_default();
     let words = name.split('_').enumerate();

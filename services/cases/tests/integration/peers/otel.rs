@@ -1,5 +1,5 @@
-//! OpenTelemetry's operator: folders with the steps of an end-to-end test. What steps install (`Instrumentation`s,
-//! namespaces, workloads) is there for all later ones; what they assert is a part of a pod.
+//! OpenTelemetry's operator: each folder has the steps of an end-to-end test. Objects that a step installs
+//! (`Instrumentation`s, namespaces, workloads) exist in all later steps. Steps also assert parts of pods.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::peers::workloads::Workload;
 
 const PREFIX: &str = "instrumentation.opentelemetry.io/inject-";
 
-/// Languages: as in the annotation and in our profiles' names, and as in an `Instrumentation`.
+/// Languages: the name in the annotation and in our profiles, and the field of an `Instrumentation`.
 const LANGUAGES: [(&str, &str); 8] = [
     ("java", "java"),
     ("nodejs", "nodejs"),
@@ -25,7 +25,7 @@ const LANGUAGES: [(&str, &str); 8] = [
     ("sdk", "sdk"),
 ];
 
-/// What an `Instrumentation` says of all languages, and the parameter that it is: the same of each profile.
+/// Fields of an `Instrumentation` for all languages, and the parameter that each profile has for them.
 const COMMON: &[(&str, &str)] = &[
     ("/env", "env"),
     ("/exporter/endpoint", "endpoint"),
@@ -38,11 +38,11 @@ const COMMON: &[(&str, &str)] = &[
     ("/defaults/useLabelsForResourceAttributes", "useLabels"),
 ];
 
-/// What it says of all languages that have something to start.
+/// Fields for all languages that have an agent.
 const AGENTS: &[(&str, &str)] =
     &[("/imagePullPolicy", "pullPolicy"), ("/initContainerSecurityContext", "securityContext")];
 
-/// What it says of one language, and the parameter that it is.
+/// Fields for one language, and their parameters.
 const OWN: &[(&str, &str)] = &[
     ("/env", "languageEnv"),
     ("/image", "image"),
@@ -56,7 +56,7 @@ const OWN: &[(&str, &str)] = &[
     ("/configFile", "configFile"),
 ];
 
-/// What it says that is a parameter in another way, or of which nothing depends: each language's own is looked at for itself.
+/// Fields that are converted to a parameter by [`volume`].
 const OTHERWISE: &[&str] = &["/volume/size", "/volumeLimitSize", "/volumeClaimTemplate"];
 
 pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
@@ -72,7 +72,7 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
 /// A file of a scenario: `NN-install-app.yaml`, `NN-assert.yaml`.
 struct Step {
     number: String,
-    /// What is behind the number.
+    /// The name after the number.
     rest: String,
     file: PathBuf,
 }
@@ -93,18 +93,18 @@ impl Step {
         self.rest.contains("assert") || self.is_error()
     }
 
-    /// Whether what it has may not be there.
+    /// Whether its objects must not exist.
     fn is_error(&self) -> bool {
         self.rest.contains("error")
     }
 }
 
-/// What is there when a step asserts.
+/// The objects that exist when a step asserts.
 #[derive(Default)]
 struct There {
     instrumentations: Vec<Json>,
     namespaces: Vec<Json>,
-    /// Each with the step that installed it.
+    /// Workloads, each with the step that installed it.
     workloads: Vec<(String, Workload)>,
     others: Vec<Json>,
 }
@@ -133,7 +133,8 @@ impl There {
         }
     }
 
-    /// The workloads that a part of a pod can be about: those whose labels it has, of its own step if there are some.
+    /// Returns the workloads that a part of a pod may belong to, which have its labels. Workloads of the same step
+    /// take precedence.
     fn meant(&self, step: &str, part: &Json) -> Vec<&Workload> {
         let fits = |workload: &Workload| {
             let (pod, _) = workload.created();
@@ -150,19 +151,20 @@ impl There {
                 return fitting;
             }
         }
-        // What the labels say may be what the injector is to write.
+        // The labels may be ones that the injector writes.
         let last = if here.is_empty() { before } else { here };
         last.into_iter().map(|(_, workload)| workload).collect()
     }
 
-    /// The namespace's own metadata.
+    /// Returns the metadata of a namespace.
     fn namespace(&self, name: &str) -> Metadata {
         let found = self.namespaces.iter().find(|namespace| namespace["metadata"]["name"] == name);
         let map = |map: &str| annotations(found.and_then(|namespace| namespace["metadata"][map].as_object()));
         Metadata { name: Some(name.to_owned()), labels: map("labels"), annotations: map("annotations") }
     }
 
-    /// The `Instrumentation` that a word of an annotation means: the namespace's only one, or one by its name.
+    /// Returns the `Instrumentation` that the value of an annotation selects: the only one of the namespace, or one
+    /// by name.
     fn instrumentation(&self, word: &str, namespace: &str) -> Option<&Json> {
         let place = |found: &Json| string(found, "/metadata/namespace").unwrap_or("default").to_owned();
         let (of, name) = match word.split_once('/') {
@@ -172,11 +174,11 @@ impl There {
         };
         let is_meant = |found: &&Json| place(found) == of && name.is_none_or(|name| found["metadata"]["name"] == name);
         let found = self.instrumentations.iter().find(is_meant);
-        // Of several, none is the one that is meant.
+        // If the namespace has several, none is selected.
         if name.is_none() && self.instrumentations.iter().filter(is_meant).count() > 1 {
             return None;
         }
-        // Names of namespaces may be made up when the test runs.
+        // The peer's test may generate the names of namespaces.
         found.or_else(|| {
             self.instrumentations.iter().find(|found| name.is_none_or(|name| found["metadata"]["name"] == name))
         })
@@ -185,7 +187,7 @@ impl There {
 
 fn scenario(scenario: &str, files: &[PathBuf], shipped: &Shipped) -> Vec<PeerCase> {
     let mut steps: Vec<Step> = files.iter().map(|file| Step::of(file)).collect();
-    // What is installed in a step is there when it asserts.
+    // Objects of a step exist before its assertions.
     steps.sort_by_key(|step| (step.number.clone(), step.is_assertion(), name(&step.file)));
     let mut there = There::default();
     let mut cases = Vec::new();
@@ -204,7 +206,7 @@ fn scenario(scenario: &str, files: &[PathBuf], shipped: &Shipped) -> Vec<PeerCas
             continue;
         }
         let pods: Vec<_> = documents.into_iter().filter(|document| document["kind"] == "Pod").collect();
-        // Whatever there is may be what must not be there.
+        // An assertion with errors is compared with every existing pod.
         for (place, part) in pods.into_iter().enumerate() {
             let parts = [step.number.as_str(), step.rest.as_str()];
             let parts =
@@ -258,7 +260,7 @@ fn case_of(workload: &Workload, there: &There, shipped: &Shipped) -> Result<Case
             continue;
         }
         let Some(instrumentation) = there.instrumentation(&word, workload.namespace()) else {
-            // The peer leaves a pod alone if one of the languages cannot be served.
+            // The peer skips a pod if it cannot inject one of the languages.
             case.profiles = Some(Vec::new());
             break;
         };
@@ -271,18 +273,19 @@ fn case_of(workload: &Workload, there: &There, shipped: &Shipped) -> Result<Case
     Ok(case)
 }
 
-/// Of two words the one that counts: a bare yes of the pod's takes the name that its namespace gives.
+/// Returns the effective value of two annotations. If the pod's value is `true` and the namespace's value is a name,
+/// the name is used.
 fn word<'w>(of_pod: &'w str, of_namespace: &'w str) -> &'w str {
     let is_yes = of_pod.eq_ignore_ascii_case("true");
     let names = !of_namespace.is_empty() && !of_namespace.eq_ignore_ascii_case("false");
     if of_pod.is_empty() || is_yes && names { of_namespace } else { of_pod }
 }
 
-/// What an `Instrumentation` sets of a language's profile.
+/// Returns the settings of an `Instrumentation` for a language's profile.
 ///
 /// # Errors
 ///
-/// It says something that is not known: the case would be another one.
+/// Fails if a setting is unknown, because ignoring it would change the case.
 fn settings(spec: &Json, language: &str, field: &str) -> Result<Map<String, Json>, String> {
     let own = &spec[field];
     let of_all = COMMON.iter().chain(AGENTS).map(|(path, _)| *path);
@@ -295,7 +298,7 @@ fn settings(spec: &Json, language: &str, field: &str) -> Result<Map<String, Json
     };
     let mut settings = pick(spec, COMMON);
     if language != "sdk" {
-        // A sidecar is no init container.
+        // The Go agent is a sidecar, so settings of init containers do not apply.
         settings.extend(pick(spec, AGENTS).into_iter().filter(|(name, _)| language != "go" || *name == "pullPolicy"));
         settings.extend(pick(own, OWN));
         settings.extend(volume(own).map(|volume| ("volume", volume)).filter(|_| language != "go"));
@@ -303,7 +306,7 @@ fn settings(spec: &Json, language: &str, field: &str) -> Result<Map<String, Json
     Ok(settings.into_iter().map(|(parameter, value)| (parameter.to_owned(), value)).collect())
 }
 
-/// Whether every value is at one of the paths, or below.
+/// Checks that every value is at or below one of the paths.
 fn known(value: &Json, at: &str, paths: &[&str]) -> Result<(), String> {
     match value {
         _ if paths.contains(&at) => Ok(()),
@@ -315,7 +318,7 @@ fn known(value: &Json, at: &str, paths: &[&str]) -> Result<(), String> {
     }
 }
 
-/// The volume that an agent comes in, if it is said.
+/// Returns the configured volume of an agent.
 fn volume(own: &Json) -> Option<Json> {
     let size = own.pointer("/volumeLimitSize").or_else(|| own.pointer("/volume/size"));
     let template = own.get("volumeClaimTemplate");
@@ -324,9 +327,8 @@ fn volume(own: &Json) -> Option<Json> {
         .or_else(|| size.map(|size| json!({"emptyDir": {"sizeLimit": size}})))
 }
 
-/// Without what is not the injector's: what the API server fills in, what the mount of the account's token is, which
-/// another admission controller adds, what happened after the pod was created, and what is to be evaluated by the program
-/// that runs the peer's tests.
+/// Removes what the injector does not write: defaults of the API server, the mount of the service account's token,
+/// the status, and expressions that the peer's test runner evaluates.
 fn level(value: &mut Json) {
     match value {
         Json::Object(members) => {

@@ -1,5 +1,6 @@
-//! k8s-sidecar-injector: whole sidecars from files, one for each pod, asked for by name. `sidecars/` has configurations,
-//! `request/X.yaml` the object of a request, and `patch/X.json` its patch; none where nothing is done.
+//! k8s-sidecar-injector: whole sidecars from configuration files. A pod requests one by name. `sidecars/` has
+//! configurations, `request/X.yaml` the object of a request, and `patch/X.json` its patch. A request without a patch
+//! changes nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -10,16 +11,16 @@ use self::convert::tumblr::Options;
 use crate::peers::files::{documents, ending, patch, string, text};
 use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, case, named};
 
-/// What the annotations of the peer's cases begin with, where they do not say it themselves.
+/// The default prefix of annotations in the peer's cases.
 const PREFIX: &str = "injector.unittest.com";
 
-/// A container for pods that the peer's cases give none: the engine leaves a pod without containers alone, as the API
-/// server refuses it. It is taken out of the result again.
+/// A container for pods of the peer's cases that have none. The engine skips a pod without containers, because the
+/// API server rejects it. The container is removed from the result.
 const BYSTANDER: &str = "bystander";
 
-/// What the command line makes of a configuration. It is the program's, and knows nothing but JSON.
+/// The converter of the program. It depends only on JSON.
 #[path = "../../../../pillion/src/convert/from/mod.rs"]
-#[allow(dead_code, reason = "the program uses more of it")]
+#[allow(dead_code, reason = "only the program uses all of it")]
 mod convert;
 
 pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
@@ -32,7 +33,7 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     requests.map(read_one).collect()
 }
 
-/// All configurations that can be read. One that cannot be is none that a pod could ask for, with the peer neither.
+/// Returns all configurations that can be read. Neither injector can apply the others.
 fn configurations(folder: &Path) -> Vec<Document> {
     let read = |(_, file): (String, PathBuf)| {
         let value = documents(&file).inspect_err(|error| eprintln!("{error}")).ok()?.into_iter().next()?;
@@ -42,8 +43,8 @@ fn configurations(folder: &Path) -> Vec<Document> {
     ending(folder, ".yaml").into_iter().filter_map(read).collect()
 }
 
-/// The profiles of all configurations, as `pillion convert tumblr` makes them. Those that it refuses are left out, and tried
-/// without.
+/// Returns the profiles that `pillion convert tumblr` creates from the configurations. Configurations that it rejects
+/// are removed, and the conversion is repeated.
 fn converted(configurations: &[Document], prefix: &str) -> Vec<Json> {
     let options = Options { prefix: prefix.to_owned() };
     let mut rest = configurations.to_vec();
@@ -75,8 +76,8 @@ fn read(request: &Path, patch_file: &Path, configurations: &[Document], shipped:
 
     let asked = string(&pod["metadata"]["annotations"], &format!("/{}~1request", prefix.replace('/', "~1")));
     let asked = json!(asked.unwrap_or_default().to_lowercase());
-    // Only what the pod asks for: some of the others are none that an API server would take, such as one with two
-    // containers of one name, and are refused when the profile is checked.
+    // Only requested profiles are added. The API server would reject some of the others, such as one with two
+    // containers of the same name, and so the check of the profile rejects them.
     let is_asked = |profile: &&Json| {
         let values = profile["spec"]["request"]["values"].as_array();
         values.is_some_and(|values| values.contains(&asked))

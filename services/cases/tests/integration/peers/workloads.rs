@@ -1,23 +1,23 @@
-//! The pods that controllers make of workloads.
+//! The pods that controllers create for workloads.
 
 use serde_json::{Map, Value as Json, json};
 
 use crate::peers::files::string;
 
-/// A workload, and the pod that is made of it.
+/// A workload with a pod template.
 #[derive(Clone, Debug)]
 pub(crate) struct Workload {
     /// The object that was applied.
     pub(crate) object: Json,
-    /// Where the template is in it.
+    /// The pointer to the template in the object.
     template: &'static str,
 }
 
-/// Where templates are. Kinds that nobody listed have theirs where most have.
+/// The pointers to templates by kind. Other kinds have it at `/spec/template`.
 const TEMPLATES: [(&str, &str); 2] = [("Pod", ""), ("CronJob", "/spec/jobTemplate/spec/template")];
 
 impl Workload {
-    /// The workload that an object is; `None` if it makes no pods.
+    /// Returns the workload of an object; `None` if it has no pod template.
     pub(crate) fn of(object: &Json) -> Option<Self> {
         let kind = object["kind"].as_str()?;
         let template = TEMPLATES.iter().find(|(other, _)| *other == kind).map_or("/spec/template", |(_, path)| path);
@@ -39,11 +39,11 @@ impl Workload {
         string(&self.object, "/metadata/namespace").unwrap_or("default")
     }
 
-    /// The template as it is written; labels and annotations are texts, as the API server would insist on.
+    /// Returns the template as a pod. Labels and annotations become strings, as the API server requires.
     pub(crate) fn template(&self) -> Json {
         let mut pod = self.object.pointer(self.template).cloned().unwrap_or_default();
         if let Some(pod) = pod.as_object_mut() {
-            // Some of the peers' pods say that they are of another group.
+            // The API groups of some of the peers' pods are wrong.
             pod.remove("apiVersion");
             pod.remove("kind");
         }
@@ -63,7 +63,7 @@ impl Workload {
         pod
     }
 
-    /// The pod with the workload itself as its controller, so that nothing has to be looked up.
+    /// Returns the pod with the workload itself as its controller, so that no lookup is necessary.
     pub(crate) fn controlled(&self) -> Json {
         let mut pod = self.template();
         if self.kind() != "Pod" {
@@ -72,7 +72,7 @@ impl Workload {
         pod
     }
 
-    /// The pod as the controllers of a cluster make it, and the objects that look-ups of its owners find.
+    /// Returns the pod as the controllers of a cluster create it, and the objects that lookups of its owners find.
     pub(crate) fn created(&self) -> (Json, Vec<Json>) {
         let mut pod = self.template();
         let name = self.name();
@@ -99,7 +99,7 @@ impl Workload {
         (pod, objects)
     }
 
-    /// What a controller makes between the workload and its pods.
+    /// Returns the object that a controller creates between the workload and its pods.
     fn between(&self, version: &str, kind: &str, name: &str) -> Json {
         json!({
             "apiVersion": version, "kind": kind,
