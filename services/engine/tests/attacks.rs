@@ -1,12 +1,12 @@
-//! Profiles that once crashed or starved a replica. Each is rejected when it is compiled, or ends within bounds of time,
-//! memory and stack, and takes nothing from the platform's profiles.
+//! Profiles that once crashed or starved a replica. Each is rejected when it is compiled, or ends within bounds of
+//! time, memory and stack. None uses up the budget of the platform's profiles.
 
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "helpers of tests fail by panicking, as tests do"
+    reason = "test helpers fail by panicking"
 )]
 
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use serde_json::{Value as Json, json};
 
 use crate::common::{answer, patched, review};
 
-/// What all profiles of a request may take together, in a build that is hardly optimised, on a machine that is busy.
+/// The maximum time for all profiles of a request, in a test build on a busy machine.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// Bytes that a decision may use above what the replica has, and that a compiled profile may take.
+/// The maximum additional memory of a decision, and of compiling a profile, in bytes.
 const MEMORY: u64 = 32 << 20;
 
 fn pod() -> Json {
@@ -39,7 +39,7 @@ fn platform(name: &str, spec: Json) -> Arc<CompiledProfile> {
     Arc::new(compile(&ProfileName::cluster(name), &serde_json::from_value(spec).unwrap()).unwrap())
 }
 
-/// Decides about a pod on a stack as small as those of the threads that answer requests.
+/// Decides about a pod on a stack as small as the stacks of the threads that serve requests.
 fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
     let run = || {
         let snapshot = Snapshot::new(ProfileSet::new(profiles))
@@ -54,7 +54,7 @@ fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
         let object = patched(&body, decided.patch.as_deref());
         (decided, object)
     };
-    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack was enough")
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack is large enough")
 }
 
 fn annotated(variables: &[(String, String)], value: &str) -> Json {
@@ -118,7 +118,7 @@ fn values_nest_no_deeper_than_the_stack_bears() {
             (format!("v{number}"), format!("{open}variables.v{}{close}", number - 1))
         }));
         for value in ["${toJson(variables.v126)}", "${string(variables.v126 == variables.v126)}", "${variables.v126}"] {
-            // Conditions evaluate them one after the other, so that no chain of variables is too long.
+            // The conditions evaluate the variables in order, so that no chain of variables is too long.
             let mut spec = annotated(&variables, value);
             spec["matchConditions"] = (1..127)
                 .map(|number| json!({"name": format!("c{number}"), "expression": format!("type(variables.v{number}) != string")}))
@@ -131,7 +131,7 @@ fn values_nest_no_deeper_than_the_stack_bears() {
     }
 }
 
-/// A text that becomes twice as long with each variable.
+/// Returns variables of which each doubles the string of the one before.
 fn doubled(name: &str, first: &str, times: usize) -> Vec<(String, String)> {
     let mut variables = vec![(format!("{name}0"), format!("'{first}'"))];
     variables.extend((1..=times).map(|number| {
@@ -150,7 +150,7 @@ fn replacements_of_replacements_are_not_expanded() {
             let value = format!("${{string(regex.replace(variables.m8, '{pattern}', variables.r7).size())}}");
             let (decided, _) = decide(vec![tenant("long", annotated(&variables, &value)).unwrap()]);
             let reason = decided.decision.profiles[0].reason.as_str();
-            // One match leads to little work, and a group that the pattern does not have is empty.
+            // A single match needs little work, and a group that the pattern lacks is empty.
             let expected = match (replacement, pattern) {
                 ("$1", "a+") | ("x", "a+" | "(a+)") => "injected",
                 _ => "expression_failed",
@@ -160,7 +160,7 @@ fn replacements_of_replacements_are_not_expanded() {
     }
 }
 
-/// A profile whose loop goes on after a function that fails expensively.
+/// Returns a profile with a loop that continues after an expensive error.
 fn failing(call: &str) -> Json {
     let variables = [
         ("a".to_owned(), "lists.range(250)".to_owned()),
@@ -218,7 +218,7 @@ fn expressions_end_at_the_deadline_of_the_request() {
     }
 }
 
-/// Profiles that are large in one way each.
+/// Returns profiles that are each large in one way.
 fn large_profiles() -> Vec<(&'static str, Json)> {
     let with = |template: Json| json!({"template": template});
     let annotations = |count: usize, value: &dyn Fn(usize) -> String| {
@@ -286,10 +286,10 @@ fn compiled_profiles_take_no_more_memory_than_they_say() {
             let info = allocation_counter::measure(|| compiled = compile(&name, &spec).ok());
             let Some(compiled) = compiled else { continue };
             let (taken, said) = (info.bytes_current, i64::try_from(compiled.memory()).unwrap());
-            println!("{what}: takes {taken} bytes, says {said}");
-            assert!(taken <= said, "{what}: {taken} bytes, and it says {said}");
+            println!("{what}: takes {taken} bytes, reports {said}");
+            assert!(taken <= said, "{what}: takes {taken} bytes, but reports {said}");
             seen.insert(what);
         }
     }
-    assert_eq!(seen.len(), large_profiles().len(), "some do not compile");
+    assert_eq!(seen.len(), large_profiles().len(), "some profiles do not compile");
 }

@@ -1,15 +1,10 @@
-//! What others do before, between and behind our passes, and records that are not what they seem.
+//! Changes by other webhooks before, between and after our passes, and invalid injection records.
 //!
-//! An API server calls webhooks one after the other and some of them again; `LimitRange` and service accounts are added in
-//! between. Whatever the order, one more pass than there are changes finds nothing to do, nothing of the others is lost,
-//! and nothing of ours stands twice.
+//! The API server calls webhooks one after the other, and some of them again. `LimitRange`s and service accounts also
+//! change the pod in between. In any order, a pass after the last change must change nothing. It must keep the
+//! changes of others, and must not add anything twice.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "helpers of tests fail by panicking, as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
 use std::sync::Arc;
 
@@ -22,7 +17,7 @@ use serde_json::{Map, Value as Json, json};
 
 const RECORD: &str = "pillion.dev/injected";
 
-/// The profiles of other tests that are like those that people run.
+/// Returns profiles that resemble those of real installations.
 fn realistic() -> Snapshot {
     let files = [include_str!("cases/mesh.yaml"), include_str!("cases/vault.yaml")];
     let own = json!({"profiles": {"otel": {
@@ -74,7 +69,7 @@ fn pass(pod: &mut Json, snapshot: &Snapshot) -> Decided {
     decided
 }
 
-/// What the API server says of who wrote what, of a pod as its author wrote it.
+/// Adds the managedFields of a pod whose author wrote everything.
 fn managed(mut pod: Json) -> Json {
     fn fields(value: &Json) -> Json {
         match value {
@@ -116,7 +111,7 @@ fn containers(pod: &mut Json) -> impl Iterator<Item = &mut Json> {
     lists.filter_map(|(_, list)| list.as_array_mut()).flatten()
 }
 
-/// Adds an element to a list, which is made if it is not there.
+/// Adds an element to a list, and creates the list if necessary.
 fn push(parent: &mut Json, list: &str, element: Json, at_front: bool) {
     if !parent[list].is_array() {
         parent[list] = json!([]);
@@ -125,10 +120,10 @@ fn push(parent: &mut Json, list: &str, element: Json, at_front: bool) {
     list.insert(if at_front { 0 } else { list.len() }, element);
 }
 
-/// What somebody else does to a pod, and how it is told.
+/// A change by another webhook, with its description.
 type Foreign = (&'static str, fn(&mut Json));
 
-/// What others do to a pod. Each is done once.
+/// The changes by others. Each is made once.
 const FOREIGN: [Foreign; 7] = [
     ("a webhook adds a container", |pod| {
         let late = json!({"name": "late", "image": "l", "livenessProbe": {"tcpSocket": {"port": 9}}});
@@ -166,7 +161,7 @@ const FOREIGN: [Foreign; 7] = [
     }),
 ];
 
-/// The names of the elements of every named list below, with where they stand; each stands once.
+/// Asserts that the elements of every named list have unique names.
 fn assert_unique(value: &Json, at: &str) {
     match value {
         Json::Object(members) => members.iter().for_each(|(key, value)| assert_unique(value, &format!("{at}/{key}"))),
@@ -184,7 +179,7 @@ fn assert_unique(value: &Json, at: &str) {
     }
 }
 
-/// What has to hold of a pod when all is done.
+/// Asserts that the final pod has all expected changes.
 fn assert_whole(pod: &mut Json, done: &[usize], story: &str) {
     assert_unique(pod, "");
     let all: Vec<_> = containers(pod).map(|container| container.clone()).collect();
@@ -219,15 +214,15 @@ fn assert_whole(pod: &mut Json, done: &[usize], story: &str) {
     }
 }
 
-/// All ways to do some of the others' changes, each in one of three moments: before us, between our first pass and the
-/// second, or behind the second.
+/// Tests all pairs of changes by others. Each change happens before our first pass, between the first and the second,
+/// or after the second.
 #[test]
 fn others_may_come_at_any_time() {
     let snapshot = realistic();
     let pods = pods();
     for first in 0..FOREIGN.len() {
         for second in 0..FOREIGN.len() {
-            // Each two meet on one of the pods.
+            // Each pair is tested on one of the pods.
             let pod = &pods[(first + second) % pods.len()];
             for moments in 0..9 {
                 let plan = [(moments % 3, first), (moments / 3, second)];
@@ -249,7 +244,7 @@ fn others_may_come_at_any_time() {
                     story = format!("{story}\na pass: {object}");
                     let again = pass(&mut object, &snapshot);
                     let patch = again.patch.as_deref().map(String::from_utf8_lossy);
-                    assert_eq!(patch, None, "{story}\nanother pass changes something");
+                    assert_eq!(patch, None, "{story}\na further pass changes something");
                 }
                 assert_whole(&mut object, &done, &story);
             }
@@ -257,7 +252,7 @@ fn others_may_come_at_any_time() {
     }
 }
 
-/// The pod without what differs only because a record was there once.
+/// Returns the pod without its injection record and managedFields.
 fn without_record(mut pod: Json) -> Json {
     if let Some(annotations) = pod["metadata"]["annotations"].as_object_mut() {
         annotations.remove(RECORD);
@@ -274,7 +269,7 @@ fn record_of(added: &Json, replaced: &Json) -> String {
     json!({"version": 1, "profiles": [entry]}).to_string()
 }
 
-/// Records that say what is not so.
+/// Returns invalid injection records.
 fn strange() -> Vec<String> {
     let huge: Vec<_> = (0..2_000).map(|number| format!("/spec/containers/c{number}")).collect();
     let good = record_of(&json!(["/spec/containers/istio-proxy"]), &json!([]));
@@ -317,13 +312,14 @@ fn authored_record_changes_nothing() {
         for record in strange() {
             let mut forged = pod.clone();
             forged["metadata"]["annotations"][RECORD] = json!(record);
-            // Written by the author, as managedFields say; and in a file that was never stored, so without them.
+            // With managedFields, the record belongs to the author. A pod from a file that was never stored has no
+            // managedFields.
             for managed_fields in [true, false] {
                 let mut object = if managed_fields { managed(forged.clone()) } else { forged.clone() };
                 let decided = pass(&mut object, &snapshot);
                 assert!(decided.decision.notices.contains(&Notice::RecordDropped), "{record}");
                 assert_eq!(without_record(object.clone()), without_record(expected.clone()), "{record}");
-                // What we wrote instead is a record like any other.
+                // The record that replaces it is valid.
                 if managed_fields {
                     object["metadata"]["managedFields"] = managed(pod.clone())["metadata"]["managedFields"].clone();
                     let again = decide(&object, &snapshot);
@@ -334,7 +330,7 @@ fn authored_record_changes_nothing() {
     }
 }
 
-/// A record that others than the author changed is believed, and does no harm.
+/// A record that others changed after the author is trusted, but must not harm the pod.
 #[test]
 fn record_of_missing_places_is_harmless() {
     let snapshot = realistic();
@@ -351,7 +347,7 @@ fn record_of_missing_places_is_harmless() {
     }
 }
 
-/// Somebody takes a pod that runs, and creates it once more under another name.
+/// A running pod is copied and created again under another name.
 #[test]
 fn a_copied_pod_settles_and_has_nothing_twice() {
     let snapshot = realistic();
@@ -373,7 +369,7 @@ fn a_copied_pod_settles_and_has_nothing_twice() {
     }
 }
 
-/// What a `LimitRange` puts into the author's overlay is not the author's word, whenever it comes.
+/// Values that a `LimitRange` sets in the author's overlay are not the author's, whenever they are set.
 #[test]
 fn a_limit_range_fakes_no_overlay() {
     let spec = json!({

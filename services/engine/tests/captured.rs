@@ -1,6 +1,6 @@
-//! Reviews as a real API server sent them.
+//! Tests reviews that a real API server sent.
 
-#![allow(clippy::panic, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::panic, reason = "test helpers fail by panicking")]
 
 use crate::common::{answer, captured, captured_by_name, large_review, patched, sidecar, snapshot};
 use pillion_engine::decision::{Outcome, Reason};
@@ -22,7 +22,7 @@ fn every_captured_review_gets_a_valid_answer() {
         let expected = if is_new_pod { Outcome::Injected } else { Outcome::Skipped };
         assert_eq!(decided.decision.outcome, expected, "{file}");
 
-        // Everything that was there is there still, in its place.
+        // All original values are still at their original positions.
         let (before, after) = (&review["request"]["object"], patched(&body, decided.patch.as_deref()));
         assert_contains(&file, before, &after);
         if is_new_pod {
@@ -34,12 +34,12 @@ fn every_captured_review_gets_a_valid_answer() {
     }
 }
 
-/// Every pointer of `before` leads to the same value in `after`.
+/// Asserts that every pointer of `before` leads to the same value in `after`.
 fn assert_contains(file: &str, before: &Json, after: &Json) {
     match (before, after) {
         (Json::Object(before), Json::Object(after)) => {
             for (key, value) in before {
-                assert_contains(file, value, after.get(key).unwrap_or_else(|| panic!("{file}: {key} is gone")));
+                assert_contains(file, value, after.get(key).unwrap_or_else(|| panic!("{file}: {key} is missing")));
             }
         }
         (Json::Array(before), Json::Array(after)) => {

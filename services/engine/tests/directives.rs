@@ -1,7 +1,7 @@
-//! What has to hold whatever directives and expressions a profile has: a second pass changes nothing, also after others
-//! have changed the object in between, and what the profile does not speak of stays to the byte.
+//! Properties of all profiles with directives and expressions: a second pass changes nothing, also after changes by
+//! others, and fields that the profile does not name are preserved byte for byte.
 
-#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test helpers fail by panicking")]
 
 use crate::common::{answer, patched, review};
 use pillion_engine::profile::{ProfileName, compile};
@@ -20,7 +20,7 @@ fn variable() -> impl Strategy<Value = &'static str> {
     prop_oneof![Just("A"), Just("B"), Just("C"), Just("D"), Just("E")]
 }
 
-/// A variable of a pod; the last two are those that a template changes or removes and does not add.
+/// The name of a pod's variable. Templates change or remove the last two, but never add them.
 fn pods_variable() -> impl Strategy<Value = &'static str> {
     prop_oneof![5 => variable(), 1 => Just("Y"), 1 => Just("Z")]
 }
@@ -36,7 +36,7 @@ fn value() -> impl Strategy<Value = Json> {
     ]
 }
 
-/// An env entry of a pod.
+/// A variable of a pod.
 fn entry() -> impl Strategy<Value = Json> {
     (pods_variable(), value(), 0..6).prop_map(|(name, value, kind)| match kind {
         0 => json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
@@ -118,7 +118,7 @@ fn with(mut element: Json, directives: Vec<(&'static str, Json)>) -> Json {
     element
 }
 
-/// An env entry of a template.
+/// A variable of a template.
 fn templated() -> impl Strategy<Value = Json> {
     let value = prop_oneof![
         value(),
@@ -142,7 +142,7 @@ fn env() -> impl Strategy<Value = Json> {
         Just(json!({"$each": "has(item.value) && item.name == 'Y'", "$conflict": "Replace", "value": "each"})),
         Just(json!("${[{'name': 'B', 'value': 'computed'}]}")),
     ];
-    // Two entries of one name are refused, or contradict one another.
+    // Two variables of the same name would be rejected or contradict each other.
     prop::collection::vec(prop_oneof![6 => templated(), 1 => group, 1 => removal], 1..5).prop_map(|mut entries| {
         let mut seen = std::collections::HashSet::new();
         let mut is_new = |entry: &Json| entry.get("name").is_none_or(|name| seen.insert(name.to_string()));
@@ -184,7 +184,7 @@ prop_compose! {
             spec["template"]["spec"]["initContainers"] = json!([container]);
         }
         if let Some((env, types)) = rule {
-            // A rule on the profile's own container that sets what its template sets contradicts it.
+            // A rule would contradict the template if it set the same variables of the profile's own container.
             let env = if types.contains(&"Injected") {
                 serde_json::from_str(&env.to_string().replace("\"name\":\"", "\"name\":\"R")).unwrap()
             } else {
@@ -207,7 +207,7 @@ prop_compose! {
     }
 }
 
-/// What others do between two passes.
+/// Changes by others between two passes.
 fn edits() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(0u8..7, 0..4)
 }
@@ -269,7 +269,7 @@ proptest! {
     fn after_others_have_changed_it_one_more_pass_is_enough(
         pod in pod(), profiles in prop::collection::vec(profile(), 1..3), edits in edits(),
     ) {
-        // Two profiles that both replace one value contradict one another.
+        // Two profiles that replace the same value would contradict each other.
         let texts: Vec<_> = profiles.iter().enumerate().map(|(number, profile)| {
             let text = profile.to_string();
             if number == 0 { text } else { text.replace("\"name\":\"", &format!("\"name\":\"{number}")).replace("1hold", "hold") }

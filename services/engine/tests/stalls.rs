@@ -1,15 +1,10 @@
-//! Profiles and pods that are made to keep a replica busy. Each ends in bounded time, with a reason.
+//! Profiles and pods that try to stall a replica. Each ends in bounded time, with a reason.
 //!
-//! Neither the author of a profile nor the author of a pod may stall a replica: the cost of a pod's long lists and strings
-//! is charged to the same budget as the expressions.
+//! Neither the author of a profile nor the author of a pod may stall a replica. The cost of a pod's long lists and
+//! strings is charged to the same budget as the expressions.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "helpers of tests fail by panicking, as tests do"
-)]
-#![allow(clippy::needless_pass_by_value, reason = "profiles and pods read better without signs in front of them")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
+#![allow(clippy::needless_pass_by_value, reason = "literal profiles and pods are easier to read without references")]
 
 mod bombs;
 
@@ -20,10 +15,11 @@ use bombs::{pod_bombs, profile_bombs};
 use pillion_engine::decision::Outcome;
 use serde_json::{Value as Json, json};
 
-/// A build without optimisation needs some tenths of it for the longest; what is not bounded needs a minute.
+/// The time limit. In an unoptimised build, the longest case takes a few tenths of it. Unbounded work would take a
+/// minute.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// A profile, a pod for it, and what may become of it: the reasons of the profile, as they stand in metrics.
+/// A profile, a pod that it matches, and the allowed reasons of the profile's decision, as in metrics.
 struct Bomb {
     name: &'static str,
     profile: Json,
@@ -32,9 +28,9 @@ struct Bomb {
 }
 
 const DONE: &[&str] = &["injected"];
-/// More than a profile may do on one object.
+/// The profile exceeds its budget for one object.
 const TOO_MUCH: &[&str] = &["expression_failed"];
-/// More than the record may hold.
+/// The injection record is too large.
 const TOO_LARGE: &[&str] = &["record_too_large"];
 const EITHER: &[&str] = &["injected", "expression_failed", "record_too_large"];
 
@@ -46,20 +42,20 @@ fn small() -> Json {
     pod(json!({"containers": [{"name": "app", "image": "i"}]}))
 }
 
-/// A pod whose container has variables: `value` by its number.
+/// Returns a pod with variables, whose values depend on their number.
 fn variables(count: usize, value: impl Fn(usize) -> String) -> Json {
     let env: Vec<_> = (0..count).map(|number| json!({"name": format!("V{number}"), "value": value(number)})).collect();
     pod(json!({"containers": [{"name": "app", "image": "i", "env": env}]}))
 }
 
-/// A pod of containers.
+/// Returns a pod with this number of containers.
 fn many(count: usize) -> Json {
     let containers: Vec<_> =
         (0..count).map(|number| json!({"name": format!("c{number}"), "image": "i", "env": [{"name": "A"}]})).collect();
     pod(json!({"containers": containers}))
 }
 
-/// A pod with one annotation.
+/// Returns a pod with one annotation.
 fn annotated(value: impl Into<String>) -> Json {
     let mut pod = small();
     pod["metadata"]["annotations"]["example.com/x"] = json!(value.into());
@@ -70,12 +66,12 @@ fn template(template: Json) -> Json {
     json!({"activation": "Always", "template": template})
 }
 
-/// A profile with an environment for all containers.
+/// Returns a profile that sets the environment of all containers.
 fn env(env: Json) -> Json {
     rule(json!({"types": ["App"]}), json!({"env": env}))
 }
 
-/// A profile that adds a container with an environment. The record has it as one.
+/// Returns a profile that adds a container with an environment. The record lists the container as one change.
 fn added(env: Json) -> Json {
     template(json!({"spec": {"containers": [{"name": "proxy", "image": "p", "env": env}]}}))
 }
@@ -98,7 +94,7 @@ fn with_list(mut profile: Json) -> Json {
     profile
 }
 
-/// A comma-separated list of numbers.
+/// Returns a comma-separated list of numbers.
 fn numbers(count: usize) -> String {
     (0..count).map(|number| number.to_string()).collect::<Vec<_>>().join(",")
 }

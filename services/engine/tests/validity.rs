@@ -1,12 +1,12 @@
-//! Only valid pods leave: a profile whose expressions give a value that the API server rejects is not applied.
+//! Patched pods are valid: a profile is not applied if its expressions compute a value that the API server rejects.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
 use serde_json::{Value as Json, json};
 
 use crate::common::{answer, patched, review, snapshot};
 
-/// The outcome of a profile whose template computes a value from the annotation `x`, which is JSON.
+/// Returns the result of a profile whose template uses the annotation `x`, which is JSON.
 fn outcome(template: &Json, value: &str) -> Result<Json, String> {
     let profile = json!({
         "activation": "Always",
@@ -31,7 +31,7 @@ fn outcome(template: &Json, value: &str) -> Result<Json, String> {
     }
 }
 
-/// A template with a container, of which a field is computed.
+/// Returns a template with a container that has this field.
 fn container(field: &str, value: Json) -> Json {
     let mut container = json!({"name": "side", "image": "side:1"});
     container[field] = value;
@@ -87,7 +87,7 @@ fn computed_value_of_wrong_type_is_refused() {
     }
 }
 
-/// The decision on a profile, and the pod with its patch.
+/// Returns the reason and the detail of a decision, and the patched pod.
 fn applied(profile: Json, pod: &Json) -> (String, String, Json) {
     let body = review(pod);
     let (decided, _) = answer(&body, &snapshot(&[("merged", profile)]));
@@ -96,7 +96,7 @@ fn applied(profile: Json, pod: &Json) -> (String, String, Json) {
     (decision.reason.as_str().to_owned(), detail, patched(&body, decided.patch.as_deref()))
 }
 
-/// A profile that changes the pod's own containers.
+/// Returns a profile that changes the pod's own containers.
 fn changing(template: &Json) -> Json {
     json!({"activation": "Always", "containers": [{"name": "all", "template": template}]})
 }

@@ -1,8 +1,8 @@
-//! Large objects and bodies, and profiles that multiply their input. Work grows with the size of the input and not with its
-//! square, so that a replica can answer others meanwhile. The time limits are a hundred times what is needed, and a
-//! hundredth of what a square would take.
+//! Large objects and bodies, and profiles that multiply their input. Work grows linearly with the size of the input,
+//! so that a replica can serve other requests. The time limits are a hundred times the typical time, and a hundredth
+//! of quadratic time.
 
-#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test helpers fail by panicking")]
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn review(change: impl FnOnce(&mut Json)) -> Vec<u8> {
     serde_json::to_vec(&review).unwrap()
 }
 
-/// A pod with a list of so many items in an annotation.
+/// Returns a review of a pod with a list of this number of items in an annotation.
 fn listed(items: usize) -> Vec<u8> {
     let list = (0..items).map(|number| number.to_string()).collect::<Vec<_>>().join(",");
     review(|object| object["metadata"]["annotations"] = json!({"example.com/list": list}))
@@ -107,7 +107,7 @@ fn ten_thousand_containers_and_variables_are_quick() {
     });
     let snapshot = snapshot(&[("logger", sidecar("logger")), ("tracer", sidecar("tracer"))]);
     let (decided, _) = within_limit("a pod with 10,000 containers", || answer(&body, &snapshot));
-    assert_eq!(decided.decision.outcome, Outcome::Skipped, "the result would be too large");
+    assert_eq!(decided.decision.outcome, Outcome::Skipped, "the result is too large");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn variable_moves_among_six_hundred() {
     let env_of = |object: &Json| object["spec"]["containers"][0]["env"].clone();
     assert_eq!(env_of(&result)[601], json!({"name": "OPTS", "value": "x -Dip=$(POD_IP)"}));
     let record = result["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap();
-    assert!(record.len() < 1024, "only what moved is noted: {record}");
+    assert!(record.len() < 1024, "the record contains more than the moved variable: {record}");
     let undone = pillion_engine::inject::undo(&result.to_string()).unwrap();
     let undone: Json = serde_json::from_str(undone.object.root().raw()).unwrap();
     assert_eq!(env_of(&undone), env_of(&patched(&body, None)));
