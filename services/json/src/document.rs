@@ -65,7 +65,7 @@ struct Slot<'a> {
     content: Content<'a>,
     state: State,
     /// Whether its state at the mark is in [`Document::before`].
-    is_remembered: bool,
+    is_saved: bool,
     first: Option<SlotId>,
     last: Option<SlotId>,
     next: Option<SlotId>,
@@ -91,7 +91,7 @@ pub struct Document<'a> {
     /// Whether any slot that existed initially was ever removed.
     has_removed: bool,
     /// Whether the keys need no check for duplicates, because another document checks them.
-    keys_are_known: bool,
+    skips_key_check: bool,
     mark: Mark,
     /// The saved states of slots that existed at the mark and have changed since.
     before: Vec<(SlotId, Slot<'a>)>,
@@ -144,7 +144,7 @@ impl<'a> Document<'a> {
             originals: Vec::new(),
             upheavals: 0,
             has_removed: false,
-            keys_are_known: false,
+            skips_key_check: false,
             mark: Mark::default(),
             before: Vec::new(),
         }
@@ -152,32 +152,28 @@ impl<'a> Document<'a> {
 
     /// Creates a document for comparison with another document of the same value, which opens at least as much. That
     /// document checks the keys.
-    #[must_use]
-    pub fn beside(root: Value<'a>) -> Self {
-        Self { keys_are_known: true, ..Self::new(root) }
+    pub(crate) fn for_comparison(root: Value<'a>) -> Self {
+        Self { skips_key_check: true, ..Self::new(root) }
     }
 
     /// Sets the mark to the current state.
     pub fn mark(&mut self) {
         self.mark = Mark { slots: self.slots.len(), texts: self.texts.len(), originals: self.originals.len() };
-        let mut before = std::mem::take(&mut self.before);
-        for (id, _) in before.drain(..) {
+        for (id, _) in self.before.drain(..) {
             if let Some(slot) = self.slots.get_mut(id.place()) {
-                slot.is_remembered = false;
+                slot.is_saved = false;
             }
         }
-        before.reserve(Self::CHANGES);
-        self.before = before;
+        self.before.reserve(Self::CHANGES);
     }
 
     /// Returns to the state at the mark. Later slots become invalid.
     pub fn go_back(&mut self) {
-        let mut before = std::mem::take(&mut self.before);
         self.slots.truncate(self.mark.slots);
         self.texts.truncate(self.mark.texts);
         self.originals.truncate(self.mark.originals);
         self.upheavals += 1;
-        for (id, slot) in before.drain(..) {
+        for (id, slot) in self.before.drain(..) {
             if let Some(changed) = self.slots.get_mut(id.place()) {
                 *changed = slot;
             }
@@ -238,7 +234,7 @@ impl<'a> Document<'a> {
     }
 
     /// Whether a replaced slot has its initial value again.
-    pub(crate) fn is_as_it_was(&self, id: SlotId) -> bool {
+    pub(crate) fn has_initial_value(&self, id: SlotId) -> bool {
         let original = self.originals.iter().find(|(slot, _)| *slot == id);
         original.is_some_and(|(_, original)| self.raw(id) == Some(original.raw()))
     }
@@ -329,11 +325,11 @@ impl<'a> Document<'a> {
             Kind::Object => {
                 let start = self.slots.len();
                 let members = value.members().map(|(key, value)| (Some(key), value));
-                self.take_apart(id, Content::Map, members, state);
-                if self.keys_are_known { Ok(()) } else { self.check_keys(start) }
+                self.open_parts(id, Content::Map, members, state);
+                if self.skips_key_check { Ok(()) } else { self.check_keys(start) }
             }
             Kind::Array => {
-                self.take_apart(id, Content::List, value.items().map(|item| (None, item)), state);
+                self.open_parts(id, Content::List, value.items().map(|item| (None, item)), state);
                 Ok(())
             }
             _ => Ok(()),
@@ -341,7 +337,7 @@ impl<'a> Document<'a> {
     }
 
     /// Turns the parts of a value into linked slots.
-    fn take_apart(
+    fn open_parts(
         &mut self,
         id: SlotId,
         content: Content<'a>,
@@ -403,12 +399,8 @@ impl<'a> Document<'a> {
             Content::Value(value) => out.push_str(value.raw()),
             Content::Scalar(text) => out.push_str(text),
             Content::Made(text) => out.push_str(self.made(text).unwrap_or_default()),
-            Content::Map => {
-                self.write_children(id, out, '{', '}');
-            }
-            Content::List => {
-                self.write_children(id, out, '[', ']');
-            }
+            Content::Map => self.write_children(id, out, '{', '}'),
+            Content::List => self.write_children(id, out, '[', ']'),
         }
     }
 
@@ -454,9 +446,9 @@ impl<'a> Document<'a> {
     /// Returns a slot to change. Every change must use this function, so that [`go_back`](Self::go_back) can undo it.
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<'a>> {
         let slot = self.slots.get_mut(id.place())?;
-        if id.place() < self.mark.slots && !slot.is_remembered {
+        if id.place() < self.mark.slots && !slot.is_saved {
             self.before.push((id, *slot));
-            slot.is_remembered = true;
+            slot.is_saved = true;
         }
         Some(slot)
     }
@@ -485,15 +477,14 @@ impl<'d, 'a> Entry<'d, 'a> {
 
     /// Whether the slot and everything below it are unchanged.
     #[inline]
-    #[must_use]
-    pub fn is_untouched(self) -> bool {
+    pub(crate) fn is_untouched(self) -> bool {
         self.slot.state == State::Original && matches!(self.slot.content, Content::Value(_))
     }
 }
 
 impl<'a> Slot<'a> {
     const fn new(key: Option<Key<'a>>, content: Content<'a>, state: State) -> Self {
-        Self { key, content, state, is_remembered: false, first: None, last: None, next: None }
+        Self { key, content, state, is_saved: false, first: None, last: None, next: None }
     }
 }
 

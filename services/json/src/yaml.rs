@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_alias_makes_not_much_of_little() {
+    fn bounds_aliases() {
         assert_eq!(parse("a: &x [1]\nb: *x\n").unwrap(), serde_json::json!({"a": [1], "b": [1]}));
         let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
         for level in 1..12 {

@@ -30,7 +30,7 @@ impl<'a> Document<'a> {
         self.upheavals += u32::from(before.is_some());
         let Some(before) = before else { return self.push_item(id, content) };
         let previous = self.all_children(id).find(|child| self.next(*child) == Some(before));
-        let added = self.make(None, content, State::Added);
+        let added = self.new_slot(None, content, State::Added);
         if let Some(slot) = self.slot_mut(added) {
             slot.next = Some(before);
         }
@@ -53,9 +53,9 @@ impl<'a> Document<'a> {
         }
         let Some(Slot { content, first, last, .. }) = self.slot(item).copied() else { return item };
         self.remove(item, list);
-        let place = before.and_then(|before| self.children(list).position(|child| child == before));
-        let moved = match place {
-            Some(place) => self.insert_item(list, place, content),
+        let index = before.and_then(|before| self.children(list).position(|child| child == before));
+        let moved = match index {
+            Some(index) => self.insert_item(list, index, content),
             None => self.push_item(list, content),
         };
         if let Some(slot) = self.slot_mut(moved) {
@@ -99,7 +99,7 @@ impl<'a> Document<'a> {
     }
 
     fn append(&mut self, parent: SlotId, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
-        let added = self.make(key, content, state);
+        let added = self.new_slot(key, content, state);
         let Some(slot) = self.slot_mut(parent) else { return added };
         match slot.last.replace(added) {
             Some(last) => self.link(last, added),
@@ -108,7 +108,7 @@ impl<'a> Document<'a> {
         added
     }
 
-    fn make(&mut self, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
+    fn new_slot(&mut self, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
         self.slots.push(Slot::new(key, content, state));
         SlotId::number(self.slots.len())
     }
