@@ -97,7 +97,7 @@ impl EvaluationError {
     }
 
     /// Removes the range, because the error comes from another expression's source.
-    pub(crate) fn elsewhere(mut self) -> Self {
+    pub(crate) fn without_range(mut self) -> Self {
         self.inner.range = None;
         self
     }

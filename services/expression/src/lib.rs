@@ -60,12 +60,12 @@ pub use compile::{Expression, Path};
 pub use error::{EvaluationError, ExpressionError};
 pub use evaluate::Bindings;
 pub use functions::signatures;
-pub use meter::{Allowances, Limit, Meter, Owner, Purpose};
+pub use meter::{Allowances, Meter, Owner, Purpose};
 pub use output::Outcome;
 pub use quantity::Quantity;
-pub use scope::{MAXIMUM_PATTERN_MEMORY, MAXIMUM_PROFILE_NODES, Scope, closest};
+pub use scope::{Scope, closest};
 pub use text::{Part, Source, Text};
-pub use value::{Extended, Items, Key, ListBuilder, Map, MapBuilder, Text as TextValue, TextBuilder, Value};
+pub use value::{Extended, Items, Key, ListBuilder, MapBuilder, Text as TextValue, Value};
 
 /// The maximum length of an expression in bytes.
 pub const MAXIMUM_SOURCE: usize = 1024;
@@ -77,7 +77,7 @@ pub const MAXIMUM_NODES: usize = 256;
 pub const MAXIMUM_DEPTH: usize = 32;
 
 /// The maximum nesting of loops (`map`, `filter`, `all`, ...).
-pub const MAXIMUM_LOOPS: usize = 2;
+const MAXIMUM_LOOPS: usize = 2;
 
 /// The maximum size in bytes of a string, or of the whole result of an expression.
 pub const MAXIMUM_RESULT: usize = 256 * 1024;

@@ -50,7 +50,7 @@ struct Pool {
 #[derive(Debug)]
 struct Allowance {
     pools: Rc<[Pool; 4]>,
-    place: usize,
+    index: usize,
 }
 
 /// The owner of the profile that a meter is for.
@@ -86,22 +86,22 @@ impl Allowances {
     /// Creates a meter for at most this number of steps. Dropping it returns the unused budget.
     #[must_use]
     pub fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
-        let place = 2 * owner as usize + purpose as usize;
+        let index = 2 * owner as usize + purpose as usize;
         let mut meter = Meter::of(steps);
-        if let Some(pool) = self.pools.get(place) {
+        if let Some(pool) = self.pools.get(index) {
             meter.steps = steps.min(pool.steps.get());
             meter.memory = pool.memory.replace(0);
             pool.steps.set(pool.steps.get() - meter.steps);
         }
-        meter.allowance = Some(Allowance { pools: Rc::clone(&self.pools), place });
+        meter.allowance = Some(Allowance { pools: Rc::clone(&self.pools), index });
         meter.until(self.deadline)
     }
 }
 
 impl Drop for Meter {
     fn drop(&mut self) {
-        let Some(Allowance { pools, place }) = self.allowance.take() else { return };
-        if let Some(pool) = pools.get(place) {
+        let Some(Allowance { pools, index }) = self.allowance.take() else { return };
+        if let Some(pool) = pools.get(index) {
             pool.steps.set(pool.steps.get() + self.steps);
             pool.memory.set(pool.memory.get() + self.memory);
         }
@@ -110,7 +110,7 @@ impl Drop for Meter {
 
 /// A limit that ended an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
+pub(crate) enum Limit {
     /// More steps than were granted.
     Steps,
     /// More memory than was granted.
@@ -193,13 +193,6 @@ impl Meter {
         self.memory
     }
 
-    /// Returns the limit that was reached, if any.
-    #[must_use]
-    #[inline]
-    pub const fn reached(&self) -> Option<Limit> {
-        self.reached
-    }
-
     /// Charges steps.
     ///
     /// # Errors
@@ -275,16 +268,16 @@ impl Meter {
         self.charge(comparisons.saturating_mul(1 + longest / 64))
     }
 
-    /// Checks the nesting of a new value around values of depth `within`, and returns the new value's depth.
-    pub(crate) fn charge_depth(&mut self, within: u8) -> Result<u8, EvaluationError> {
-        match within.checked_add(1) {
+    /// Checks the nesting of a new value around values of depth `inner`, and returns the new value's depth.
+    pub(crate) fn charge_depth(&mut self, inner: u8) -> Result<u8, EvaluationError> {
+        match inner.checked_add(1) {
             Some(depth) if depth <= MAXIMUM_VALUE_DEPTH => Ok(depth),
             _ => Err(self.reach(Limit::Depth)),
         }
     }
 
     /// Charges an error that does not end the evaluation. The error of a reached limit is returned as a failure.
-    pub(crate) fn go_on_after(&mut self, error: EvaluationError) -> Result<EvaluationError, EvaluationError> {
+    pub(crate) fn absorb(&mut self, error: EvaluationError) -> Result<EvaluationError, EvaluationError> {
         if error.is_exhausted() {
             return Err(error);
         }
@@ -297,7 +290,7 @@ impl Meter {
         self.patterns.iter().find(|(pattern, _)| **pattern == *text).map(|(_, compiled)| compiled.clone())
     }
 
-    pub(crate) fn remember(&mut self, text: &str, pattern: &Pattern) {
+    pub(crate) fn cache_pattern(&mut self, text: &str, pattern: &Pattern) {
         if self.patterns.len() < MAXIMUM_PATTERNS {
             self.patterns.push((text.into(), pattern.clone()));
         }

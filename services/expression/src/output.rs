@@ -74,7 +74,7 @@ impl Value<'_> {
                     "use string(...)"
                 };
                 return Err(
-                    EvaluationError::new(format!("{} cannot stand in an object", self.described())).with_help(help)
+                    EvaluationError::new(format!("{} cannot stand in an object", self.describe())).with_help(help)
                 );
             }
             Self::List(_) => {
@@ -106,11 +106,9 @@ impl Value<'_> {
     pub(crate) fn to_bool(&self) -> Result<bool, EvaluationError> {
         match self {
             Self::Bool(value) => Ok(*value),
-            Self::Optional(_) => {
-                Err(EvaluationError::new(format!("the condition is {}, not a bool", self.described()))
-                    .with_help("say what counts if it is absent: .orValue(false)"))
-            }
-            _ => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.described()))
+            Self::Optional(_) => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
+                .with_help("say what counts if it is absent: .orValue(false)")),
+            _ => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
                 .with_help("compare it: x == 'value', x != '', list.size() > 0")),
         }
     }
@@ -127,7 +125,7 @@ impl Value<'_> {
             Self::UInt(number) => number.to_string().into(),
             Self::Double(number) => operators::double_text(*number).into(),
             _ => {
-                let error = EvaluationError::new(format!("{} cannot be put into a text", self.described()));
+                let error = EvaluationError::new(format!("{} cannot be put into a text", self.describe()));
                 return Err(match self {
                     Self::Optional(_) => error.with_help("say what stands there if it is absent: .orValue('')"),
                     Self::List(_) => error.with_help("use .join(',') or toJson(...)"),

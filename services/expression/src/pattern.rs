@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_mean_ascii_as_in_re2() {
+    fn classes_match_ascii_only() {
         for (pattern, text, expected) in [
             (r"^\w+$", "a_1", true),
             (r"^\w$", "\u{e9}", false),

@@ -35,10 +35,10 @@ struct Compiled {
 }
 
 /// The maximum number of parts of all expressions of one profile.
-pub const MAXIMUM_PROFILE_NODES: usize = 16 * 1024;
+const MAXIMUM_PROFILE_NODES: usize = 16 * 1024;
 
 /// The maximum memory in bytes of all regular expressions of one profile, including the caches of searches.
-pub const MAXIMUM_PATTERN_MEMORY: usize = 4 << 20;
+const MAXIMUM_PATTERN_MEMORY: usize = 4 << 20;
 
 /// The maximum memory of a part of an expression in bytes, without its string.
 const NODE_BYTES: usize = 128;
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closest_name_is_found_if_one_is_close() {
+    fn finds_similar_name() {
         let names = ["object", "oldObject", "params", "namespaceObject"];
         assert_eq!(closest("objekt", names), Some("object"));
         assert_eq!(closest("Params", names), Some("params"));

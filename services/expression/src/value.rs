@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 use indexmap::{Equivalent, IndexMap};
 
-pub use self::build::{ListBuilder, MapBuilder, TextBuilder};
+pub(crate) use self::build::TextBuilder;
+pub use self::build::{ListBuilder, MapBuilder};
 use super::error::EvaluationError;
 use super::meter::Meter;
 use super::quantity::Quantity;
@@ -97,7 +98,7 @@ pub struct Present<'v> {
 }
 
 /// The entries of a map in insertion order.
-pub type Map<'v> = IndexMap<Key<'v>, Value<'v>>;
+type Map<'v> = IndexMap<Key<'v>, Value<'v>>;
 
 /// The key of a map. Equal integers are the same key, regardless of their type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,7 +194,7 @@ impl<'v> Value<'v> {
     }
 
     /// Describes the type for messages.
-    pub(crate) fn described(&self) -> &'static str {
+    pub(crate) fn describe(&self) -> &'static str {
         match self {
             Self::Optional(None) => "an empty optional",
             Self::Optional(Some(_)) => "an optional",
@@ -276,7 +277,7 @@ impl<'v> Value<'v> {
             (_, Key::String(name)) => self.member(name, meter),
             // Keys of other types never exist in JSON objects.
             (Self::Map(map), _) => {
-                let found = place_of(&map.entries, key).and_then(|place| map.entries.get_index(place));
+                let found = index_of_key(&map.entries, key).and_then(|index| map.entries.get_index(index));
                 Ok(found.map(|(_, value)| value.clone()))
             }
             _ => Ok(None),
@@ -287,14 +288,14 @@ impl<'v> Value<'v> {
     ///
     /// # Errors
     /// Fails if the meter does not grant the search.
-    pub(crate) fn item(&self, place: usize, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
+    pub(crate) fn item(&self, index: usize, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match self {
-            Self::List(list) => Ok(list.items.get(place).cloned()),
+            Self::List(list) => Ok(list.items.get(index).cloned()),
             Self::Tape(value) => {
                 meter.charge(self.lookup_cost())?;
-                value.items().nth(place).map(|value| Self::read(value, meter)).transpose()
+                value.items().nth(index).map(|value| Self::read(value, meter)).transpose()
             }
-            Self::Json(value) => Ok(value.get(place).map(Self::from)),
+            Self::Json(value) => Ok(value.get(index).map(Self::from)),
             _ => Ok(None),
         }
     }
@@ -380,8 +381,8 @@ impl<'v> Value<'v> {
             }
             Self::Extended(extended) => {
                 let Some(mut entries) = extended.base.entries(meter)? else { return Ok(None) };
-                let laid_over = |key: &Key<'_>| extended.members.iter().flatten().any(|(name, _)| key.is(name));
-                entries.retain(|(key, _)| !laid_over(key));
+                let is_overridden = |key: &Key<'_>| extended.members.iter().flatten().any(|(name, _)| key.is(name));
+                entries.retain(|(key, _)| !is_overridden(key));
                 let members = extended.members.iter().flatten();
                 entries.extend(members.map(|(name, value)| (Key::String(Text::Borrowed(name)), value.clone())));
                 Ok(Some(entries))
@@ -499,7 +500,7 @@ impl Deref for SharedBytes {
 }
 
 /// Returns the index of a key among a map's entries.
-fn place_of<'s>(map: &Map<'s>, key: &Key<'s>) -> Option<usize> {
+fn index_of_key<'s>(map: &Map<'s>, key: &Key<'s>) -> Option<usize> {
     map.get_index_of(key)
 }
 

@@ -27,7 +27,7 @@ pub struct MapBuilder<'v> {
 
 /// Builds a string. Writing more than the meter granted is a [`fmt::Error`].
 #[derive(Debug)]
-pub struct TextBuilder {
+pub(crate) struct TextBuilder {
     text: String,
     granted: usize,
 }
@@ -140,7 +140,7 @@ impl TextBuilder {
     ///
     /// # Errors
     /// Fails if the meter does not grant the memory.
-    pub fn with_capacity(bytes: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
+    pub(crate) fn with_capacity(bytes: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_text(bytes)?;
         Ok(Self { text: String::with_capacity(bytes), granted: bytes })
     }
@@ -149,7 +149,7 @@ impl TextBuilder {
     ///
     /// # Errors
     /// Fails if the meter does not grant the memory.
-    pub fn push(&mut self, text: &str, meter: &mut Meter) -> Result<(), EvaluationError> {
+    pub(crate) fn push(&mut self, text: &str, meter: &mut Meter) -> Result<(), EvaluationError> {
         let length = self.text.len() + text.len();
         if length > self.granted {
             // The capacity of the string doubles when it grows.
@@ -162,8 +162,7 @@ impl TextBuilder {
     }
 
     /// Returns the string so far.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         &self.text
     }
 
@@ -171,7 +170,7 @@ impl TextBuilder {
     ///
     /// # Errors
     /// Fails if the meter does not grant the shared copy.
-    pub fn finish<'v>(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
+    pub(crate) fn finish<'v>(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         meter.charge_memory(self.text.len())?;
         Ok(Value::String(Text::Shared(SharedText(self.text.into()))))
     }

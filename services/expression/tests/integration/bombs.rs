@@ -55,7 +55,7 @@ impl Random {
         usize::try_from(self.0 >> 11).unwrap() % bound
     }
 
-    fn one<'t>(&mut self, of: &[&'t str]) -> &'t str {
+    fn pick<'t>(&mut self, of: &[&'t str]) -> &'t str {
         of[self.below(of.len())]
     }
 }
@@ -143,7 +143,7 @@ impl Writer<'_> {
         if self.loops > 0 && self.random.below(3) == 0 {
             return format!("x{}", self.random.below(self.loops));
         }
-        self.random.one(of).to_owned()
+        self.random.pick(of).to_owned()
     }
 
     /// Whether to add another part. It uses up one of the remaining parts.
@@ -172,9 +172,9 @@ impl Writer<'_> {
         match self.random.below(7) {
             0 => format!("({} + {})", self.list(), self.list()),
             1 => format!("[{}, {}]", self.any(), self.any()),
-            2 | 3 => self.looped("map", Self::any),
-            4 => self.looped("filter", Self::condition),
-            5 => self.looped("sortBy", Self::any),
+            2 | 3 => self.write_loop("map", Self::any),
+            4 => self.write_loop("filter", Self::condition),
+            5 => self.write_loop("sortBy", Self::any),
             _ => self.call(),
         }
     }
@@ -194,7 +194,7 @@ impl Writer<'_> {
         if !self.grows() {
             return self.leaf(&NUMBERS);
         }
-        let operator = self.random.one(&["+", "-", "*", "/", "%"]);
+        let operator = self.random.pick(&["+", "-", "*", "/", "%"]);
         format!("({} {operator} {})", self.number(), self.number())
     }
 
@@ -205,22 +205,22 @@ impl Writer<'_> {
         match self.random.below(9) {
             0 => format!("({} && {})", self.condition(), self.condition()),
             1 => format!("({} || {})", self.condition(), self.condition()),
-            2 => self.looped("exists", Self::condition),
-            3 => self.looped("all", Self::condition),
+            2 => self.write_loop("exists", Self::condition),
+            3 => self.write_loop("all", Self::condition),
             4 => format!("({} in {})", self.any(), self.any()),
             5 => format!("!{}", self.condition()),
             // A missing field creates an error, which the expression may absorb.
             6 => format!("{}.kk == 1", self.any()),
             _ => {
-                let operator = self.random.one(&["==", "!=", "<", ">="]);
+                let operator = self.random.pick(&["==", "!=", "<", ">="]);
                 format!("({} {operator} {})", self.any(), self.any())
             }
         }
     }
 
-    fn looped(&mut self, name: &str, body: fn(&mut Self) -> String) -> String {
+    fn write_loop(&mut self, name: &str, body: fn(&mut Self) -> String) -> String {
         if self.loops == 2 {
-            return self.random.one(&LISTS).to_owned();
+            return self.random.pick(&LISTS).to_owned();
         }
         let list = self.list();
         let variable = format!("x{}", self.loops);
@@ -276,7 +276,7 @@ impl Writer<'_> {
             "list" | "pairs" | "operations" => self.list(),
             "keys" => "texts".to_owned(),
             "map" => self.map(),
-            "pattern" => self.random.one(&PATTERNS).to_owned(),
+            "pattern" => self.random.pick(&PATTERNS).to_owned(),
             "container" => "container".to_owned(),
             "probe" => "probe".to_owned(),
             "quantity" => format!("quantity({})", self.number()),
@@ -398,7 +398,7 @@ fn charges_bound_time_and_memory() {
             if worst.get(&functions).is_none_or(|(pace, ..)| cost.pace() > *pace) {
                 worst.insert(functions, (cost.pace(), source, cost));
                 if worst.len() > KEPT {
-                    let best = worst.iter().min_by(|(_, (one, ..)), (_, (other, ..))| one.total_cmp(other));
+                    let best = worst.iter().min_by(|(_, (pace, ..)), (_, (other, ..))| pace.total_cmp(other));
                     let best = best.map(|(functions, _)| functions.clone()).unwrap();
                     worst.remove(&best);
                 }
@@ -407,7 +407,7 @@ fn charges_bound_time_and_memory() {
         }
         println!("{evaluated} expressions, {} steps on average", steps / evaluated.max(1));
         let mut worst: Vec<_> = worst.into_values().collect();
-        worst.sort_by(|(one, ..), (other, ..)| other.total_cmp(one));
+        worst.sort_by(|(pace, ..), (other, ..)| other.total_cmp(pace));
         for (pace, source, cost) in worst.iter().take(10) {
             println!("{pace:6.1} ns per step, {cost:?}: {source}");
         }

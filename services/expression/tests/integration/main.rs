@@ -30,13 +30,13 @@ const OPTIONALS: [&str; 3] = ["owner", "serviceAccount", "existing"];
 
 /// A scope with values for its names, and variables that are evaluated when they are read.
 #[derive(Default)]
-struct World {
+struct Environment {
     values: BTreeMap<String, Json>,
     variables: BTreeMap<String, Expression>,
     read: RefCell<Vec<String>>,
 }
 
-impl World {
+impl Environment {
     fn new(values: Json) -> Self {
         let Json::Object(values) = values else { panic!("the values must be an object") };
         Self { values: values.into_iter().collect(), ..Self::default() }
@@ -72,7 +72,7 @@ impl World {
     fn run_within(&self, source: &str, meter: &mut Meter) -> Result<Outcome, EvaluationError> {
         let expression =
             Expression::compile(source, &self.scope()).unwrap_or_else(|error| panic!("{source}: {error:?}"));
-        expression.evaluate_outcome(&Borrowed { world: self }, meter)
+        expression.evaluate_outcome(&self, meter)
     }
 
     fn value(&self, source: &str) -> Json {
@@ -91,7 +91,7 @@ impl World {
         let scope = self.scope();
         let evaluate = |source: &str| {
             let expression = Expression::compile(source, &scope).unwrap();
-            expression.evaluate_text(&Borrowed { world: self }, &mut Meter::new()).unwrap()
+            expression.evaluate_text(&self, &mut Meter::new()).unwrap()
         };
         match Text::parse(text).unwrap() {
             Text::Literal(text) => text,
@@ -107,15 +107,10 @@ impl World {
     }
 }
 
-struct Borrowed<'w> {
-    world: &'w World,
-}
-
-impl<'w> Bindings<'w> for Borrowed<'w> {
-    fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'w>, EvaluationError> {
-        self.world.read.borrow_mut().push(name.to_owned());
-        let value =
-            self.world.values.get(name).ok_or_else(|| EvaluationError::new(format!("{name} does not exist")))?;
+impl<'e> Bindings<'e> for &'e Environment {
+    fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'e>, EvaluationError> {
+        self.read.borrow_mut().push(name.to_owned());
+        let value = self.values.get(name).ok_or_else(|| EvaluationError::new(format!("{name} does not exist")))?;
         Ok(match value {
             Json::Null if OPTIONALS.contains(&name) => Value::none(),
             value if OPTIONALS.contains(&name) => Value::some(value.into(), meter)?,
@@ -123,12 +118,12 @@ impl<'w> Bindings<'w> for Borrowed<'w> {
         })
     }
 
-    fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'w>>, EvaluationError> {
+    fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'e>>, EvaluationError> {
         if name == "variables" {
-            let expression = &self.world.variables[member];
+            let expression = &self.variables[member];
             return expression.evaluate(self, meter).map(Some);
         }
-        Ok(self.world.values[name].get(member).map(Value::from))
+        Ok(self.values[name].get(member).map(Value::from))
     }
 
     fn seed(&self) -> &'static str {
@@ -136,6 +131,6 @@ impl<'w> Bindings<'w> for Borrowed<'w> {
     }
 }
 
-fn empty() -> World {
-    World::new(serde_json::json!({}))
+fn empty() -> Environment {
+    Environment::new(serde_json::json!({}))
 }

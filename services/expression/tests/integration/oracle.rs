@@ -7,7 +7,7 @@ use pillion_expression::{Expression, Meter};
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::{Borrowed, World};
+use crate::Environment;
 
 fn values() -> serde_json::Value {
     json!({"m": {"a": 1, "b": {"c": "x"}, "n": null}, "l": [3, 1, 2], "s": "h\u{e9}llo", "d": 1.5, "t": true})
@@ -51,9 +51,9 @@ fn to_cel(value: serde_json::Value) -> cel::Value {
 }
 
 fn ours(source: &str) -> Option<serde_json::Value> {
-    let world = World::new(values());
-    let expression = Expression::compile(source, &world.scope()).ok()?;
-    let value = expression.evaluate(&Borrowed { world: &world }, &mut Meter::new());
+    let environment = Environment::new(values());
+    let expression = Expression::compile(source, &environment.scope()).ok()?;
+    let value = expression.evaluate(&&environment, &mut Meter::new());
     value.ok()?.to_json(&mut Meter::new()).ok()?
 }
 
@@ -191,7 +191,7 @@ const EXAMPLES: &[&str] = &[
 ];
 
 #[test]
-fn written_examples_agree() {
+fn examples_agree_with_other_implementation() {
     let mut different = Vec::new();
     for source in EXAMPLES {
         let (ours, other) = (plain(ours(source)), plain(other(source)));
@@ -254,11 +254,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn made_up_expressions_agree(source in expression()) {
-        let world = World::new(values());
+    fn random_expressions_agree_with_other_implementation(source in expression()) {
+        let environment = Environment::new(values());
         // The compiler rejects a name outside of its loop, and more nested loops than allowed.
-        let Ok(expression) = Expression::compile(&source, &world.scope()) else { return Ok(()) };
-        if let Err(error) = expression.evaluate(&Borrowed { world: &world }, &mut Meter::new())
+        let Ok(expression) = Expression::compile(&source, &environment.scope()) else { return Ok(()) };
+        if let Err(error) = expression.evaluate(&&environment, &mut Meter::new())
             // The other implementation adds the keys of a map to a list, which CEL does not permit.
             && error.message() == "+ does not take a list and a map"
         {

@@ -39,7 +39,7 @@ fn run(text: &str, source: &str) -> Result<serde_json::Value, EvaluationError> {
 }
 
 #[test]
-fn values_of_a_tape_are_what_they_are_elsewhere() {
+fn tape_values_behave_like_other_values() {
     let text = r#"{"o": {"s": "a\"b", "i": 7, "d": 1.5, "big": 18446744073709551615, "t": true, "n": null, "e": {}, "k\u0061": 1,
         "twice": 1, "twice": 2}, "l": [1, [2, {"x": 3}], "a"]}"#;
     for (source, expected) in [
@@ -71,7 +71,7 @@ fn values_of_a_tape_are_what_they_are_elsewhere() {
 }
 
 #[test]
-fn members_laid_over_an_object_count() {
+fn extended_object_has_added_members() {
     let text = r#"{"extended": {"name": "c", "hidden": 1, "env": []}}"#;
     let value = |source| run(text, source).unwrap();
     assert_eq!(value("extended.type + extended.name"), "Appc");
@@ -81,7 +81,7 @@ fn members_laid_over_an_object_count() {
 }
 
 #[test]
-fn a_member_that_is_not_set_says_what_to_do() {
+fn missing_member_has_help() {
     let error = run("{}", "params.x").unwrap_err();
     assert_eq!(error.message(), "params.x is not set");
     assert_eq!(error.help(), Some("say what counts then: params.?x.orValue(...)"));
@@ -90,7 +90,7 @@ fn a_member_that_is_not_set_says_what_to_do() {
 }
 
 #[test]
-fn looking_through_a_long_list_or_object_is_work() {
+fn charges_searches_in_large_values() {
     let members: Vec<_> = (0..10_000).map(|number| format!("\"key{number}\": {number}")).collect();
     let items: Vec<_> = (0..10_000).map(|number| number.to_string()).collect();
     let few = members[..32].join(",");
@@ -118,7 +118,7 @@ fn looking_through_a_long_list_or_object_is_work() {
 }
 
 #[test]
-fn a_number_is_the_quantity_that_kubernetes_reads() {
+fn numbers_convert_to_quantities_like_kubernetes() {
     for (number, quantity) in [
         ("0.5", "500m"),
         ("2.0", "2"),
