@@ -66,7 +66,7 @@ pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
          : [JSONPatch{{op: 'add', path: '/spec/schedulingGates', value: [{gate}]}}]"
     );
     MutatingAdmissionPolicy {
-        metadata: named(settings),
+        metadata: metadata(settings),
         spec: Some(MutatingAdmissionPolicySpec {
             // None of the expressions can fail. If one did, running a pod without its sidecar would be worse than
             // rejecting it, and the rejection gives the reason.
@@ -98,7 +98,7 @@ pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
 #[must_use]
 pub fn gating_binding(settings: &Settings) -> MutatingAdmissionPolicyBinding {
     MutatingAdmissionPolicyBinding {
-        metadata: named(settings),
+        metadata: metadata(settings),
         spec: Some(MutatingAdmissionPolicyBindingSpec {
             policy_name: Some(settings.name.clone()),
             ..MutatingAdmissionPolicyBindingSpec::default()
@@ -116,7 +116,7 @@ pub fn guarding(settings: &Settings) -> ValidatingAdmissionPolicy {
          without"
     );
     ValidatingAdmissionPolicy {
-        metadata: named(settings),
+        metadata: metadata(settings),
         spec: Some(ValidatingAdmissionPolicySpec {
             failure_policy: Some("Fail".to_owned()),
             match_conditions: Some(vec![condition("was-gated", has_gate("oldObject"))]),
@@ -137,7 +137,7 @@ pub fn guarding(settings: &Settings) -> ValidatingAdmissionPolicy {
 #[must_use]
 pub fn guarding_binding(settings: &Settings) -> ValidatingAdmissionPolicyBinding {
     ValidatingAdmissionPolicyBinding {
-        metadata: named(settings),
+        metadata: metadata(settings),
         spec: ValidatingAdmissionPolicyBindingSpec {
             policy_name: settings.name.clone(),
             validation_actions: vec!["Deny".to_owned()],
@@ -146,7 +146,7 @@ pub fn guarding_binding(settings: &Settings) -> ValidatingAdmissionPolicyBinding
     }
 }
 
-fn named(settings: &Settings) -> ObjectMeta {
+fn metadata(settings: &Settings) -> ObjectMeta {
     ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() }
 }
 
@@ -164,10 +164,6 @@ fn condition(name: &str, expression: String) -> MatchCondition {
 /// Matches pods of the namespaces that the webhook's entry `held` matches. It matches no subresource, because none
 /// can change gates.
 fn pods(settings: &Settings, operation: &str) -> MatchResources {
-    let excluded = SYSTEM_NAMESPACES
-        .into_iter()
-        .chain([settings.release_namespace.as_str()])
-        .chain(settings.excluded_namespaces.iter().map(String::as_str));
     MatchResources {
         exclude_resource_rules: None,
         match_policy: Some("Equivalent".to_owned()),
@@ -175,7 +171,7 @@ fn pods(settings: &Settings, operation: &str) -> MatchResources {
             match_labels: None,
             match_expressions: Some(vec![
                 requirement(INJECTION_LABEL, "In", [InjectionLevel::Held.label_value()]),
-                requirement(NAMESPACE_NAME_LABEL, "NotIn", excluded),
+                not_excluded(&settings.release_namespace, &settings.excluded_namespaces),
             ]),
         }),
         object_selector: Some(LabelSelector::default()),
@@ -190,11 +186,23 @@ fn pods(settings: &Settings, operation: &str) -> MatchResources {
     }
 }
 
-fn requirement<'v>(key: &str, operator: &str, values: impl IntoIterator<Item = &'v str>) -> LabelSelectorRequirement {
+/// Selects namespaces other than the system's, the release's and these. The webhook configurations exclude the same.
+pub(crate) fn not_excluded(release_namespace: &str, excluded: &[String]) -> LabelSelectorRequirement {
+    let excluded = excluded.iter().map(String::as_str);
+    requirement(NAMESPACE_NAME_LABEL, "NotIn", SYSTEM_NAMESPACES.into_iter().chain([release_namespace]).chain(excluded))
+}
+
+/// Builds a requirement for a label. Operators without values have an empty list.
+pub(crate) fn requirement<'v>(
+    key: &str,
+    operator: &str,
+    values: impl IntoIterator<Item = &'v str>,
+) -> LabelSelectorRequirement {
+    let values: Vec<_> = values.into_iter().map(str::to_owned).collect();
     LabelSelectorRequirement {
         key: key.to_owned(),
         operator: operator.to_owned(),
-        values: Some(values.into_iter().map(str::to_owned).collect()),
+        values: (!values.is_empty()).then_some(values),
     }
 }
 

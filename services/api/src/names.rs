@@ -119,22 +119,22 @@ pub const MAX_UID_BYTES: usize = 256;
 /// the first or last character.
 #[must_use]
 pub fn is_dns_label(name: &str) -> bool {
-    name.len() <= DNS_LABEL_BYTES && is_of_names(name, b"-")
+    name.len() <= DNS_LABEL_BYTES && has_name_characters(name, b"-")
 }
 
 /// Whether a name is a DNS name, like the names of most objects: lower-case letters, digits, `-` and single `.`.
 /// Neither `-` nor `.` may be the first or last character. Such a name is safe in the path of a URL.
 #[must_use]
 pub fn is_dns_name(name: &str) -> bool {
-    name.len() <= DNS_NAME_BYTES && is_of_names(name, b"-.") && !name.contains("..")
+    name.len() <= DNS_NAME_BYTES && has_name_characters(name, b"-.") && !name.contains("..")
 }
 
-fn is_of_names(name: &str, within: &[u8]) -> bool {
+fn has_name_characters(name: &str, separators: &[u8]) -> bool {
     let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = name.as_bytes();
     bytes.first().is_some_and(alphanumeric)
         && bytes.last().is_some_and(alphanumeric)
-        && bytes.iter().all(|byte| alphanumeric(byte) || within.contains(byte))
+        && bytes.iter().all(|byte| alphanumeric(byte) || separators.contains(byte))
 }
 
 #[cfg(test)]

@@ -128,13 +128,12 @@ impl OptIn {
 
 impl OptInLabel {
     /// The values that mean this failure mode.
-    pub fn values_of(&self, level: InjectionLevel) -> impl Iterator<Item = &str> {
+    pub(crate) fn values_of(&self, level: InjectionLevel) -> impl Iterator<Item = &str> {
         self.values.iter().filter(move |(_, of)| *of == level).map(|(value, _)| &**value)
     }
 
     /// The end of the names of this label's webhooks. For Pillion's own label, it is the API group.
-    #[must_use]
-    pub fn webhook_suffix(&self) -> String {
+    pub(crate) fn webhook_suffix(&self) -> String {
         if self.key == INJECTION_LABEL { GROUP.to_owned() } else { format!("{}.{GROUP}", dns_name(&self.key)) }
     }
 }
@@ -145,11 +144,11 @@ fn check(label: &OptInLabel) -> Result<(), OptInError> {
         return Err(OptInError::NamespaceName);
     }
     let (prefix, name) = key.split_once('/').map_or((None, key.as_str()), |(prefix, name)| (Some(prefix), name));
-    if !is_word(name) || prefix.is_some_and(|prefix| !crate::names::is_dns_name(prefix)) {
+    if !is_label_text(name) || prefix.is_some_and(|prefix| !crate::names::is_dns_name(prefix)) {
         return Err(OptInError::NotALabel(key.clone()));
     }
     for (index, (value, _)) in values.iter().enumerate() {
-        if !is_word(value) {
+        if !is_label_text(value) {
             return Err(OptInError::NotALabel(value.clone()));
         }
         if values.iter().take(index).any(|(earlier, _)| earlier == value) {
@@ -161,7 +160,7 @@ fn check(label: &OptInLabel) -> Result<(), OptInError> {
 
 /// Whether a text is a valid name or value of a label. The empty value is not allowed, because it opts no namespace
 /// in.
-fn is_word(text: &str) -> bool {
+fn is_label_text(text: &str) -> bool {
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
     text.len() <= 63

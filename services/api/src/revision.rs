@@ -70,22 +70,22 @@ pub enum RevisionBounds {
 /// replaces its end.
 #[must_use]
 pub fn object_name(profile: &str, revision: &str) -> String {
-    format!("{}-{revision}", fitting(profile, NAME_BYTES))
+    format!("{}-{revision}", shortened(profile, NAME_BYTES))
 }
 
 /// The value of the label that holds a profile's name, shortened if necessary.
 #[must_use]
 pub fn label_value(profile: &str) -> String {
-    fitting(profile, LABEL_BYTES)
+    shortened(profile, LABEL_BYTES)
 }
 
-/// Shortens a name to at most `room` bytes. A hash of the whole name keeps shortened names unique.
-fn fitting(name: &str, room: usize) -> String {
-    if name.len() <= room {
+/// Shortens a name to at most `limit` bytes. A hash of the whole name keeps shortened names unique.
+fn shortened(name: &str, limit: usize) -> String {
+    if name.len() <= limit {
         return name.to_owned();
     }
     let hash = format!("{:x}", Sha256::digest(name));
-    let kept = name.get(..name.floor_char_boundary(room.saturating_sub(DIGITS + 1))).unwrap_or_default();
+    let kept = name.get(..name.floor_char_boundary(limit.saturating_sub(DIGITS + 1))).unwrap_or_default();
     // Removes `.` and `-`, because no part of a DNS name may begin with the `-` that follows.
     let kept = kept.trim_end_matches(['.', '-']);
     format!("{kept}-{}", hash.get(..DIGITS).unwrap_or(&hash))
@@ -105,10 +105,10 @@ mod tests {
     #[test]
     fn long_names_are_shortened_and_unique() {
         let dotted = |last: &str| format!("{}{last}", "ab.".repeat(84));
-        let (one, other) = (dotted("x"), dotted("y"));
-        assert_eq!(one.len(), 253);
+        let (first, other) = (dotted("x"), dotted("y"));
+        assert_eq!(first.len(), 253);
         for (name, other) in
-            [(one.clone(), other), ("a".repeat(253), "a".repeat(252)), ("a".repeat(237), "a".repeat(238))]
+            [(first.clone(), other), ("a".repeat(253), "a".repeat(252)), ("a".repeat(237), "a".repeat(238))]
         {
             let (object, label) = (object_name(&name, "7f3a91c2d0"), label_value(&name));
             assert!(object.len() <= 253 && is_dns_name(&object), "{object}");

@@ -50,7 +50,7 @@ impl LabelSelector {
     /// Whether an object matches. `label` returns the value of the object's label with a given key.
     pub fn matches<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> bool {
         self.match_labels.iter().all(|(key, value)| label(key) == Some(value.as_str()))
-            && self.match_expressions.iter().all(|requirement| requirement.holds(label(&requirement.key)))
+            && self.match_expressions.iter().all(|requirement| requirement.is_met_by(label(&requirement.key)))
     }
 
     /// Returns the field of the first invalid requirement and what is wrong with it, or `None` if the selector is
@@ -70,7 +70,7 @@ impl LabelSelector {
 }
 
 impl Requirement {
-    fn holds(&self, value: Option<&str>) -> bool {
+    fn is_met_by(&self, value: Option<&str>) -> bool {
         let listed = || value.is_some_and(|value| self.values.iter().any(|listed| listed == value));
         match self.operator {
             Operator::In => listed(),

@@ -23,12 +23,11 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhook, MutatingWebhookConfiguration, RuleWithOperations, ServiceReference, ValidatingWebhook,
     ValidatingWebhookConfiguration, WebhookClientConfig,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use crate::canary;
-use crate::names::{
-    GROUP, INJECT_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES, VALIDATE_PROFILES_PATH, VERSION,
-};
+use crate::held::{not_excluded, requirement};
+use crate::names::{GROUP, INJECT_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, VALIDATE_PROFILES_PATH, VERSION};
 use crate::opt_in::{OptIn, OptInLabel};
 use rules::Scope;
 
@@ -36,9 +35,9 @@ pub use read::{opt_in_of, validated_of};
 pub use rules::{OwnCalls, Validated, mutating_rules, rules_of, validating_rules};
 
 /// The name of the entry for profiles.
-pub const PROFILES_ENTRY: &str = "profiles.pillion.dev";
+const PROFILES_ENTRY: &str = "profiles.pillion.dev";
 /// The timeout of a call for a trust probe, in seconds.
-const CANARY_TIMEOUT: i32 = 5;
+const TRUST_PROBE_TIMEOUT: i32 = 5;
 
 /// The settings of the webhook configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +131,7 @@ impl Settings {
     /// The entries: for each failure mode, one for each label with values of this mode.
     fn entries(&self) -> impl Iterator<Item = (InjectionLevel, usize, &OptInLabel)> {
         let labels = || self.opt_in.labels().iter().enumerate();
-        let entries = self.levels.iter().flat_map(move |level| labels().map(|(place, label)| (*level, place, label)));
+        let entries = self.levels.iter().flat_map(move |level| labels().map(|(index, label)| (*level, index, label)));
         entries.filter(|(level, _, label)| label.values_of(*level).next().is_some())
     }
 }
@@ -146,8 +145,8 @@ pub fn mutating(settings: &Settings) -> MutatingWebhookConfiguration {
 /// Builds the mutating configuration with the `rules` from [`mutating_rules`].
 #[must_use]
 pub fn mutating_with(settings: &Settings, rules: &[RuleWithOperations]) -> MutatingWebhookConfiguration {
-    let entry = |(level, place, label)| mutating_entry(settings, level, place, label, rules);
-    let entries = settings.entries().map(entry).chain(settings.canary.then(|| canary_entry(settings)));
+    let entry = |(level, index, label)| mutating_entry(settings, level, index, label, rules);
+    let entries = settings.entries().map(entry).chain(settings.canary.then(|| trust_probe_entry(settings)));
     MutatingWebhookConfiguration {
         metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
         webhooks: Some(entries.collect()),
@@ -165,7 +164,7 @@ pub fn is_rehearsal(configuration: &MutatingWebhookConfiguration, service_name: 
 fn mutating_entry(
     settings: &Settings,
     level: InjectionLevel,
-    place: usize,
+    index: usize,
     label: &OptInLabel,
     rules: &[RuleWithOperations],
 ) -> MutatingWebhook {
@@ -176,7 +175,7 @@ fn mutating_entry(
         failure_policy: Some(failure_policy(settings, level).to_owned()),
         match_conditions: None,
         match_policy: Some("Equivalent".to_owned()),
-        namespace_selector: Some(namespace_selector(settings, level, place, label)),
+        namespace_selector: Some(namespace_selector(settings, level, index, label)),
         object_selector: Some(object_selector(level)),
         reinvocation_policy: Some("IfNeeded".to_owned()),
         rules: Some(rules.to_vec()),
@@ -187,7 +186,7 @@ fn mutating_entry(
 
 /// The entry for trust probes. Its failure policy is `Fail`, so that the probe fails if the API server does not trust
 /// the CA.
-fn canary_entry(settings: &Settings) -> MutatingWebhook {
+fn trust_probe_entry(settings: &Settings) -> MutatingWebhook {
     let path = canary::path(canary::PATH, settings.canary_epoch);
     let canary_service = format!("{}-canary", settings.service_name);
     let service = if settings.rehearses { &settings.service_name } else { &canary_service };
@@ -203,13 +202,13 @@ fn canary_entry(settings: &Settings) -> MutatingWebhook {
         reinvocation_policy: Some("Never".to_owned()),
         rules: Some(vec![rules::rule(GROUP, VERSION, &[canary::PLURAL], &["CREATE"], "Cluster")]),
         side_effects: "None".to_owned(),
-        timeout_seconds: Some(CANARY_TIMEOUT),
+        timeout_seconds: Some(TRUST_PROBE_TIMEOUT),
     }
 }
 
 /// The entry for trust probes in the validating configuration, which reaches an API server at another time.
-fn validating_canary_entry(settings: &Settings) -> ValidatingWebhook {
-    let mutating = canary_entry(settings);
+fn validating_trust_probe_entry(settings: &Settings) -> ValidatingWebhook {
+    let mutating = trust_probe_entry(settings);
     let canary_service = format!("{}-canary", settings.service_name);
     let path = canary::path(canary::VALIDATE_PATH, settings.canary_epoch);
     ValidatingWebhook {
@@ -231,10 +230,10 @@ fn validating_canary_entry(settings: &Settings) -> ValidatingWebhook {
 #[must_use]
 pub fn validating(settings: &Settings, validated: &Validated) -> Option<ValidatingWebhookConfiguration> {
     let scopes = rules::scopes(validated);
-    let of_level = |entry| scopes.iter().map(move |scope| validating_entry(settings, entry, scope));
-    let mut entries: Vec<_> = settings.entries().flat_map(of_level).collect();
+    let entries_of = |entry| scopes.iter().map(move |scope| validating_entry(settings, entry, scope));
+    let mut entries: Vec<_> = settings.entries().flat_map(entries_of).collect();
     entries.extend(settings.validates_profiles.then(|| profiles_entry(settings)));
-    entries.extend(settings.canary.then(|| validating_canary_entry(settings)));
+    entries.extend(settings.canary.then(|| validating_trust_probe_entry(settings)));
     (!entries.is_empty()).then(|| ValidatingWebhookConfiguration {
         metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
         webhooks: Some(entries),
@@ -244,10 +243,10 @@ pub fn validating(settings: &Settings, validated: &Validated) -> Option<Validati
 /// Excludes no object by its labels, because each profile decides whether authors can opt out.
 fn validating_entry(
     settings: &Settings,
-    (level, place, label): (InjectionLevel, usize, &OptInLabel),
+    (level, index, label): (InjectionLevel, usize, &OptInLabel),
     scope: &Scope<'_>,
 ) -> ValidatingWebhook {
-    let mut selector = namespace_selector(settings, level, place, label);
+    let mut selector = namespace_selector(settings, level, index, label);
     if let Some(namespaces) = scope.namespaces {
         let named = requirement(NAMESPACE_NAME_LABEL, "In", namespaces.iter().map(String::as_str));
         selector.match_expressions.get_or_insert_default().push(named);
@@ -313,15 +312,11 @@ const fn failure_policy(settings: &Settings, level: InjectionLevel) -> &'static 
 }
 
 /// Selects namespaces whose label has a value of this failure mode and that have no label with precedence over it.
-fn namespace_selector(settings: &Settings, level: InjectionLevel, place: usize, label: &OptInLabel) -> LabelSelector {
-    let excluded = SYSTEM_NAMESPACES
-        .into_iter()
-        .chain([settings.release_namespace.as_str()])
-        .chain(settings.excluded_namespaces.iter().map(String::as_str));
+fn namespace_selector(settings: &Settings, level: InjectionLevel, index: usize, label: &OptInLabel) -> LabelSelector {
     let opted_in = requirement(&label.key, "In", label.values_of(level));
-    let earlier = settings.opt_in.labels().iter().take(place);
+    let earlier = settings.opt_in.labels().iter().take(index);
     let earlier = earlier.map(|label| requirement(&label.key, "DoesNotExist", []));
-    let excluded = requirement(NAMESPACE_NAME_LABEL, "NotIn", excluded);
+    let excluded = not_excluded(&settings.release_namespace, &settings.excluded_namespaces);
     LabelSelector {
         match_labels: None,
         match_expressions: Some([opted_in].into_iter().chain(earlier).chain([excluded]).collect()),
@@ -333,13 +328,4 @@ fn namespace_selector(settings: &Settings, level: InjectionLevel, place: usize, 
 fn object_selector(level: InjectionLevel) -> LabelSelector {
     let opt_out = requirement(INJECT_LABEL, "NotIn", ["false"]);
     LabelSelector { match_labels: None, match_expressions: (level == InjectionLevel::Enabled).then(|| vec![opt_out]) }
-}
-
-fn requirement<'v>(key: &str, operator: &str, values: impl IntoIterator<Item = &'v str>) -> LabelSelectorRequirement {
-    let values: Vec<_> = values.into_iter().map(str::to_owned).collect();
-    LabelSelectorRequirement {
-        key: key.to_owned(),
-        operator: operator.to_owned(),
-        values: (!values.is_empty()).then_some(values),
-    }
 }

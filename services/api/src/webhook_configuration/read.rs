@@ -38,7 +38,8 @@ pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated
         }
         let selector = entry.namespace_selector.as_ref();
         let mut requirements = selector.and_then(|selector| selector.match_expressions.as_ref()).into_iter().flatten();
-        let named = requirements.find(|one| one.key == NAMESPACE_NAME_LABEL && one.operator == "In");
+        let named =
+            requirements.find(|requirement| requirement.key == NAMESPACE_NAME_LABEL && requirement.operator == "In");
         let targets = entry.rules.iter().flatten().flat_map(targets_of);
         let Some(named) = named else {
             everywhere.extend(targets);
@@ -69,9 +70,11 @@ fn read(entry: &MutatingWebhook) -> Option<Entry<'_>> {
     let path = entry.client_config.service.as_ref()?.path.as_deref()?;
     let level = InjectionLevel::ALL.into_iter().find(|level| level.path() == path)?;
     let requirements = entry.namespace_selector.as_ref()?.match_expressions.as_ref()?;
-    let of_labels = || requirements.iter().filter(|one| one.key != NAMESPACE_NAME_LABEL);
-    let own = of_labels().find(|one| one.operator == "In")?;
-    let earlier = of_labels().filter(|one| one.operator == "DoesNotExist").map(|one| &*one.key);
+    let label_requirements = || requirements.iter().filter(|requirement| requirement.key != NAMESPACE_NAME_LABEL);
+    let own = label_requirements().find(|requirement| requirement.operator == "In")?;
+    let earlier = label_requirements()
+        .filter(|requirement| requirement.operator == "DoesNotExist")
+        .map(|requirement| &*requirement.key);
     let keys = earlier.chain([&*own.key]).collect();
     Some(Entry { level, keys, values: own.values.iter().flatten().map(String::as_str).collect() })
 }
@@ -97,9 +100,9 @@ mod tests {
             assert_eq!(keys(&read), keys(&opt_in));
             for label in opt_in.labels() {
                 for (value, level) in &label.values {
-                    let told = |opt_in: &OptIn| opt_in.level(|key| (key == label.key).then_some(value));
+                    let level_of = |opt_in: &OptIn| opt_in.level(|key| (key == label.key).then_some(value));
                     let expected = settings.levels.contains(level).then_some(*level);
-                    assert_eq!((told(&opt_in), told(&read)), (Some(*level), expected), "{}={value}", label.key);
+                    assert_eq!((level_of(&opt_in), level_of(&read)), (Some(*level), expected), "{}={value}", label.key);
                 }
             }
         }
@@ -108,13 +111,13 @@ mod tests {
     #[test]
     fn rejects_empty_or_contradictory_entries() {
         assert_eq!(opt_in_of(&MutatingWebhookConfiguration::default()), None);
-        let of = |label: &str| {
+        let entries_for = |label: &str| {
             let mut labels = OptIn::with([label]).unwrap().labels().to_vec();
             labels.remove(0);
             let settings = Settings { opt_in: OptIn::new(labels).unwrap(), ..Settings::new("pillion-system", "") };
             mutating(&settings).webhooks.unwrap()
         };
-        let webhooks = Some([of("a=b"), of("c=d")].concat());
+        let webhooks = Some([entries_for("a=b"), entries_for("c=d")].concat());
         assert_eq!(opt_in_of(&MutatingWebhookConfiguration { webhooks, ..Default::default() }), None);
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn scopes(validated: &Validated) -> Vec<Scope<'_>> {
     let everywhere = [(false, ""), (true, "-delete")].map(|(deletes, suffix)| {
         let rules = validated.everywhere.iter().filter_map(|rule| {
             let operations = rule.operations.iter().flatten();
-            let operations: Vec<_> = operations.filter(|one| is_delete(one) == deletes).cloned().collect();
+            let operations: Vec<_> = operations.filter(|operation| is_delete(operation) == deletes).cloned().collect();
             (!operations.is_empty()).then(|| RuleWithOperations { operations: Some(operations), ..rule.clone() })
         });
         Scope { suffix: suffix.to_owned(), rules: rules.collect(), namespaces: None, deletes }
@@ -66,20 +66,20 @@ fn is_delete(operation: &str) -> bool {
 /// `targets` are those of profiles with templates.
 #[must_use]
 pub fn mutating_rules(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
-    let of_templates = targets.into_iter().map(|target| {
+    let template_targets = targets.into_iter().map(|target| {
         let is_pods = |resource: &String| target.group.is_empty() && resource == PODS;
         let resources: Vec<_> = target.resources.iter().filter(|resource| !resource.contains('/')).cloned().collect();
         let has_pods = resources.iter().any(is_pods);
-        let lasts = |operation: &Operation| match operation {
+        let is_reviewed = |operation: &Operation| match operation {
             Operation::Create => true,
             Operation::Update => !has_pods,
             Operation::Delete => false,
         };
-        let named = operations(&target);
-        Target { resources, operations: named.into_iter().filter(lasts).collect(), ..target }
+        let requested = operations(&target);
+        Target { resources, operations: requested.into_iter().filter(is_reviewed).collect(), ..target }
     });
-    let of_templates = of_templates.filter(|target| !target.operations.is_empty());
-    rules_of([Target::pods()].into_iter().chain(of_templates))
+    let template_targets = template_targets.filter(|target| !target.operations.is_empty());
+    rules_of([Target::pods()].into_iter().chain(template_targets))
 }
 
 /// Returns the rules for the targets of all profiles with validations.
@@ -95,10 +95,10 @@ pub fn validating_rules<'s>(profiles: impl IntoIterator<Item = &'s ProfileSpec>)
 pub fn rules_of(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
     let mut rules: BTreeMap<(String, String, String), BTreeSet<&'static str>> = BTreeMap::new();
     for target in targets {
-        let named = operations(&target);
-        for resource in target.resources.iter().filter(|resource| may_be_called_for(&target, resource)) {
+        let requested = operations(&target);
+        for resource in target.resources.iter().filter(|resource| is_allowed(&target, resource)) {
             let key = (target.group.clone(), target.version.clone(), resource.clone());
-            rules.entry(key).or_default().extend(named.iter().map(|operation| operation.as_str()));
+            rules.entry(key).or_default().extend(requested.iter().map(|operation| operation.as_str()));
         }
     }
     let rules = rules.into_iter().map(|((group, version, resource), operations)| {
@@ -126,19 +126,20 @@ pub(super) fn rule(
 }
 
 /// Returns the targets that a rule consists of, without wildcards and `CONNECT`.
-pub(super) fn targets_of(rule: &RuleWithOperations) -> impl Iterator<Item = Target> {
-    let words = |list: &Option<Vec<String>>| list.clone().unwrap_or_default();
-    let named = words(&rule.operations);
-    let all = [Operation::Create, Operation::Update, Operation::Delete];
-    let operations: Vec<_> = all.into_iter().filter(|one| named.iter().any(|word| word == one.as_str())).collect();
-    let (groups, versions, resources) = (words(&rule.api_groups), words(&rule.api_versions), words(&rule.resources));
-    let pairs =
-        groups.into_iter().flat_map(move |group| versions.clone().into_iter().map(move |one| (group.clone(), one)));
-    let targets = pairs.map(move |(group, version)| {
-        let (resources, operations) = (resources.clone(), operations.clone());
-        Target { group, version, resources, operations }
-    });
-    targets.filter(|target| !target.operations.is_empty())
+pub(super) fn targets_of(rule: &RuleWithOperations) -> Vec<Target> {
+    let strings = |list: &Option<Vec<String>>| list.clone().unwrap_or_default();
+    let requested = strings(&rule.operations);
+    let mut operations = vec![Operation::Create, Operation::Update, Operation::Delete];
+    operations.retain(|operation| requested.iter().any(|name| name == operation.as_str()));
+    let mut targets = Vec::new();
+    for group in strings(&rule.api_groups) {
+        for version in strings(&rule.api_versions) {
+            let (resources, operations) = (strings(&rule.resources), operations.clone());
+            targets.push(Target { group: group.clone(), version, resources, operations });
+        }
+    }
+    targets.retain(|target| !target.operations.is_empty());
+    targets
 }
 
 fn operations(target: &Target) -> Vec<Operation> {
@@ -147,7 +148,7 @@ fn operations(target: &Target) -> Vec<Operation> {
 
 /// Whether a rule may match this resource. Compiling a profile rejects more; these resources would stop a cluster or
 /// prevent its repair.
-fn may_be_called_for(target: &Target, resource: &str) -> bool {
+fn is_allowed(target: &Target, resource: &str) -> bool {
     let is_wildcard = [&target.group, &target.version, resource].into_iter().any(|text| text.contains('*'));
     let is_vital = target.group == GROUP || (target.group == "coordination.k8s.io" && resource == "leases");
     !is_wildcard && !is_vital && !resource.is_empty() && !target.version.is_empty()
