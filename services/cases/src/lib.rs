@@ -144,32 +144,32 @@ pub struct Denied {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Unusable {
     /// The case names a profile that does not exist.
-    #[error("{field}: there is no profile {name:?}{}", .meant.as_ref().map(|meant| format!("; there is {meant}")).unwrap_or_default())]
+    #[error("{field}: there is no profile {name:?}{}", .existing.as_ref().map(|existing| format!("; there is {existing}")).unwrap_or_default())]
     UnknownProfile {
         /// The field that names it.
         field: &'static str,
         /// The unknown name.
         name: String,
         /// The existing names.
-        meant: Option<String>,
+        existing: Option<String>,
     },
     /// The case sets a parameter that the profile does not have.
-    #[error("parameters.{profile}: it has no parameter {parameter:?}; there is {there}")]
+    #[error("parameters.{profile}: it has no parameter {parameter:?}; there is {existing}")]
     UnknownParameter {
         /// The profile.
         profile: String,
         /// The unknown name.
         parameter: String,
         /// The existing names.
-        there: String,
+        existing: String,
     },
     /// A profile does not compile. It may compile without the values that the case sets.
-    #[error("profile {profile} does not compile: {faults}")]
+    #[error("profile {profile} does not compile: {problems}")]
     Profile {
         /// The profile.
         profile: String,
         /// The diagnostics.
-        faults: String,
+        problems: String,
     },
     /// The case has no expectation.
     #[error(

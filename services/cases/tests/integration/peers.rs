@@ -10,7 +10,7 @@
 //! * [`files`]: files, YAML, patches.
 //! * [`workloads`]: the pods that controllers create for workloads.
 //! * the adapters, one for each peer, with the table from the peer's settings to parameters.
-//! * [`results`], [`istio_results`] and [`linkerd_results`]: infer settings from a result. Some settings exist only
+//! * [`istio_results`] and [`linkerd_results`]: infer settings from a result. Some settings exist only
 //!   in the peer's test code. A case that is equal only with inferred settings is reported as loose.
 //!
 //! `strange/` has files of many shapes, and two results of our own profiles with settings that must be inferred.
@@ -31,14 +31,13 @@ mod istio_settings;
 mod linkerd;
 mod linkerd_results;
 mod otel;
-mod results;
 mod runner;
 mod tumblr;
 mod workloads;
 
 use std::path::{Path, PathBuf};
 
-use runner::{PeerCase, Shipped, Tally};
+use runner::{PeerCase, Results, ShippedProfiles};
 
 /// The environment variable with the folder of the peers' cases.
 const FOLDER: &str = "PILLION_PEERS";
@@ -68,7 +67,7 @@ const PEERS: [Peer; 5] = [
 fn the_peers_cases() {
     let folder = std::env::var_os(FOLDER).map(PathBuf::from);
     let folder = folder.expect("PILLION_PEERS must name the folder with eks/, istio/ and so on");
-    let shipped = Shipped::load();
+    let shipped = ShippedProfiles::load();
     let mut tallies = Vec::new();
     for Peer { name, cases, profiles, known: (files, equal) } in PEERS {
         let below = folder.join(name);
@@ -77,11 +76,11 @@ fn the_peers_cases() {
             continue;
         }
         let explained = runner::explained(profiles);
-        let unread = files::unread(&below).into_iter().map(|(name, why)| PeerCase::read(name, || Err(why)));
+        let unread = files::unread_folders(&below).into_iter().map(|(name, why)| PeerCase::read(name, || Err(why)));
         let cases = cases(&below, &shipped).into_iter().chain(unread).collect();
-        let mut tally = Tally::of(name, cases, &explained);
+        let mut tally = Results::of(name, cases, &explained);
         if files::all(&below).len() == files {
-            tally.has_to_have(equal);
+            tally.require(equal);
         }
         tallies.push(tally);
     }
@@ -90,19 +89,19 @@ fn the_peers_cases() {
     if let Some(file) = std::env::var_os("PILLION_RESULT") {
         std::fs::write(file, format!("{}\n", runner::json(&tallies))).unwrap();
     }
-    assert!(tallies.iter().all(Tally::passes), "some cases differ from the peers' results");
+    assert!(tallies.iter().all(Results::passes), "some cases differ from the peers' results");
 }
 
 /// Files with unexpected content must give a failed case or no case, and must not stop the other cases.
 #[test]
-fn files_of_any_shape_are_read_or_told() {
+fn unexpected_files_are_reported() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/peers/strange");
-    let shipped = Shipped::load();
+    let shipped = ShippedProfiles::load();
     let told: Vec<String> = PEERS
         .iter()
         .flat_map(|Peer { name, cases, .. }| {
             let cases = cases(&folder.join(name), &shipped);
-            Tally::of(name, cases, &std::collections::BTreeMap::new()).lines()
+            Results::of(name, cases, &std::collections::BTreeMap::new()).lines()
         })
         .collect();
     let expected = std::fs::read_to_string(folder.join("expected.txt")).unwrap();
@@ -111,7 +110,7 @@ fn files_of_any_shape_are_read_or_told() {
 
 /// The shipped profiles cause no advice, such as the mount of a volume that does not exist.
 #[test]
-fn the_profiles_need_no_advice() {
-    let advice = Shipped::load().advice();
+fn shipped_profiles_cause_no_advice() {
+    let advice = ShippedProfiles::load().advice();
     assert!(advice.is_empty(), "{advice:#?}");
 }

@@ -16,11 +16,11 @@ pub(crate) fn all(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Returns the folders that [`all`] cannot read, by their paths below the folder, with the reason.
-pub(crate) fn unread(folder: &Path) -> Vec<(String, String)> {
-    let mut unread = collect(folder, 0, &mut Vec::new());
-    unread.sort();
+pub(crate) fn unread_folders(folder: &Path) -> Vec<(String, String)> {
+    let mut unread_folders = collect(folder, 0, &mut Vec::new());
+    unread_folders.sort();
     let below = |path: PathBuf| path.strip_prefix(folder).unwrap_or(&path).to_string_lossy().into_owned();
-    unread.into_iter().map(|(path, why)| (below(path), why)).collect()
+    unread_folders.into_iter().map(|(path, why)| (below(path), why)).collect()
 }
 
 /// Collects the files below a folder. Returns the folders that it cannot read, with the reason.
@@ -32,15 +32,15 @@ fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Vec<(PathBu
         Ok(entries) => entries,
         Err(error) => return vec![(folder.to_owned(), error.to_string())],
     };
-    let mut unread = Vec::new();
+    let mut unread_folders = Vec::new();
     for entry in entries {
         match entry.map(|entry| entry.path()) {
-            Ok(path) if path.is_dir() => unread.extend(collect(&path, depth + 1, found)),
+            Ok(path) if path.is_dir() => unread_folders.extend(collect(&path, depth + 1, found)),
             Ok(path) => found.push(path),
-            Err(error) => unread.push((folder.to_owned(), error.to_string())),
+            Err(error) => unread_folders.push((folder.to_owned(), error.to_string())),
         }
     }
-    unread
+    unread_folders
 }
 
 /// Returns the files with an ending. The name of a case is the path below the folder without the ending.
@@ -106,8 +106,8 @@ fn flatten(document: Json, documents: &mut Vec<Json>) {
 pub(crate) fn without_nulls(value: Json) -> Json {
     match value {
         Json::Object(members) => {
-            let there = members.into_iter().filter(|(_, value)| !value.is_null());
-            there.map(|(key, value)| (key, without_nulls(value))).collect::<Map<_, _>>().into()
+            let present = members.into_iter().filter(|(_, value)| !value.is_null());
+            present.map(|(key, value)| (key, without_nulls(value))).collect::<Map<_, _>>().into()
         }
         Json::Array(items) => items.into_iter().map(without_nulls).collect(),
         other => other,
@@ -115,7 +115,7 @@ pub(crate) fn without_nulls(value: Json) -> Json {
 }
 
 /// Rewrites quantities of resources as the API server does: `2000m` as `2`, `1024Mi` as `1Gi`, `0.5` as `500m`.
-pub(crate) fn level_quantities(value: &mut Json) {
+pub(crate) fn normalize_quantities(value: &mut Json) {
     match value {
         Json::Object(members) => {
             for (key, value) in members {
@@ -128,10 +128,10 @@ pub(crate) fn level_quantities(value: &mut Json) {
                     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
                     *value = canonical(&text).unwrap_or(text).into();
                 }
-                level_quantities(value);
+                normalize_quantities(value);
             }
         }
-        Json::Array(items) => items.iter_mut().for_each(level_quantities),
+        Json::Array(items) => items.iter_mut().for_each(normalize_quantities),
         _ => {}
     }
 }
@@ -151,26 +151,26 @@ fn canonical(text: &str) -> Option<String> {
     let mut thousandths: i128 = format!("{whole}{fraction}").parse().ok()?;
     let is_binary = suffix.ends_with('i');
     let (base, suffixes) = if is_binary { (1024_i128, BINARY.as_slice()) } else { (1000_i128, DECIMAL.as_slice()) };
-    let place = u32::try_from(suffixes.iter().position(|other| *other == suffix)?).ok()?;
+    let index = u32::try_from(suffixes.iter().position(|other| *other == suffix)?).ok()?;
     // The amount is in thousandths. The first decimal suffix is `m`, a thousandth.
-    thousandths = thousandths.checked_mul(base.checked_pow(place)?)?;
+    thousandths = thousandths.checked_mul(base.checked_pow(index)?)?;
     if thousandths % 1000 != 0 {
         return None;
     }
     let mut amount = thousandths / 1000;
-    let mut place = 0;
-    while amount != 0 && amount % base == 0 && place + 1 < suffixes.len() {
+    let mut index = 0;
+    while amount != 0 && amount % base == 0 && index + 1 < suffixes.len() {
         amount /= base;
-        place += 1;
+        index += 1;
     }
     if amount == 0 {
         return Some("0".to_owned());
     }
-    Some(format!("{amount}{}", suffixes[place]))
+    Some(format!("{amount}{}", suffixes[index]))
 }
 
 #[test]
-fn amounts_are_as_the_api_server_writes_them() {
+fn quantities_are_canonical() {
     let pairs = [
         ("2000m", "2"),
         ("1024Mi", "1Gi"),
@@ -205,24 +205,24 @@ pub(crate) fn patch(object: &mut Json, operations: &Json) -> Result<(), String> 
             operation["op"] = json!("add");
         }
         if operation["op"] == "add" {
-            make_way(object, &path);
+            create_parents(object, &path);
         }
-        let one = json_patch::Patch(vec![serde_json::from_value(operation).map_err(|error| error.to_string())?]);
-        json_patch::patch(object, &one).map_err(|error| error.to_string())?;
+        let operation = serde_json::from_value(operation).map_err(|error| error.to_string())?;
+        json_patch::patch(object, &[operation]).map_err(|error| error.to_string())?;
     }
     Ok(())
 }
 
 /// Creates the missing parents of a path.
-fn make_way(object: &mut Json, path: &str) {
+fn create_parents(object: &mut Json, path: &str) {
     let tokens: Vec<&str> = path.split('/').skip(1).collect();
     let mut node = object;
     for pair in tokens.windows(2) {
-        let is_place = pair[1] == "-" || pair[1].parse::<usize>().is_ok();
+        let is_index = pair[1] == "-" || pair[1].parse::<usize>().is_ok();
         let key = pair[0].replace("~1", "/").replace("~0", "~");
         let next = match node {
-            Json::Object(members) => members.entry(key).or_insert_with(|| if is_place { json!([]) } else { json!({}) }),
-            Json::Array(items) => match key.parse::<usize>().ok().and_then(|place| items.get_mut(place)) {
+            Json::Object(members) => members.entry(key).or_insert_with(|| if is_index { json!([]) } else { json!({}) }),
+            Json::Array(items) => match key.parse::<usize>().ok().and_then(|index| items.get_mut(index)) {
                 Some(item) => item,
                 None => return,
             },
@@ -235,21 +235,21 @@ fn make_way(object: &mut Json, path: &str) {
 /// Returns the longest name that is a prefix of another name, such as `hello` for `hello-tproxy`, and the rest of the
 /// other name without the separator.
 pub(crate) fn longest_prefix<'n, 'o>(names: &'n [String], other: &'o str) -> Option<(&'n str, &'o str)> {
-    let behind = |name: &'n String| {
+    let suffix_of = |name: &'n String| {
         let rest = other.strip_prefix(name.as_str())?;
         (rest.is_empty() || rest.starts_with(['-', '.', '_']))
             .then(|| (name.as_str(), rest.trim_start_matches(['-', '.', '_'])))
     };
-    names.iter().filter_map(behind).max_by_key(|(name, _)| name.len())
+    names.iter().filter_map(suffix_of).max_by_key(|(name, _)| name.len())
 }
 
 #[test]
-fn folders_that_are_not_read_are_told() {
+fn reports_unread_folders() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unread");
     let levels = (0..=MAX_DEPTH).map(|_| "a");
     let deepest: PathBuf = levels.collect();
     std::fs::create_dir_all(folder.join(&deepest)).unwrap();
-    let told = format!("folders are read {MAX_DEPTH} deep");
-    assert_eq!(unread(&folder), [(deepest.to_string_lossy().into_owned(), told)]);
-    assert_eq!(unread(&folder.join("nowhere")).len(), 1);
+    let reason = format!("folders are read {MAX_DEPTH} deep");
+    assert_eq!(unread_folders(&folder), [(deepest.to_string_lossy().into_owned(), reason)]);
+    assert_eq!(unread_folders(&folder.join("nowhere")).len(), 1);
 }

@@ -8,10 +8,10 @@ use std::path::Path;
 use pillion_cases::Case;
 use serde_json::Value as Json;
 
-use crate::peers::files::{documents, ending, level_quantities, longest_prefix};
-use crate::peers::istio_results::given_by;
-use crate::peers::istio_settings::{give, give_parameters};
-use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, case};
+use crate::peers::files::{documents, ending, longest_prefix, normalize_quantities};
+use crate::peers::istio_results::infer_parameters;
+use crate::peers::istio_settings::{apply_parameters, apply_settings};
+use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, case};
 use crate::peers::workloads::Workload;
 
 /// Variables whose value is JSON. They are compared as JSON, because white space and the order of keys have no
@@ -21,7 +21,7 @@ const JSON_ENV: [&str; 3] = ["PROXY_CONFIG", "ISTIO_META_POD_PORTS", "ISTIO_KUBE
 /// The annotation with the peer's injection record: JSON with lists of names.
 const STATUS: &str = "sidecar.istio.io/status";
 
-pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let inputs: Vec<_> = ending(folder, ".yaml").into_iter().filter(|(_, path)| !is_settings(path)).collect();
     let goldens = ending(folder, ".yaml.injected");
     let settings = ending(folder, ".iop.yaml");
@@ -39,11 +39,11 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
         match longest_prefix(&names, name) {
             Some((workload, variant)) => {
                 // A settings file takes precedence over the name of a result.
-                let (own, of_workload) = (installation(name), installation(workload));
-                let is_said = variant.is_empty() || matches!(own, Ok(Some(_)) | Err(_));
+                let (own_settings, workload_settings) = (installation(name), installation(workload));
+                let has_settings = variant.is_empty() || matches!(own_settings, Ok(Some(_)) | Err(_));
                 let conditions = Conditions {
-                    variant: if is_said { "" } else { variant },
-                    installation: if is_said { own } else { of_workload },
+                    variant: if has_settings { "" } else { variant },
+                    installation: if has_settings { own_settings } else { workload_settings },
                 };
                 let workload = input(workload).unwrap_or(golden);
                 cases.extend(pairs(name, workload, Some(golden), &conditions, shipped));
@@ -87,7 +87,7 @@ fn pairs(
     workload: &Path,
     golden: Option<&Path>,
     conditions: &Conditions<'_>,
-    shipped: &Shipped,
+    shipped: &ShippedProfiles,
 ) -> Vec<PeerCase> {
     let read =
         |path: &Path| documents(path).map(|documents| documents.iter().filter_map(Workload::of).collect::<Vec<_>>());
@@ -99,9 +99,9 @@ fn pairs(
         let error = format!("{} workloads go in, and {} come out", before.len(), after.len());
         return vec![PeerCase::read(name, || Err(error))];
     }
-    let cases = before.iter().enumerate().map(|(place, before)| {
-        let name = if place == 0 { name.to_owned() } else { format!("{name}#{}", place + 1) };
-        let after = after.as_ref().map(|after| &after[place]);
+    let cases = before.iter().enumerate().map(|(index, before)| {
+        let name = if index == 0 { name.to_owned() } else { format!("{name}#{}", index + 1) };
+        let after = after.as_ref().map(|after| &after[index]);
         PeerCase::read(name, || read_one(before, after, conditions, shipped))
     });
     cases.collect()
@@ -111,36 +111,37 @@ fn read_one(
     before: &Workload,
     after: Option<&Workload>,
     conditions: &Conditions<'_>,
-    shipped: &Shipped,
-) -> Result<Ready, String> {
+    shipped: &ShippedProfiles,
+) -> Result<RunnableCase, String> {
     let mut case: Case = case(&shipped.names("istio"), pod(before));
     case.namespace.name = Some(before.namespace().to_owned());
     let installation = conditions.installation.clone()?;
     let is_in_file = installation.is_some();
-    let given = give(&mut case, shipped, conditions.variant, &installation.unwrap_or_default());
+    let applied = apply_settings(&mut case, shipped, conditions.variant, &installation.unwrap_or_default());
     let after = after.map(pod);
     // The peer's tests set much in their own code. If there is no settings file, the settings are inferred from the
     // result.
-    let mut by_result = None;
-    let of_result = after.as_ref().filter(|_| !is_in_file).and_then(|after| given_by(after, &case_object(&case)));
-    if let Some((parameters, is_native)) = of_result {
+    let mut with_inferred_settings = None;
+    let inferred =
+        after.as_ref().filter(|_| !is_in_file).and_then(|after| infer_parameters(after, &case_object(&case)));
+    if let Some((parameters, is_native)) = inferred {
         let mut other = case.clone();
         other.parameters.clear();
-        give_parameters(&mut other, shipped, &parameters, is_native)?;
-        by_result = Some(other);
+        apply_parameters(&mut other, shipped, &parameters, is_native)?;
+        with_inferred_settings = Some(other);
     }
     let expected = after.map_or(Expected::Denied, Expected::Object);
-    let mut ready = Ready::new(shipped.all(), case, expected).levelled(|pod| {
-        level(pod);
-        level_quantities(pod);
+    let mut ready = RunnableCase::new(shipped.all(), case, expected).normalized_by(|pod| {
+        normalize(pod);
+        normalize_quantities(pod);
     });
-    if let Err(error) = given {
+    if let Err(error) = applied {
         // The name of the result has an unknown meaning, but the settings may be inferred from the result.
-        let case = by_result.take().filter(|_| !is_in_file).ok_or(error)?;
+        let case = with_inferred_settings.take().filter(|_| !is_in_file).ok_or(error)?;
         ready.cases = vec![case];
-        ready.is_given_by_result = true;
+        ready.has_inferred_settings = true;
     }
-    ready.by_result = by_result;
+    ready.with_inferred_settings = with_inferred_settings;
     Ok(ready)
 }
 
@@ -163,7 +164,7 @@ fn pod(workload: &Workload) -> Json {
 }
 
 /// Removes the peer's record of the original pod, parses JSON in strings, and sorts lists of names.
-fn level(value: &mut Json) {
+fn normalize(value: &mut Json) {
     match value {
         Json::Object(members) => {
             if let Some(status) = members.get_mut(STATUS) {
@@ -177,9 +178,9 @@ fn level(value: &mut Json) {
             if let Some(json) = json.and_then(|text| serde_json::from_str(text).ok()) {
                 members.insert("value".to_owned(), json);
             }
-            members.values_mut().for_each(level);
+            members.values_mut().for_each(normalize);
         }
-        Json::Array(items) => items.iter_mut().for_each(level),
+        Json::Array(items) => items.iter_mut().for_each(normalize),
         _ => {}
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use self::convert::Document;
 use self::convert::tumblr::Options;
 use crate::peers::files::{documents, ending, patch, string, text};
-use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, case, named};
+use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, case, profile_from};
 
 /// The default prefix of annotations in the peer's cases.
 const PREFIX: &str = "injector.unittest.com";
@@ -23,7 +23,7 @@ const BYSTANDER: &str = "bystander";
 #[allow(dead_code, reason = "only the program uses all of it")]
 mod convert;
 
-pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let configurations = configurations(&folder.join("sidecars"));
     let requests = ending(&folder.join("request"), ".yaml").into_iter();
     let read_one = |(name, file): (String, PathBuf)| {
@@ -61,7 +61,12 @@ fn converted(configurations: &[Document], prefix: &str) -> Vec<Json> {
     Vec::new()
 }
 
-fn read(request: &Path, patch_file: &Path, configurations: &[Document], shipped: &Shipped) -> Result<Ready, String> {
+fn read(
+    request: &Path,
+    patch_file: &Path,
+    configurations: &[Document],
+    shipped: &ShippedProfiles,
+) -> Result<RunnableCase, String> {
     let request = documents(request)?.into_iter().next().ok_or("there is no request in it")?;
     let pod = request.get("object").or_else(|| request.pointer("/request/object")).cloned();
     let mut pod = pod.filter(|pod| pod["spec"].is_object()).ok_or("the request has no object with a spec")?;
@@ -74,27 +79,27 @@ fn read(request: &Path, patch_file: &Path, configurations: &[Document], shipped:
         patch(&mut expected, &operations)?;
     }
 
-    let asked = string(&pod["metadata"]["annotations"], &format!("/{}~1request", prefix.replace('/', "~1")));
-    let asked = json!(asked.unwrap_or_default().to_lowercase());
+    let requested = string(&pod["metadata"]["annotations"], &format!("/{}~1request", prefix.replace('/', "~1")));
+    let requested = json!(requested.unwrap_or_default().to_lowercase());
     // Only requested profiles are added. The API server would reject some of the others, such as one with two
     // containers of the same name, and so the check of the profile rejects them.
-    let is_asked = |profile: &&Json| {
+    let is_requested = |profile: &&Json| {
         let values = profile["spec"]["request"]["values"].as_array();
-        values.is_some_and(|values| values.contains(&asked))
+        values.is_some_and(|values| values.contains(&requested))
     };
     let (mut profiles, mut names) = (shipped.all(), shipped.names("tumblr"));
-    for profile in converted(configurations, &prefix).iter().filter(is_asked) {
-        let (name, spec) = named(string(profile, "/metadata/name").unwrap_or_default(), &profile["spec"]);
+    for profile in converted(configurations, &prefix).iter().filter(is_requested) {
+        let (name, spec) = profile_from(string(profile, "/metadata/name").unwrap_or_default(), &profile["spec"]);
         names.push(name.to_string());
         profiles = profiles.with(name, spec);
     }
     if pod["spec"]["containers"].as_array().is_none_or(Vec::is_empty) {
         pod["spec"]["containers"] = json!([{"name": BYSTANDER}]);
     }
-    let level = |object: &mut Json| {
+    let normalize = |object: &mut Json| {
         if let Some(containers) = object["spec"]["containers"].as_array_mut() {
             containers.retain(|container| container["name"] != BYSTANDER);
         }
     };
-    Ok(Ready::new(profiles, case(&names, pod), Expected::Object(expected)).levelled(level))
+    Ok(RunnableCase::new(profiles, case(&names, pod), Expected::Object(expected)).normalized_by(normalize))
 }

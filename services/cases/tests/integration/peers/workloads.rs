@@ -1,4 +1,4 @@
-//! The pods that controllers create for workloads.
+//! The pods that controllers create for workloads, and parts of pods.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -81,13 +81,13 @@ impl Workload {
         let (owner_of_pod, prefix, objects) = match self.kind() {
             "Pod" => return (pod, Vec::new()),
             "Deployment" => {
-                let between = self.between("apps/v1", "ReplicaSet", &format!("{name}-5d9c7b"));
+                let intermediate = self.intermediate("apps/v1", "ReplicaSet", &format!("{name}-5d9c7b"));
                 pod["metadata"]["labels"]["pod-template-hash"] = json!("5d9c7b");
-                (owner(&between, "1"), format!("{name}-5d9c7b-"), vec![between, applied])
+                (owner(&intermediate, "1"), format!("{name}-5d9c7b-"), vec![intermediate, applied])
             }
             "CronJob" => {
-                let between = self.between("batch/v1", "Job", &format!("{name}-29000000"));
-                (owner(&between, "1"), format!("{name}-29000000-"), vec![between, applied])
+                let intermediate = self.intermediate("batch/v1", "Job", &format!("{name}-29000000"));
+                (owner(&intermediate, "1"), format!("{name}-29000000-"), vec![intermediate, applied])
             }
             _ => (owner(&applied, "2"), format!("{name}-"), vec![applied]),
         };
@@ -100,7 +100,7 @@ impl Workload {
     }
 
     /// Returns the object that a controller creates between the workload and its pods.
-    fn between(&self, version: &str, kind: &str, name: &str) -> Json {
+    fn intermediate(&self, version: &str, kind: &str, name: &str) -> Json {
         json!({
             "apiVersion": version, "kind": kind,
             "metadata": {
@@ -117,4 +117,28 @@ fn owner(object: &Json, uid: &str) -> Json {
     owner.insert("uid".to_owned(), uid.into());
     owner.insert("controller".to_owned(), true.into());
     Json::Object(owner)
+}
+
+/// Inferred parameters.
+pub(crate) type Parameters = Vec<(&'static str, Json)>;
+
+/// Returns a container from one list of a pod.
+pub(crate) fn container_in<'j>(pod: &'j Json, list: &str, name: &str) -> Option<&'j Json> {
+    pod["spec"][list].as_array()?.iter().find(|container| container["name"] == name)
+}
+
+/// Returns a container of a pod, from any list.
+pub(crate) fn container<'j>(pod: &'j Json, name: &str) -> Option<&'j Json> {
+    container_in(pod, "containers", name).or_else(|| container_in(pod, "initContainers", name))
+}
+
+/// Returns the strings of a list.
+pub(crate) fn strings(list: &Json) -> Vec<&str> {
+    list.as_array().into_iter().flatten().filter_map(Json::as_str).collect()
+}
+
+/// Returns the argument that follows a flag.
+pub(crate) fn argument_after<'j>(args: &[&'j str], flag: &str) -> Option<&'j str> {
+    let index = args.iter().position(|arg| *arg == flag)?;
+    args.get(index + 1).copied()
 }
