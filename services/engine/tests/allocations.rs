@@ -18,7 +18,7 @@ fn allocations(case: Case) -> u64 {
 
 /// The ceilings are slightly above the current counts. The limits of the benchmark are much higher.
 #[test]
-fn every_case_keeps_to_its_ceiling() {
+fn cases_stay_within_ceilings() {
     for (case, ceiling) in [
         (Case::One, 22),
         (Case::Three, 98),
@@ -35,12 +35,12 @@ fn every_case_keeps_to_its_ceiling() {
 }
 
 #[test]
-fn profiles_that_do_not_apply_ask_for_nothing() {
+fn inapplicable_profiles_allocate_nothing() {
     assert_eq!(allocations(Case::Many), allocations(Case::Two));
 }
 
 #[test]
-fn a_larger_pod_asks_no_more_often() {
+fn larger_pod_needs_no_more_allocations() {
     let (small, large) = (allocations(Case::One), allocations(Case::TwiceAsLarge));
     assert!(large <= small + 4, "{large} allocations for a pod of 428 KB, {small} for a pod of 7 KB");
 }

@@ -18,7 +18,7 @@ use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
 
-use crate::common::{answer, patched, review};
+use crate::common::{patched, respond, review};
 
 /// The maximum time for all profiles of a request, in a test build on a busy machine.
 const LIMIT: Duration = Duration::from_secs(4);
@@ -47,11 +47,11 @@ fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
         let body = review(&pod());
         let began = Instant::now();
         let mut decided = None;
-        let info = allocation_counter::measure(|| decided = Some(answer(&body, &snapshot).0));
+        let info = allocation_counter::measure(|| decided = Some(respond(&body, &snapshot).0));
         assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
         assert!(info.bytes_max < MEMORY, "{} bytes", info.bytes_max);
         let decided = decided.unwrap();
-        let object = patched(&body, decided.patch.as_deref());
+        let object = patched(&body, &decided);
         (decided, object)
     };
     std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack is large enough")
@@ -109,7 +109,7 @@ fn many_parts_are_rejected() {
 }
 
 #[test]
-fn values_nest_no_deeper_than_the_stack_bears() {
+fn nesting_of_values_is_bounded() {
     for (opening, closing) in [("[", "]"), ("{'a':", "}"), ("optional.of(", ")"), ("[[{'a':optional.of(", ")}]]")] {
         let times = 24 / opening.matches(['[', '{', '(']).count();
         let mut variables = vec![("v0".to_owned(), "[1]".to_owned())];
@@ -171,7 +171,7 @@ fn failing(call: &str) -> Json {
 }
 
 #[test]
-fn work_that_fails_is_charged() {
+fn failing_work_is_charged() {
     for call in [
         "exists(i, toJson(variables.c) == '')",
         "all(i, toJson(variables.c) == '')",
@@ -190,7 +190,7 @@ fn work_that_fails_is_charged() {
 }
 
 #[test]
-fn a_tenant_takes_no_steps_from_the_platform() {
+fn tenant_uses_no_platform_budget() {
     let guard = json!({"activation": "Always", "variables": [{"name": "v", "expression": "lists.range(5000).map(i, i + 1).sum()"}],
         "template": {"metadata": {"annotations": {"guard.example.com/v": "${string(variables.v)}"}}}});
     let mut profiles: Vec<_> = (0..20)
@@ -202,7 +202,7 @@ fn a_tenant_takes_no_steps_from_the_platform() {
 }
 
 #[test]
-fn expressions_end_at_the_deadline_of_the_request() {
+fn expressions_end_at_request_deadline() {
     let profile = tenant("long", annotated(&[], "${string(lists.range(10000).all(i, i >= 0))}")).unwrap();
     let namespace = Namespace::opted_in(InjectionLevel::Enabled);
     let snapshot = Snapshot::new(ProfileSet::new([profile])).with_namespace("team-a", Some(namespace.clone()));
@@ -276,7 +276,7 @@ fn large_profiles() -> Vec<(&'static str, Json)> {
 }
 
 #[test]
-fn compiled_profiles_take_no_more_memory_than_they_say() {
+fn compiled_profiles_stay_within_reported_memory() {
     let mut seen = std::collections::BTreeSet::new();
     for (what, spec) in large_profiles() {
         for is_namespaced in [false, true] {

@@ -11,7 +11,8 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use crate::common::{apply, with_managed_fields};
+use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel};
 use pillion_api::profile::ProfileSpec;
 use pillion_engine::inject::undo;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted, Which};
@@ -21,8 +22,6 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_json::OwnedTape;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
-
-const RECORD: &str = "pillion.dev/injected";
 
 /// A file of cases.
 #[derive(Deserialize)]
@@ -97,8 +96,8 @@ fn profiles(file: &File) -> ProfileSet {
             Some((namespace, name)) => ProfileName::namespaced(namespace, name),
             None => ProfileName::cluster(name.as_str()),
         };
-        Arc::new(ProfileSource::Author(spec, &specs).compile(&named).unwrap_or_else(|faults| {
-            panic!("{name}: {}", faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+        Arc::new(ProfileSource::Author(spec, &specs).compile(&named).unwrap_or_else(|problems| {
+            panic!("{name}: {}", problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
         }))
     });
     ProfileSet::new(compiled)
@@ -153,16 +152,16 @@ fn review(case: &Case, pod: &Json) -> Vec<u8> {
         },
     });
     if case.request.is_object() {
-        merged(&mut review["request"], &case.request);
+        json_patch::merge(&mut review["request"], &case.request);
     }
     serde_json::to_vec(&review).unwrap()
 }
 
 fn decide(file: &File, snapshot: &Snapshot, case: &Case, pod: &Json, record_trust: RecordTrust) -> (Decided, Json) {
-    answered(file, snapshot, case, pod, (Endpoint::Level(InjectionLevel::Enabled), record_trust))
+    decide_at(file, snapshot, case, pod, (Endpoint::Level(InjectionLevel::Enabled), record_trust))
 }
 
-fn answered(
+fn decide_at(
     file: &File,
     snapshot: &Snapshot,
     case: &Case,
@@ -174,55 +173,28 @@ fn answered(
     let mut facts = Facts { namespace: snapshot.namespace("team-a"), record_trust, ..Facts::default() };
     facts.looked_up = looked_up(file, case, review.needs(endpoint, snapshot, &facts));
     let decided = review.decide(endpoint, snapshot, &facts).unwrap();
-    let answer: Json = serde_json::from_slice(&review.respond(&decided)).unwrap();
-    (decided, answer)
+    let response: Json = serde_json::from_slice(&review.respond(&decided)).unwrap();
+    (decided, response)
 }
 
 /// Returns the messages to the author: the reason of a denial, and warnings.
-fn told(answer: &Json) -> Vec<String> {
-    let warnings = answer["response"]["warnings"].as_array().cloned().unwrap_or_default();
-    let denied = answer["response"]["status"]["message"].as_str().map(Json::from);
+fn messages(response: &Json) -> Vec<String> {
+    let warnings = response["response"]["warnings"].as_array().cloned().unwrap_or_default();
+    let denied = response["response"]["status"]["message"].as_str().map(Json::from);
     denied.into_iter().chain(warnings).map(|text| text.as_str().unwrap().to_owned()).collect()
 }
 
-fn check_told(told: &[String], expected: &[String], at: &str) {
-    assert_eq!(told.len(), expected.len(), "{at}: {told:?}");
-    for (told, part) in told.iter().zip(expected) {
-        assert!(told.contains(part.as_str()), "{at}: {told:?} does not contain {part:?}");
+fn assert_messages(messages: &[String], expected: &[String], at: &str) {
+    assert_eq!(messages.len(), expected.len(), "{at}: {messages:?}");
+    for (message, part) in messages.iter().zip(expected) {
+        assert!(message.contains(part.as_str()), "{at}: {message:?} does not contain {part:?}");
     }
-}
-
-/// Returns the object with managedFields for the fields of `author`.
-fn managed(pod: &Json, author: &Json) -> Json {
-    fn fields(value: &Json) -> Json {
-        match value {
-            Json::Object(members) => members
-                .iter()
-                .map(|(key, value)| (format!("f:{key}"), fields(value)))
-                .collect::<serde_json::Map<_, _>>()
-                .into(),
-            Json::Array(items) if items.iter().all(|item| item.get("name").is_some()) => items
-                .iter()
-                .map(|item| (format!("k:{}", json!({"name": item["name"]})), fields(item)))
-                .collect::<serde_json::Map<_, _>>()
-                .into(),
-            _ => json!({}),
-        }
-    }
-    let mut pod = pod.clone();
-    let mut author = author.clone();
-    author["metadata"].as_object_mut().unwrap().remove("managedFields");
-    pod["metadata"]["managedFields"] = json!([{
-        "manager": "kubectl-create", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
-        "fieldsV1": fields(&author),
-    }]);
-    pod
 }
 
 /// Returns the object without the record, and without managedFields that the pod did not have.
 fn plain(mut object: Json, pod: &Json) -> Json {
     if let Some(annotations) = object["metadata"].get_mut("annotations").and_then(Json::as_object_mut) {
-        annotations.remove(RECORD);
+        annotations.remove(INJECTED_ANNOTATION);
         if annotations.is_empty() {
             object["metadata"].as_object_mut().unwrap().remove("annotations");
         }
@@ -235,14 +207,8 @@ fn plain(mut object: Json, pod: &Json) -> Json {
 
 fn patched(pod: &Json, decided: &Decided) -> Json {
     let mut object = pod.clone();
-    if let Some(patch) = &decided.patch {
-        json_patch::patch(&mut object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
-    }
+    apply(&mut object, decided);
     object
-}
-
-fn merged(target: &mut Json, patch: &Json) {
-    json_patch::merge(target, patch);
 }
 
 fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
@@ -253,27 +219,27 @@ fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
         let pod = match trust {
             RecordTrust::AsFound => case.pod.clone(),
             RecordTrust::ManagedFields if case.pod["metadata"].get("managedFields").is_some() => case.pod.clone(),
-            RecordTrust::ManagedFields => managed(&case.pod, &case.pod),
+            RecordTrust::ManagedFields => with_managed_fields(case.pod.clone(), &case.pod),
         };
-        let (decided, answer) = decide(file, snapshot, case, &pod, trust);
+        let (decided, response) = decide(file, snapshot, case, &pod, trust);
         let result = patched(&pod, &decided);
         let shown = decided.decision.profiles.iter().map(|profile| format!("{} {:?}", profile.reason, profile.detail));
-        let shown = format!("{trust:?} {:?} {answer}", shown.collect::<Vec<_>>());
+        let shown = format!("{trust:?} {:?} {response}", shown.collect::<Vec<_>>());
         assert_same(&plain(result.clone(), &case.pod), expected, &format!("{at} ({shown})"));
         if let Some(reasons) = &case.reasons {
             let found: Vec<_> = decided.decision.profiles.iter().map(|decision| decision.reason.as_str()).collect();
             assert_eq!(&found, reasons, "{at} ({shown})");
         }
-        check_told(&told(&answer), &case.told, &at);
+        assert_messages(&messages(&response), &case.told, &at);
         if let Some(expected) = &case.validated {
             let endpoint = Endpoint::ValidateLevel(InjectionLevel::Enabled);
-            let (_, answer) = answered(file, snapshot, case, &result, (endpoint, trust));
-            check_told(&told(&answer), expected, &format!("{at}: on the validating path"));
+            let (_, response) = decide_at(file, snapshot, case, &result, (endpoint, trust));
+            assert_messages(&messages(&response), expected, &format!("{at}: on the validating path"));
         }
         undone(&result, &pod, &format!("{at} ({trust:?})"));
         let mut again = result;
         if let Some(foreign) = &case.foreign {
-            merged(&mut again, foreign);
+            json_patch::merge(&mut again, foreign);
         }
         let (second, _) = decide(file, snapshot, case, &again, trust);
         match &case.then {
@@ -294,7 +260,8 @@ fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
 
 /// Asserts that undoing the injection gives the original pod.
 fn undone(result: &Json, pod: &Json, at: &str) {
-    let has_record = |object: &Json| object["metadata"].get("annotations").is_some_and(|all| all.get(RECORD).is_some());
+    let has_record =
+        |object: &Json| object["metadata"].get("annotations").is_some_and(|all| all.get(INJECTED_ANNOTATION).is_some());
     if !has_record(result) || has_record(pod) {
         return;
     }

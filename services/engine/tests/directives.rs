@@ -3,14 +3,10 @@
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test helpers fail by panicking")]
 
-use crate::common::{answer, patched, review};
-use pillion_engine::profile::{ProfileName, compile};
-use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
+use crate::common::{patched, respond, review, snapshot};
+use pillion_engine::snapshot::Snapshot;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
-use std::sync::Arc;
-
-use pillion_api::names::InjectionLevel;
 
 fn name() -> impl Strategy<Value = &'static str> {
     prop_oneof![Just("app"), Just("web"), Just("proxy"), Just("data")]
@@ -240,16 +236,8 @@ fn edited(mut object: Json, edits: &[u8]) -> Json {
 }
 
 fn compiled(profiles: &[Json]) -> Snapshot {
-    let names = ["a", "b", "c"];
-    let compiled = names.into_iter().zip(profiles).map(|(name, spec)| {
-        let spec = serde_json::from_value(spec.clone()).unwrap();
-        Arc::new(compile(&ProfileName::cluster(name), &spec).unwrap_or_else(|faults| {
-            let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
-            unreachable!("{faults:#?}")
-        }))
-    });
-    Snapshot::new(ProfileSet::new(compiled))
-        .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)))
+    let profiles: Vec<_> = ["a", "b", "c"].into_iter().zip(profiles.iter().cloned()).collect();
+    snapshot(&profiles)
 }
 
 proptest! {
@@ -258,9 +246,9 @@ proptest! {
     #[test]
     fn a_second_pass_changes_nothing(pod in pod(), profile in profile()) {
         let snapshot = compiled(&[profile]);
-        let (first, _) = answer(&review(&pod), &snapshot);
-        let after = patched(&review(&pod), first.patch.as_deref());
-        let (second, _) = answer(&review(&after), &snapshot);
+        let (first, _) = respond(&review(&pod), &snapshot);
+        let after = patched(&review(&pod), &first);
+        let (second, _) = respond(&review(&after), &snapshot);
         let patch = second.patch.map(|patch| String::from_utf8(patch).unwrap());
         prop_assert_eq!(patch, None, "{}\n-> {}", pod, after);
     }
@@ -276,11 +264,11 @@ proptest! {
         }).collect();
         let profiles: Vec<Json> = texts.iter().map(|text| serde_json::from_str(text).unwrap()).collect();
         let snapshot = compiled(&profiles);
-        let (first, _) = answer(&review(&pod), &snapshot);
-        let after = edited(patched(&review(&pod), first.patch.as_deref()), &edits);
-        let (second, _) = answer(&review(&after), &snapshot);
-        let then = patched(&review(&after), second.patch.as_deref());
-        let (third, _) = answer(&review(&then), &snapshot);
+        let (first, _) = respond(&review(&pod), &snapshot);
+        let after = edited(patched(&review(&pod), &first), &edits);
+        let (second, _) = respond(&review(&after), &snapshot);
+        let then = patched(&review(&after), &second);
+        let (third, _) = respond(&review(&then), &snapshot);
         let patch = third.patch.map(|patch| String::from_utf8(patch).unwrap());
         prop_assert_eq!(patch, None, "{}\n-> {}\n-> {}", pod, after, then);
     }

@@ -54,7 +54,7 @@ fn run(name: &str, target: fn(&[u8]), input: &[u8], what: &str) {
 }
 
 #[test]
-fn the_corpus_does_no_harm() {
+fn corpus_passes() {
     for (name, target) in TARGETS {
         for (file, input) in corpus(name) {
             run(name, target, &input, &file);
@@ -75,26 +75,26 @@ fn mutate(name: &str) {
 }
 
 #[test]
-fn mutated_reviews_do_no_harm() {
+fn mutated_reviews_pass() {
     mutate("review_bytes");
 }
 
 #[test]
-fn mutated_profiles_do_no_harm() {
+fn mutated_profiles_pass() {
     mutate("profile_yaml");
 }
 
 #[test]
-fn mutated_profiles_and_pods_do_no_harm() {
+fn mutated_profiles_and_pods_pass() {
     mutate("profile_and_pod");
 }
 
 #[test]
-fn mutated_expressions_do_no_harm() {
+fn mutated_expressions_pass() {
     mutate("expression");
 }
 
 #[test]
-fn mutated_records_do_no_harm() {
+fn mutated_records_pass() {
     mutate("record");
 }

@@ -24,6 +24,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value as Json, json};
 
+use crate::common::apply;
 use claims::Claims;
 use generate::{Case, Choices, Kind, Profiles};
 
@@ -110,9 +111,7 @@ fn review(
         return (decided, None);
     }
     let mut object = object.clone();
-    if let Some(patch) = &decided.patch {
-        json_patch::patch(&mut object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
-    }
+    apply(&mut object, &decided);
     (decided, Some(object))
 }
 
@@ -236,7 +235,7 @@ proptest! {
     })]
 
     #[test]
-    fn platform_profiles_stand_beside_any_namespaced_profiles(numbers in numbers()) {
+    fn namespaced_profiles_change_no_platform_results(numbers in numbers()) {
         let fault = interference(&Profiles::of(&mut Choices::new(&numbers.0)), &mut |_, _| {});
         prop_assert!(fault.is_none(), "{}", fault.unwrap_or_default());
     }

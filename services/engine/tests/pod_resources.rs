@@ -7,7 +7,7 @@ use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
-use crate::common::{answer, patched, review, snapshot};
+use crate::common::{patched, respond, review, snapshot};
 
 /// A container's CPU request and the difference to its limit, in thousandths, and its kind.
 #[derive(Clone, Debug)]
@@ -128,8 +128,8 @@ proptest! {
         let profiles: Vec<_> = profiles.iter().map(|(name, spec)| (name.as_str(), spec.clone())).collect();
         let snapshot = snapshot(&profiles);
         let body = review(&pod);
-        let (decided, _) = answer(&body, &snapshot);
-        let first = patched(&body, decided.patch.as_deref());
+        let (decided, _) = respond(&body, &snapshot);
+        let first = patched(&body, &decided);
         prop_assert!(first["spec"]["containers"].as_array().unwrap().len()
             + first["spec"]["initContainers"].as_array().unwrap().len() > own.len());
         assert_valid(&first["spec"]);
@@ -138,7 +138,7 @@ proptest! {
         let body = review(&first);
         let facts = Facts { namespace: snapshot.namespace("team-a"), record_trust: RecordTrust::AsFound, ..Facts::default() };
         let decided = Review::parse(&body).unwrap().decide(Endpoint::Any, &snapshot, &facts).unwrap();
-        prop_assert_eq!(patched(&body, decided.patch.as_deref()), first);
+        prop_assert_eq!(patched(&body, &decided), first);
     }
 }
 
@@ -149,8 +149,8 @@ fn grown(resources: &Json) -> Json {
     let profile = json!({"activation": "Always", "template": {"spec": {"containers": [sidecar]}}});
     let app = json!({"name": "app", "image": "a:1", "resources": {"requests": {"cpu": "1"}}});
     let body = review(&json!({"metadata": {}, "spec": {"containers": [app], "resources": resources}}));
-    let (decided, _) = answer(&body, &snapshot(&[("sidecar", profile)]));
-    patched(&body, decided.patch.as_deref())["spec"]["resources"].clone()
+    let (decided, _) = respond(&body, &snapshot(&[("sidecar", profile)]));
+    patched(&body, &decided)["spec"]["resources"].clone()
 }
 
 #[test]

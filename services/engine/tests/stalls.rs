@@ -10,7 +10,7 @@ mod bombs;
 
 use std::time::{Duration, Instant};
 
-use crate::common::{answer, patched, snapshot};
+use crate::common::{patched, respond, review, snapshot};
 use bombs::{pod_bombs, profile_bombs};
 use pillion_engine::decision::Outcome;
 use serde_json::{Value as Json, json};
@@ -99,31 +99,20 @@ fn numbers(count: usize) -> String {
     (0..count).map(|number| number.to_string()).collect::<Vec<_>>().join(",")
 }
 
-fn review(pod: &Json) -> Vec<u8> {
-    let review = json!({
-        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "request": {
-            "uid": "u", "namespace": "team-a", "operation": "CREATE", "object": pod,
-            "resource": {"group": "", "version": "v1", "resource": "pods"},
-        },
-    });
-    review.to_string().into_bytes()
-}
-
 fn each_ends(bombs: Vec<Bomb>) {
     let mut slow = Vec::new();
     for Bomb { name, profile, pod, reasons } in bombs {
         let snapshot = snapshot(&[("bomb", profile)]);
         let body = review(&pod);
         let start = Instant::now();
-        let (decided, _) = answer(&body, &snapshot);
+        let (decided, _) = respond(&body, &snapshot);
         let taken = start.elapsed();
         let decision = &decided.decision;
         let of_profile = &decision.profiles[0];
         let shown = format!("{name}: {taken:?}, {} {:?}", of_profile.reason, of_profile.detail);
         assert!(reasons.contains(&of_profile.reason.as_str()), "{shown}");
         assert!(decided.decision.outcome != Outcome::Denied, "{shown}");
-        let _ = patched(&body, decided.patch.as_deref());
+        let _ = patched(&body, &decided);
         if taken > LIMIT {
             slow.push(shown);
         }
@@ -163,10 +152,10 @@ fn long_argument_lists_are_within_budget() {
         pod["spec"]["containers"][0]["args"] = json!(texts(0, count));
         pod["metadata"]["managedFields"] = json!([{"manager": "m"}]);
         let body = review(&pod);
-        let (first, _) = answer(&body, &snapshot);
+        let (first, _) = respond(&body, &snapshot);
         let of_profile = &first.decision.profiles[0];
         assert_eq!(of_profile.reason.as_str(), "injected", "{name}: {:?}", of_profile.detail);
-        let (second, _) = answer(&review(&patched(&body, first.patch.as_deref())), &snapshot);
+        let (second, _) = respond(&review(&patched(&body, &first)), &snapshot);
         let of_profile = &second.decision.profiles[0];
         assert_ne!(of_profile.reason.as_str(), "expression_failed", "{name}: {:?}", of_profile.detail);
         assert_eq!(second.patch, None, "{name}: the second pass");

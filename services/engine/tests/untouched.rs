@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
-use crate::common::{answer, snapshot};
+use crate::common::{respond, snapshot};
 use proptest::prelude::*;
 use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};
@@ -257,30 +257,30 @@ fn permutations<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
 }
 
 #[test]
-fn profiles_come_in_their_own_order() {
+fn order_of_profiles_is_fixed() {
     let body =
         review(r#"{"metadata":{},"spec":{"containers":[{"name":"app","env":[{"name":"SHARED","value":"x"}]}]}}"#);
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for profiles in permutations(&dynamic()) {
-        let (decided, answer) = answer(&body, &snapshot(&profiles));
+        let (decided, response) = respond(&body, &snapshot(&profiles));
         let order: Vec<_> = decided.decision.profiles.iter().map(|one| one.profile.display_name().to_owned()).collect();
         assert_eq!(order, ["d", "a", "b", "c"]);
-        answers.push(String::from_utf8(answer).unwrap());
+        responses.push(String::from_utf8(response).unwrap());
     }
-    assert_eq!(answers.len(), 24);
-    answers.dedup();
-    assert_eq!(answers.len(), 1, "{answers:#?}");
+    assert_eq!(responses.len(), 24);
+    responses.dedup();
+    assert_eq!(responses.len(), 1, "{responses:#?}");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::default())]
 
     #[test]
-    fn what_no_profile_speaks_of_stays_to_the_byte(
+    fn unnamed_fields_stay_byte_for_byte(
         pod in pod(), conflict in prop_oneof![Just("Merge"), Just("Replace"), Just("Keep")],
     ) {
         let snapshot = snapshot(&[("p", profile(conflict))]);
-        let (decided, _) = answer(&review(&pod), &snapshot);
+        let (decided, _) = respond(&review(&pod), &snapshot);
         let patch = decided.patch.as_deref().map(|patch| std::str::from_utf8(patch).unwrap());
         let operations: Vec<BTreeMap<String, Box<RawValue>>> = serde_json::from_str(patch.expect("the profile changes something")).unwrap();
         prop_assert!(operations.len() > 6, "{:?}", decided.decision);

@@ -4,7 +4,7 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::common::{answer, patched, review, snapshot};
+use crate::common::{patched, respond, review, snapshot};
 
 /// Returns the result of a profile whose template uses the annotation `x`, which is JSON.
 fn outcome(template: &Json, value: &str) -> Result<Json, String> {
@@ -18,8 +18,8 @@ fn outcome(template: &Json, value: &str) -> Result<Json, String> {
         "spec": {"containers": [{"name": "web", "image": "web:1"}]},
     });
     let body = review(&pod);
-    let (decided, _) = answer(&body, &snapshot(&[("computed", profile)]));
-    let object = patched(&body, decided.patch.as_deref());
+    let (decided, _) = respond(&body, &snapshot(&[("computed", profile)]));
+    let object = patched(&body, &decided);
     let decision = &decided.decision.profiles[0];
     match decision.reason.as_str() {
         "injected" => Ok(object),
@@ -39,7 +39,7 @@ fn container(field: &str, value: Json) -> Json {
 }
 
 #[test]
-fn computed_value_of_wrong_type_is_refused() {
+fn rejects_computed_value_of_wrong_type() {
     let annotation = json!({"metadata": {"annotations": {"example.com/a": "${variables.x}"}}});
     let label = json!({"metadata": {"labels": {"a": "${variables.x}"}}});
     let env = container("env", json!([{"name": "A", "value": "${variables.x}"}]));
@@ -90,10 +90,10 @@ fn computed_value_of_wrong_type_is_refused() {
 /// Returns the reason and the detail of a decision, and the patched pod.
 fn applied(profile: Json, pod: &Json) -> (String, String, Json) {
     let body = review(pod);
-    let (decided, _) = answer(&body, &snapshot(&[("merged", profile)]));
+    let (decided, _) = respond(&body, &snapshot(&[("merged", profile)]));
     let decision = &decided.decision.profiles[0];
     let detail = decision.detail.as_deref().unwrap_or_default().to_owned();
-    (decision.reason.as_str().to_owned(), detail, patched(&body, decided.patch.as_deref()))
+    (decision.reason.as_str().to_owned(), detail, patched(&body, &decided))
 }
 
 /// Returns a profile that changes the pod's own containers.
@@ -167,7 +167,7 @@ fn computed_fields_of_a_container_fit_one_another() {
 }
 
 #[test]
-fn new_probe_without_a_handler_is_refused() {
+fn rejects_new_probe_without_handler() {
     let pod = json!({"spec": {"containers": [{"name": "web", "image": "web:1"}]}});
     for probe in [json!({"periodSeconds": 5}), json!("${{'periodSeconds': 5}}")] {
         let profile = json!({"activation": "Always", "template": container("livenessProbe", probe)});

@@ -9,7 +9,7 @@ use pillion_api::names::InjectionLevel;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 
 /// The captured review of the benchmark.
 pub(crate) const DEPLOYMENT: &str = "create-deployment-pod.json";
@@ -71,20 +71,25 @@ pub(crate) fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
 }
 
 /// Decides about a body, and returns the decision and the response.
-pub(crate) fn answer(body: &[u8], snapshot: &Snapshot) -> (Decided, Vec<u8>) {
+pub(crate) fn respond(body: &[u8], snapshot: &Snapshot) -> (Decided, Vec<u8>) {
     let review = Review::parse(body).unwrap();
     let facts = Facts { namespace: snapshot.namespace(review.namespace()), ..Facts::default() };
     let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), snapshot, &facts).unwrap();
-    let answer = review.respond(&decided);
-    (decided, answer)
+    let response = review.respond(&decided);
+    (decided, response)
 }
 
-/// Returns the object of a body after a patch.
-pub(crate) fn patched(body: &[u8], patch: Option<&[u8]>) -> Json {
-    let mut object = serde_json::from_slice::<Json>(body).unwrap()["request"]["object"].clone();
-    if let Some(patch) = patch {
-        json_patch::patch(&mut object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
+/// Applies the patch of a decision to an object.
+pub(crate) fn apply(object: &mut Json, decided: &Decided) {
+    if let Some(patch) = &decided.patch {
+        json_patch::patch(object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
     }
+}
+
+/// Returns the object of a body after the patch of a decision.
+pub(crate) fn patched(body: &[u8], decided: &Decided) -> Json {
+    let mut object = serde_json::from_slice::<Json>(body).unwrap()["request"]["object"].clone();
+    apply(&mut object, decided);
     object
 }
 
@@ -98,4 +103,27 @@ pub(crate) fn review(object: &Json) -> Vec<u8> {
         },
     });
     review.to_string().into_bytes()
+}
+
+/// Adds `managedFields` that assign the fields of `author` to a user, and no other fields.
+pub(crate) fn with_managed_fields(mut object: Json, author: &Json) -> Json {
+    fn fields(value: &Json) -> Json {
+        match value {
+            Json::Object(members) => {
+                members.iter().map(|(key, value)| (format!("f:{key}"), fields(value))).collect::<Map<_, _>>().into()
+            }
+            Json::Array(items) if items.iter().all(|item| item.get("name").is_some()) => {
+                let named = items.iter().map(|item| (format!("k:{}", json!({"name": item["name"]})), fields(item)));
+                named.collect::<Map<_, _>>().into()
+            }
+            _ => json!({}),
+        }
+    }
+    let mut author = author.clone();
+    author["metadata"].as_object_mut().unwrap().remove("managedFields");
+    object["metadata"]["managedFields"] = json!([{
+        "manager": "kubectl-create", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+        "fieldsV1": fields(&author),
+    }]);
+    object
 }

@@ -85,7 +85,7 @@ const LEFT_OUT: (ProfileOutcome, Reason) = (ProfileOutcome::Skipped, Reason::Lim
 const APPLIED: (ProfileOutcome, Reason) = (ProfileOutcome::Applied, Reason::Injected);
 
 #[test]
-fn child_takes_no_protection_from_its_parent() {
+fn child_keeps_protection_of_parent() {
     let child = json!({"extends": {"name": "guard"}});
     let (pod, own) = injected(&pod(), [("guard", guard())], [("a", child), ("own", replacing())]);
     assert_guarded(&pod);
@@ -94,7 +94,7 @@ fn child_takes_no_protection_from_its_parent() {
 
 /// A child is applied in the order of its parent, regardless of its own `order`.
 #[test]
-fn child_is_applied_in_its_parents_place() {
+fn child_is_applied_in_order_of_parent() {
     let second = json!({"activation": "Always", "order": 200, "containers": [{
         "name": "traced", "match": {"types": ["Injected"]}, "template": {"env": [{"name": "TRACE", "value": "on"}]},
     }]});
@@ -107,7 +107,7 @@ fn child_is_applied_in_its_parents_place() {
 
 /// A parameter that a namespace may set can make the child fail. Its parent is still applied.
 #[test]
-fn left_out_child_lets_parent_apply() {
+fn skipped_child_lets_parent_apply() {
     let mut named = guard();
     named["onError"] = json!("Skip");
     named["parameters"] = json!([{"name": "name", "type": "string", "default": "guard", "annotation": "x/name", "sources": ["Namespace"]}]);
@@ -153,7 +153,7 @@ fn join_adds_no_second_variable_of_a_name() {
 }
 
 #[test]
-fn nothing_stands_before_what_the_platform_puts_first() {
+fn platform_elements_stay_first() {
     let lock = |position: Json| {
         let mut lock = json!({"name": "egress-lock", "image": "registry.example.com/lock:1"});
         if !position.is_null() {
@@ -193,7 +193,7 @@ fn nothing_stands_before_what_the_platform_puts_first() {
 }
 
 #[test]
-fn large_namespaced_profiles_do_not_shed_the_platforms() {
+fn large_namespaced_profiles_displace_no_platform_profiles() {
     let mut guard = guard();
     guard["onError"] = json!("Skip");
     let fat = |number: usize| {
@@ -215,7 +215,7 @@ fn large_namespaced_profiles_do_not_shed_the_platforms() {
 
 /// A parameter that a namespace may set can make the cluster profile too large. Then the platform's value is used.
 #[test]
-fn child_with_large_value_is_left_out() {
+fn child_with_large_value_is_skipped() {
     let mut sized = guard();
     sized["onError"] = json!("Skip");
     sized["parameters"] =
@@ -290,7 +290,7 @@ fn confirmed_values_are_protected() {
 /// After another webhook's change between two passes, a cluster profile may add a container that a namespaced profile
 /// added before.
 #[test]
-fn platform_comes_first_also_in_a_second_pass() {
+fn platform_takes_precedence_in_second_pass() {
     let late = json!({"activation": "Always", "template": {"spec": {"containers": [{
         "name": "guard", "image": "registry.example.com/guard:1.0",
         "$when": "object.spec.containers.exists(c, c.name == 'mesh')",
@@ -379,7 +379,7 @@ fn only_platform_containers_are_ours() {
 
 /// If an element could be removed and added again unchanged, the record would attribute it to the namespaced profile.
 #[test]
-fn elements_are_not_taken_away_and_put_back() {
+fn elements_are_not_removed_and_added_again() {
     let mut again = guard()["template"]["spec"]["containers"][0].clone();
     again["$position"] = json!("First");
     let own = json!({"template": {"spec": {"containers": [{"$prune": "item.name == 'guard'"}, again]}}});
@@ -389,7 +389,7 @@ fn elements_are_not_taken_away_and_put_back() {
 }
 
 #[test]
-fn mounts_of_the_platform_are_not_hidden() {
+fn platform_mounts_are_not_hidden() {
     let mount = |folder: &str| {
         json!({
             "activation": "Always",
@@ -412,7 +412,7 @@ fn mounts_of_the_platform_are_not_hidden() {
 
 /// A value that requests a cluster profile and a namespaced profile applies both.
 #[test]
-fn profile_of_the_same_name_takes_no_place() {
+fn profiles_of_same_name_are_both_requested() {
     let asked = |image: &str| {
         let container = json!({"name": "logger", "image": image});
         json!({"template": {"spec": {"containers": [container]}}, "request": {"label": "log", "truthy": ["yes"]}})
@@ -436,7 +436,7 @@ fn profile_of_the_same_name_takes_no_place() {
 
 /// The changes of a child stay if its text changes between two passes, or if it is deleted.
 #[test]
-fn parent_takes_over_from_child_that_changes() {
+fn parent_keeps_changes_of_former_child() {
     let mut platform = guard();
     platform["parameters"] = json!([{"name": "mode", "type": "string", "default": "enforce", "annotation": "x/mode", "sources": ["Namespace"]}]);
     platform["template"]["spec"]["containers"][0]["env"][0]["value"] = json!("${params.mode}");
