@@ -1,4 +1,4 @@
-//! What is fuzzed, shared with the tests of the engine.
+//! The fuzz targets, shared with the tests of the engine.
 
 #[path = "../../services/engine/tests/fuzz/targets.rs"]
 pub mod targets;

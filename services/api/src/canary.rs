@@ -1,8 +1,8 @@
 //! The kind whose dry run proves which CA an API server trusts. Objects of it are never stored.
 //!
-//! The webhook configuration has an entry for the creation of an [`InjectionCanary`] and for nothing else. Its endpoint
-//! serves a certificate of the newest CA. So a dry run of a creation succeeds only at an API server that has this entry
-//! and this CA.
+//! The webhook configuration has an entry for the creation of an [`InjectionCanary`] and for nothing else. Its
+//! endpoint serves a certificate of the newest CA. So a dry run of a creation succeeds only at an API server that has
+//! this entry and this CA.
 
 use std::borrow::Cow;
 
@@ -14,30 +14,31 @@ use serde_json::json;
 
 use crate::names;
 
-/// The plural name, as it stands in URLs, roles and the rule of the entry.
+/// The plural name in URLs, roles and the rule of the entry.
 pub const PLURAL: &str = "injectioncanaries";
 
-/// The name of the entry in the webhook configuration. The API server says it when a call fails.
+/// The name of the entry in the webhook configuration. The API server's error messages contain it.
 pub const WEBHOOK: &str = "canary.pillion.dev";
 
-/// The path that the entry of the mutating configuration calls; behind it stands the [`epoch`](path) that it is of.
+/// The path that the entry of the mutating configuration calls. The [epoch](path) follows it.
 pub const PATH: &str = "/canary";
 
-/// The path that the entry of the validating configuration calls. Each configuration is an object of its own, and an API server
-/// may know the one as it is and the other as it was.
+/// The path that the entry of the validating configuration calls. The two configurations are separate objects, so an
+/// API server may have the current one and an outdated other.
 pub const VALIDATE_PATH: &str = "/canary/validate";
 
-/// What a replica says when it is called for a canary, and refuses it: so the author of a dry run knows that the call came
-/// through. It is called for one only during a [rehearsal](crate::webhook_configuration::Settings::rehearses).
+/// The message with which a replica denies the review of an [`InjectionCanary`]. It proves to the author of the dry
+/// run that the call reached a replica. Replicas get such calls only during a [connectivity
+/// check](crate::webhook_configuration::Settings::rehearses).
 pub const REACHED: &str = "a replica of Pillion was reached: nobody stores a canary";
 
-/// Bytes of a review of a canary, which has a name and nothing else; what is larger is none.
+/// The maximum size in bytes of the review of an [`InjectionCanary`], which has only a name.
 pub const MAX_REVIEW_BYTES: usize = 64 * 1024;
 
-/// A replica's answer to a review of a canary: no, in the words of [`REACHED`].
+/// Returns a replica's response to the review of an [`InjectionCanary`]: denied, with the message [`REACHED`].
 ///
 /// # Errors
-/// It is not a review, or one whose id nobody would repeat.
+/// Fails if the body is not a review, or if its uid is empty or longer than [`names::MAX_UID_BYTES`].
 pub fn refusal(review: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
     #[derive(Deserialize)]
     struct Review {
@@ -61,14 +62,14 @@ pub fn refusal(review: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(&answer)
 }
 
-/// A path with the epoch of the rotation that its entry was written for: an API server that calls it has that entry, and with
-/// it all that stands in the same object, whomever it trusted before.
+/// Returns the path of an entry for an epoch of the rotation. A call to this path proves that the API server has this
+/// version of the configuration, whichever CA it trusts.
 #[must_use]
 pub fn path(of: &str, epoch: u64) -> String {
     format!("{of}/{epoch}")
 }
 
-/// The epoch that stands in a path; 0, before all others, if it is the path alone. `None`: it is another path.
+/// Returns the epoch in a path: 0 if the path has none. `None` means another path.
 #[must_use]
 pub fn epoch_of(path: &str, of: &str) -> Option<u64> {
     match path.strip_prefix(of)? {
@@ -77,7 +78,7 @@ pub fn epoch_of(path: &str, of: &str) -> Option<u64> {
     }
 }
 
-/// An object that is created by dry run only.
+/// An object that the controller creates by dry run only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InjectionCanary {
@@ -85,7 +86,7 @@ pub struct InjectionCanary {
     pub api_version: String,
     /// `InjectionCanary`.
     pub kind: String,
-    /// Its name is that of one request.
+    /// The name, which is unique for each request.
     pub metadata: ObjectMeta,
 }
 
@@ -93,7 +94,7 @@ impl InjectionCanary {
     /// The value of `kind`.
     pub const KIND: &str = "InjectionCanary";
 
-    /// One of this name.
+    /// An object with this name.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {

@@ -1,7 +1,8 @@
-//! The `CustomResourceDefinition`s of all kinds, generated from their Rust types except for the canary's.
+//! The `CustomResourceDefinition`s of all kinds. They are generated from the Rust types, except that of
+//! [`InjectionCanary`].
 //!
-//! A definition stays below 64 KiB, because `kubectl apply` copies the object into an annotation. So the schema takes
-//! any object as a template, and the engine checks its fields. CEL rules in the schema check everything else that a
+//! A CRD stays below 64 KiB, because `kubectl apply` copies the object into an annotation. So the schema takes any
+//! object as a template, and the engine checks its fields. CEL rules in the schema check everything else that a
 //! schema can express; the API server evaluates them without a webhook.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -16,13 +17,13 @@ use crate::names;
 use crate::profile::ProfileSpec;
 use crate::revision::RevisionSpec;
 
-/// What a rule in the schema says, and the sentence for who breaks it.
+/// A validation rule of the schema, and the message for a profile that violates it.
 struct Rule {
     expression: &'static str,
     message: &'static str,
 }
 
-/// For both kinds.
+/// Rules for both kinds of profiles.
 const COMMON_RULES: [Rule; 5] = [
     Rule {
         expression: "!has(self.optOut) || self.optOut != 'Forbidden' || !has(self.activation) || self.activation != 'Never'",
@@ -46,7 +47,7 @@ const COMMON_RULES: [Rule; 5] = [
     },
 ];
 
-/// For a tenant's kind: what only the platform may say.
+/// Rules that keep namespaced profiles from using fields for cluster profiles.
 const NAMESPACED_RULES: [Rule; 4] = [
     Rule {
         expression: "!has(self.namespaceSelector)",
@@ -63,13 +64,14 @@ const NAMESPACED_RULES: [Rule; 4] = [
     },
 ];
 
-/// For revisions.
+/// The message for an update of a revision.
 const IMMUTABLE: &str = "a revision does not change; edit the profile, and the controller makes a new one";
 
-/// All definitions, in the order in which they are written out.
+/// Returns all CRDs, in the order in which they are printed.
 ///
 /// # Errors
-/// If the generated schema is not one that Kubernetes' own type can hold: a mistake in this crate, which its tests find.
+/// Fails if a generated schema does not fit Kubernetes' type. That would be a mistake in this crate, which its tests
+/// find.
 pub fn definitions() -> Result<[CustomResourceDefinition; 5], serde_json::Error> {
     Ok([cluster()?, namespaced()?, cluster_revision()?, namespaced_revision()?, injection_canary()?])
 }
@@ -90,7 +92,7 @@ fn namespaced() -> Result<CustomResourceDefinition, serde_json::Error> {
         "kind": InjectionProfile::KIND,
         "plural": plural::NAMESPACED,
         "singular": "injectionprofile",
-        // Not "ip": that is taken by IPAddress.
+        // "ip" is the short name of IPAddress.
         "shortNames": ["iprof"],
         "categories": ["pillion"],
     });
@@ -118,7 +120,7 @@ fn namespaced_revision() -> Result<CustomResourceDefinition, serde_json::Error> 
     revision(&names, "Namespaced")
 }
 
-/// The definition of a kind of revision. It is of no category: `kubectl get pillion` shows what people write.
+/// The CRD of a kind of revision. It has no category, so `kubectl get pillion` lists only profiles.
 fn revision(names: &Value, scope: &str) -> Result<CustomResourceDefinition, serde_json::Error> {
     let spec = validated::<RevisionSpec>(json!([{"rule": "self == oldSelf", "message": IMMUTABLE}]));
     let columns = json!([
@@ -131,7 +133,7 @@ fn revision(names: &Value, scope: &str) -> Result<CustomResourceDefinition, serd
     definition(names, scope, json!({"additionalPrinterColumns": columns, "schema": with_spec(&json!({"spec": spec}))}))
 }
 
-/// The definition of a kind of profile.
+/// The CRD of a kind of profile.
 fn profile(names: &Value, scope: &str, rules: &[&Rule]) -> Result<CustomResourceDefinition, serde_json::Error> {
     let rules = rules.iter().map(|rule| json!({"rule": rule.expression, "message": rule.message})).collect();
     let spec = validated::<ProfileSpec>(rules);
@@ -155,12 +157,12 @@ fn column(name: &str, kind: &str, path: &str, priority: i32) -> Value {
     json!({"name": name, "type": kind, "jsonPath": path, "priority": priority})
 }
 
-/// The schema of an object whose `spec` has to be there.
+/// The schema of an object with a required `spec`.
 fn with_spec(properties: &Value) -> Value {
     json!({"openAPIV3Schema": {"type": "object", "required": ["spec"], "properties": properties}})
 }
 
-/// The schema of a type with rules that its values have to keep to.
+/// The schema of a type, with validation rules.
 fn validated<T: schemars::JsonSchema>(rules: Value) -> Value {
     let mut schema = structural::<T>();
     if let Some(schema) = schema.as_object_mut() {
@@ -169,7 +171,7 @@ fn validated<T: schemars::JsonSchema>(rules: Value) -> Value {
     schema
 }
 
-/// The definition: an object with a name and nothing else.
+/// The CRD of the trust probe's kind: an object with a name and nothing else.
 fn injection_canary() -> Result<CustomResourceDefinition, serde_json::Error> {
     let names = json!({
         "kind": InjectionCanary::KIND,
@@ -184,7 +186,7 @@ fn injection_canary() -> Result<CustomResourceDefinition, serde_json::Error> {
     definition(&names, "Cluster", json!({"schema": {"openAPIV3Schema": schema}}))
 }
 
-/// A definition in the API's one group and version. `version` is what is special about the version: its schema, at least.
+/// A CRD in Pillion's API group, with one version. `version` holds at least the schema.
 fn definition(names: &Value, scope: &str, mut version: Value) -> Result<CustomResourceDefinition, serde_json::Error> {
     if let Some(version) = version.as_object_mut() {
         version.extend([("served".to_owned(), true.into()), ("storage".to_owned(), true.into())]);
@@ -199,7 +201,7 @@ fn definition(names: &Value, scope: &str, mut version: Value) -> Result<CustomRe
     }))
 }
 
-/// The schema of a type in the form that Kubernetes calls structural: no references, no `$schema`, no title.
+/// The structural schema of a type: no references, no `$schema`, no title.
 fn structural<T: schemars::JsonSchema>() -> Value {
     let schema = SchemaSettings::openapi3()
         .with(|settings| {
@@ -215,14 +217,14 @@ fn structural<T: schemars::JsonSchema>() -> Value {
     schema
 }
 
-/// Takes out what only makes the definition larger: titles, and the null default of an optional field.
+/// Removes parts that only make the CRD larger: titles, and the null default of an optional field.
 fn tidy(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
             if fields.get("title").is_some_and(Value::is_string) {
                 fields.remove("title");
             }
-            // Rust's widths are no formats of OpenAPI, and kubectl warns of them.
+            // OpenAPI has no formats for unsigned integers, and kubectl warns about them.
             if fields.get("format").and_then(Value::as_str).is_some_and(|format| format.starts_with("uint")) {
                 fields.remove("format");
             }
@@ -240,8 +242,8 @@ fn tidy(schema: &mut Value) {
 mod tests {
     use super::*;
 
-    /// The API server copies the whole object into an annotation at client-side apply, and an object's annotations may
-    /// be 256 KiB; 64 KiB leaves room for what is there beside it and for a definition that grows.
+    /// Client-side apply copies the whole object into an annotation, and Kubernetes limits all annotations together
+    /// to 256 KiB. 64 KiB leaves room for other annotations and for growth.
     const LIMIT: usize = 64 * 1024;
 
     #[test]

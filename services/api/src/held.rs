@@ -1,14 +1,14 @@
-//! The admission policies that make pods of `held` namespaces wait: a `MutatingAdmissionPolicy` adds a scheduling gate
-//! to each pod, and a `ValidatingAdmissionPolicy` allows nobody but Pillion to remove it. Pure functions build both.
+//! The admission policies that make pods of `held` namespaces wait. A `MutatingAdmissionPolicy` adds a scheduling
+//! gate to each pod, and a `ValidatingAdmissionPolicy` allows only Pillion to remove it. Pure functions build both.
 //!
 //! The API server runs mutating policies before mutating webhooks, so the webhook finds the gate on every pod and
-//! removes it with its decision. The policy runs once (`reinvocationPolicy: Never`), so the gate stays removed when the
-//! API server calls the webhook again. A removed gate therefore proves a decision, whatever else the pod's author
+//! removes it with its decision. The policy runs once (`reinvocationPolicy: Never`), so the gate stays removed when
+//! the API server calls the webhook again. A removed gate therefore proves a decision, whatever else the pod's author
 //! writes.
 //!
 //! A pod that names its node on creation cannot wait, since the API server rejects gates on it. The policy gates it
-//! like any other pod: the webhook removes the gate before the API server checks it, and without the webhook the pod is
-//! rejected.
+//! like any other pod: the webhook removes the gate before the API server checks it, and without the webhook the pod
+//! is rejected.
 //!
 //! Every field that the API server would default is written out, so that a stored policy can be compared with the
 //! desired one.
@@ -25,22 +25,22 @@ use crate::names::{
     INJECTION_GATE, INJECTION_LABEL, InjectionLevel, MIRROR_ANNOTATION, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES,
 };
 
-/// What the policies depend on.
+/// The settings of the policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Name of all four objects.
     pub name: String,
     /// Namespace of the release, which is excluded by name.
     pub release_namespace: String,
-    /// Further namespaces to leave alone: those that the webhook leaves alone.
+    /// Further namespaces to exclude: those that the webhook configuration excludes.
     pub excluded_namespaces: Vec<String>,
-    /// The user who may take gates away: the controller's service account, as the API server calls it.
+    /// The user who may remove gates: the controller's service account, in the API server's notation.
     pub controller_user: String,
 }
 
 impl Settings {
-    /// The settings of a release whose objects are called `release`: the policies are called `{release}-held`, and the
-    /// controller's service account `{release}-controller`.
+    /// The settings of a release whose objects have the name `release`. The policies are named `{release}-held`, and
+    /// the controller's service account `{release}-controller`.
     #[must_use]
     pub fn new(release: &str, namespace: impl Into<String>) -> Self {
         let namespace = namespace.into();
@@ -53,26 +53,26 @@ impl Settings {
     }
 }
 
-/// The policy that adds the gate to pods that are created.
+/// Builds the policy that adds the gate to new pods.
 #[must_use]
 pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
-    // A plain map: an API server (1.36.3) that finds a list of typed objects in a patch panics, which would fail every
-    // creation.
+    // A plain map, because the API server (1.36.3) panics on a list of typed objects in a patch. That would fail
+    // every creation.
     let gate = format!("{{'name': '{INJECTION_GATE}'}}");
-    // A patch and no apply configuration: what the API server does not know of a pod stays as it is.
+    // A JSON patch instead of an apply configuration preserves pod fields that the API server does not know.
     let expression = format!(
         "has(object.spec.schedulingGates) && size(object.spec.schedulingGates) > 0 \
          ? [JSONPatch{{op: 'add', path: '/spec/schedulingGates/-', value: {gate}}}] \
          : [JSONPatch{{op: 'add', path: '/spec/schedulingGates', value: [{gate}]}}]"
     );
     MutatingAdmissionPolicy {
-        metadata: named(settings),
+        metadata: metadata(settings),
         spec: Some(MutatingAdmissionPolicySpec {
-            // None of the expressions can fail. If one did, a pod that runs without its sidecar would be worse than one that
-            // is refused, and the refusal says why.
+            // None of the expressions can fail. If one did, running a pod without its sidecar would be worse than
+            // rejecting it, and the rejection gives the reason.
             failure_policy: Some("Fail".to_owned()),
             match_conditions: Some(vec![
-                // A kubelet's mirror of a pod that runs already, and that no policy can change.
+                // The kubelet creates a mirror pod for a static pod that already runs. Policies cannot change it.
                 condition(
                     "not-a-mirror-pod",
                     format!(
@@ -94,11 +94,11 @@ pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
     }
 }
 
-/// What puts [`gating`] to work.
+/// Builds the binding that activates [`gating`].
 #[must_use]
 pub fn gating_binding(settings: &Settings) -> MutatingAdmissionPolicyBinding {
     MutatingAdmissionPolicyBinding {
-        metadata: named(settings),
+        metadata: metadata(settings),
         spec: Some(MutatingAdmissionPolicyBindingSpec {
             policy_name: Some(settings.name.clone()),
             ..MutatingAdmissionPolicyBindingSpec::default()
@@ -106,7 +106,7 @@ pub fn gating_binding(settings: &Settings) -> MutatingAdmissionPolicyBinding {
     }
 }
 
-/// The policy that keeps all but the controller from taking the gate away from a pod.
+/// Builds the policy that allows only the controller to remove the gate from a pod.
 #[must_use]
 pub fn guarding(settings: &Settings) -> ValidatingAdmissionPolicy {
     let user = &settings.controller_user;
@@ -116,7 +116,7 @@ pub fn guarding(settings: &Settings) -> ValidatingAdmissionPolicy {
          without"
     );
     ValidatingAdmissionPolicy {
-        metadata: named(settings),
+        metadata: metadata(settings),
         spec: Some(ValidatingAdmissionPolicySpec {
             failure_policy: Some("Fail".to_owned()),
             match_conditions: Some(vec![condition("was-gated", has_gate("oldObject"))]),
@@ -133,11 +133,11 @@ pub fn guarding(settings: &Settings) -> ValidatingAdmissionPolicy {
     }
 }
 
-/// What puts [`guarding`] to work.
+/// Builds the binding that activates [`guarding`].
 #[must_use]
 pub fn guarding_binding(settings: &Settings) -> ValidatingAdmissionPolicyBinding {
     ValidatingAdmissionPolicyBinding {
-        metadata: named(settings),
+        metadata: metadata(settings),
         spec: ValidatingAdmissionPolicyBindingSpec {
             policy_name: settings.name.clone(),
             validation_actions: vec!["Deny".to_owned()],
@@ -146,11 +146,11 @@ pub fn guarding_binding(settings: &Settings) -> ValidatingAdmissionPolicyBinding
     }
 }
 
-fn named(settings: &Settings) -> ObjectMeta {
+fn metadata(settings: &Settings) -> ObjectMeta {
     ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() }
 }
 
-/// Whether a pod carries the gate, in CEL.
+/// The CEL expression that tests whether a pod has the gate.
 fn has_gate(pod: &str) -> String {
     format!(
         "has({pod}.spec.schedulingGates) && {pod}.spec.schedulingGates.exists(gate, gate.name == '{INJECTION_GATE}')"
@@ -161,12 +161,9 @@ fn condition(name: &str, expression: String) -> MatchCondition {
     MatchCondition { name: name.to_owned(), expression }
 }
 
-/// Pods of the namespaces for which the webhook's entry `held` is called, and no sub-resource: none of them can change gates.
+/// Matches pods of the namespaces that the webhook's entry `held` matches. It matches no subresource, because none
+/// can change gates.
 fn pods(settings: &Settings, operation: &str) -> MatchResources {
-    let excluded = SYSTEM_NAMESPACES
-        .into_iter()
-        .chain([settings.release_namespace.as_str()])
-        .chain(settings.excluded_namespaces.iter().map(String::as_str));
     MatchResources {
         exclude_resource_rules: None,
         match_policy: Some("Equivalent".to_owned()),
@@ -174,7 +171,7 @@ fn pods(settings: &Settings, operation: &str) -> MatchResources {
             match_labels: None,
             match_expressions: Some(vec![
                 requirement(INJECTION_LABEL, "In", [InjectionLevel::Held.label_value()]),
-                requirement(NAMESPACE_NAME_LABEL, "NotIn", excluded),
+                not_excluded(&settings.release_namespace, &settings.excluded_namespaces),
             ]),
         }),
         object_selector: Some(LabelSelector::default()),
@@ -189,11 +186,23 @@ fn pods(settings: &Settings, operation: &str) -> MatchResources {
     }
 }
 
-fn requirement<'v>(key: &str, operator: &str, values: impl IntoIterator<Item = &'v str>) -> LabelSelectorRequirement {
+/// Selects namespaces other than the system's, the release's and these. The webhook configurations exclude the same.
+pub(crate) fn not_excluded(release_namespace: &str, excluded: &[String]) -> LabelSelectorRequirement {
+    let excluded = excluded.iter().map(String::as_str);
+    requirement(NAMESPACE_NAME_LABEL, "NotIn", SYSTEM_NAMESPACES.into_iter().chain([release_namespace]).chain(excluded))
+}
+
+/// Builds a requirement for a label. Operators without values have an empty list.
+pub(crate) fn requirement<'v>(
+    key: &str,
+    operator: &str,
+    values: impl IntoIterator<Item = &'v str>,
+) -> LabelSelectorRequirement {
+    let values: Vec<_> = values.into_iter().map(str::to_owned).collect();
     LabelSelectorRequirement {
         key: key.to_owned(),
         operator: operator.to_owned(),
-        values: Some(values.into_iter().map(str::to_owned).collect()),
+        values: (!values.is_empty()).then_some(values),
     }
 }
 

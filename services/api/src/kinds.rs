@@ -17,15 +17,15 @@ use crate::names;
 use crate::profile::{ProfileSpec, Rollout};
 use crate::revision::RevisionSpec;
 
-/// Plural names, as they stand in URLs and roles.
+/// Plural names in URLs and roles.
 pub mod plural {
-    /// Of [`super::ClusterInjectionProfile`].
+    /// The plural of [`super::ClusterInjectionProfile`].
     pub const CLUSTER: &str = "clusterinjectionprofiles";
-    /// Of [`super::InjectionProfile`].
+    /// The plural of [`super::InjectionProfile`].
     pub const NAMESPACED: &str = "injectionprofiles";
-    /// Of [`super::ClusterProfileRevision`].
+    /// The plural of [`super::ClusterProfileRevision`].
     pub const CLUSTER_REVISION: &str = "clusterprofilerevisions";
-    /// Of [`super::ProfileRevision`].
+    /// The plural of [`super::ProfileRevision`].
     pub const NAMESPACED_REVISION: &str = "profilerevisions";
 }
 
@@ -70,13 +70,13 @@ macro_rules! kind {
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase")]
         pub struct $kind {
-            /// `pillion.dev/v1alpha1`, and the kind. The API server leaves them out of the items of a list.
+            /// `pillion.dev/v1alpha1`. The API server omits it from the items of a list.
             #[serde(default)]
             pub api_version: String,
-            /// See `api_version`.
+            /// The kind. The API server omits it from the items of a list.
             #[serde(default)]
             pub kind: String,
-            /// Name, labels, generation and so on.
+            /// Name, labels, generation and other metadata.
             pub metadata: ObjectMeta,
             $($fields)*
         }
@@ -150,13 +150,14 @@ profile_kind!(
     NamespaceResourceScope
 );
 revision_kind!(
-    /// An accepted text of a profile of the platform team.
+    /// An accepted version of a profile of the platform team.
     ClusterProfileRevision,
     plural::CLUSTER_REVISION,
     ClusterResourceScope
 );
 revision_kind!(
-    /// An accepted text of a profile of a tenant. Only the controller may write it: it says what bounds the text.
+    /// An accepted version of a profile of a tenant. Only the controller may write it, because it states the limits
+    /// of the profile.
     ProfileRevision,
     plural::NAMESPACED_REVISION,
     NamespaceResourceScope

@@ -1,4 +1,4 @@
-//! Every name on the wire. Users, dashboards and other programs rely on them, so they are a contract.
+//! Every name on the wire. Users, dashboards and other programs rely on these names, so they are a contract.
 
 /// The API group of the custom resources, and the prefix of all labels and annotations.
 pub const GROUP: &str = "pillion.dev";
@@ -9,65 +9,66 @@ pub const VERSION: &str = "v1alpha1";
 /// The value of `apiVersion` in a profile.
 pub const API_VERSION: &str = "pillion.dev/v1alpha1";
 
-/// Label on a namespace: opts its pods in. Its value is one of [`InjectionLevel`]'s.
+/// Label on a namespace: opts its pods in. Its value is the label value of an [`InjectionLevel`].
 pub const INJECTION_LABEL: &str = "pillion.dev/injection";
 
-/// Label on a pod: `false` opts it out, as far as a profile lets itself be dropped.
+/// Label on a pod: `false` opts it out of every profile that allows it.
 pub const INJECT_LABEL: &str = "pillion.dev/inject";
 
-/// Annotation on a namespace or a pod: a comma-separated list of profiles that are asked for by name. On a pod, `-name`
-/// takes one away.
+/// Annotation on a namespace or a pod: a comma-separated list of requested profiles. On a pod, `-name` removes a
+/// profile.
 pub const PROFILES_ANNOTATION: &str = "pillion.dev/profiles";
 
-/// Annotation on the result: the record of what was injected, by which profile at which revision.
+/// Annotation on an injected object: the injection record. It lists what was injected, by which profile at which
+/// revision.
 pub const INJECTED_ANNOTATION: &str = "pillion.dev/injected";
 
 /// The scheduling gate that a pod of a `held` namespace carries until Pillion has decided about it.
 pub const INJECTION_GATE: &str = "pillion.dev/injection";
 
-/// Label on a revision: the profile that it is of, cut if it is longer than a label's value may be.
+/// Label on a revision: the name of its profile, shortened if it is longer than a label value may be.
 pub const PROFILE_LABEL: &str = "pillion.dev/profile";
 
 /// Annotation on a profile: the revision that is published instead of the last accepted one.
 pub const ROLLBACK_TO_ANNOTATION: &str = "pillion.dev/rollback-to";
 
-/// Annotation on a profile: the accepted revision that is rolled back. Once another one is accepted, the rollback has had
-/// its day. Without it, a rollback holds until it is taken away.
+/// Annotation on a profile: the accepted revision that is rolled back. The rollback ends when another revision is
+/// accepted. Without this annotation, the rollback stays until its annotation is removed.
 pub const ROLLBACK_FROM_ANNOTATION: &str = "pillion.dev/rollback-from";
 
-/// The annotation by which a kubelet marks the mirror of a static pod: that one runs already, and nobody can change it.
+/// The kubelet's annotation on the mirror of a static pod. That pod already runs, and admission cannot change it.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
-/// Namespaces that are never injected into, whatever their labels say: a cluster that cannot start its own system
+/// Namespaces that are never injected into, whatever their labels are. A cluster that cannot start its own system
 /// pods cannot be repaired.
 pub const SYSTEM_NAMESPACES: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
 
-/// The label that the API server itself puts on every namespace, with the namespace's name as value. Its owner cannot
-/// remove it, which is why exclusions are by this label.
+/// The label that the API server sets on every namespace, with the namespace's name as its value. The namespace's
+/// owner cannot remove it, so exclusions use it.
 pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// The path for everybody who is not the API server: curl, load generators, `pillion dev`.
+/// The path for clients other than the API server: curl, load generators, `pillion dev`.
 pub const MUTATE_PATH: &str = "/mutate";
 
-/// The path on which profiles themselves are looked at when they are stored. It only warns.
+/// The path that validates profiles when they are stored. It only warns.
 pub const VALIDATE_PROFILES_PATH: &str = "/validate-profiles";
 
-/// The same as [`MUTATE_PATH`] for validations.
+/// Like [`MUTATE_PATH`], for validations.
 pub const VALIDATE_PATH: &str = "/validate";
 
-/// How firmly a namespace is opted in: what happens to its pods when Pillion cannot answer.
+/// The failure mode of a namespace: what happens to its pods while Pillion is unavailable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InjectionLevel {
-    /// The pod is created without (`failurePolicy: Ignore`), and the audit finds it.
+    /// The pod is created without injection (`failurePolicy: Ignore`), and the audit finds it.
     Enabled,
-    /// The pod is refused (`failurePolicy: Fail`).
+    /// The pod is rejected (`failurePolicy: Fail`).
     Required,
     /// The pod is created, but not scheduled until it is injected.
     Held,
 }
 
 impl InjectionLevel {
-    /// All levels, in the order in which the webhook configuration lists them.
+    /// All failure modes, in the order of their entries in the webhook configuration.
     pub const ALL: [Self; 3] = [Self::Enabled, Self::Required, Self::Held];
 
     /// The value of the label [`INJECTION_LABEL`].
@@ -80,7 +81,7 @@ impl InjectionLevel {
         }
     }
 
-    /// The path that the API server calls for namespaces of this level.
+    /// The path that the API server calls for namespaces with this failure mode.
     #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
@@ -90,7 +91,7 @@ impl InjectionLevel {
         }
     }
 
-    /// The path that the API server calls for validations in namespaces of this level.
+    /// The path that the API server calls for validations in namespaces with this failure mode.
     #[must_use]
     pub const fn validate_path(self) -> &'static str {
         match self {
@@ -100,40 +101,40 @@ impl InjectionLevel {
         }
     }
 
-    /// The level that a label value names, or `None` if it names none.
+    /// Returns the failure mode with this label value, or `None` if there is none.
     #[must_use]
     pub fn from_label_value(value: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|level| level.label_value() == value)
     }
 }
-/// Bytes of a label of DNS, as namespaces' names are.
+/// The maximum length in bytes of a DNS label, such as a namespace's name.
 const DNS_LABEL_BYTES: usize = 63;
-/// Bytes of a name of DNS, as most objects' names are.
+/// The maximum length in bytes of a DNS name, such as the name of most objects.
 const DNS_NAME_BYTES: usize = 253;
 
-/// Bytes of the longest id of a review that is repeated in an answer. The API server's have 36.
+/// The maximum length in bytes of a review's uid that a response repeats. The API server's uids have 36.
 pub const MAX_UID_BYTES: usize = 256;
 
-/// Whether it is a label of DNS, as namespaces' names are: letters in lower case, digits and `-`, which neither begins nor
-/// ends it.
+/// Whether a name is a DNS label, like the names of namespaces: lower-case letters, digits and `-`. `-` may not be
+/// the first or last character.
 #[must_use]
 pub fn is_dns_label(name: &str) -> bool {
-    name.len() <= DNS_LABEL_BYTES && is_of_names(name, b"-")
+    name.len() <= DNS_LABEL_BYTES && has_name_characters(name, b"-")
 }
 
-/// Whether it is a name of DNS, as most objects' names are: letters in lower case, digits, `-` and single `.`, which neither
-/// begin nor end it. So it can be a part of a URL's path.
+/// Whether a name is a DNS name, like the names of most objects: lower-case letters, digits, `-` and single `.`.
+/// Neither `-` nor `.` may be the first or last character. Such a name is safe in the path of a URL.
 #[must_use]
 pub fn is_dns_name(name: &str) -> bool {
-    name.len() <= DNS_NAME_BYTES && is_of_names(name, b"-.") && !name.contains("..")
+    name.len() <= DNS_NAME_BYTES && has_name_characters(name, b"-.") && !name.contains("..")
 }
 
-fn is_of_names(name: &str, within: &[u8]) -> bool {
+fn has_name_characters(name: &str, separators: &[u8]) -> bool {
     let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = name.as_bytes();
     bytes.first().is_some_and(alphanumeric)
         && bytes.last().is_some_and(alphanumeric)
-        && bytes.iter().all(|byte| alphanumeric(byte) || within.contains(byte))
+        && bytes.iter().all(|byte| alphanumeric(byte) || separators.contains(byte))
 }
 
 #[cfg(test)]

@@ -9,36 +9,36 @@ use thiserror::Error;
 
 use crate::names::{GROUP, INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL};
 
-/// A label that opts in.
+/// A label by which namespaces opt in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptInLabel {
     /// The label's key.
     pub key: String,
-    /// Values that opt in, each with how firmly.
+    /// Values that opt in, each with its failure mode.
     pub values: Vec<(String, InjectionLevel)>,
 }
 
-/// All labels that opt in, the one that decides first coming first. There is at least one.
+/// All labels by which namespaces opt in, in order of precedence. There is at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptIn {
     labels: Vec<OptInLabel>,
 }
 
-/// Why labels cannot be what namespaces opt in by.
+/// Why labels are not valid for opting in.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OptInError {
-    /// The text is not of the form that is expected.
+    /// The text is not `KEY=VALUE` or `KEY=VALUE:LEVEL`.
     #[error(
         "{0:?} is no label to opt in by: expected KEY=VALUE or KEY=VALUE:LEVEL, LEVEL being enabled, required or held"
     )]
     Syntax(String),
-    /// A key or a value that no label can have.
+    /// The key or value is not valid in a label.
     #[error("{0:?} is not the key or the value of a label")]
     NotALabel(String),
-    /// The label that the API server itself puts on each namespace.
+    /// The API server itself sets this label on every namespace.
     #[error("{NAMESPACE_NAME_LABEL} is on every namespace and cannot be what some of them opt in by")]
     NamespaceName,
-    /// One value would mean two levels.
+    /// A value is listed twice, possibly with two failure modes.
     #[error("{key}={value} is given twice; a value means one level")]
     Ambiguous {
         /// The label's key.
@@ -46,16 +46,16 @@ pub enum OptInError {
         /// Its value.
         value: String,
     },
-    /// Two keys that the names of the webhooks could not tell apart.
+    /// Two keys would give two webhooks the same name.
     #[error("{0} and {1} differ in nothing that the name of a webhook can have; use one of them")]
     SameName(String, String),
-    /// There is none.
+    /// The list of labels is empty.
     #[error("no label is given by which a namespace could opt in")]
     Empty,
 }
 
 impl Default for OptIn {
-    /// `pillion.dev/injection` alone.
+    /// Only `pillion.dev/injection`.
     fn default() -> Self {
         let values = InjectionLevel::ALL.map(|level| (level.label_value().to_owned(), level));
         Self { labels: vec![OptInLabel { key: INJECTION_LABEL.to_owned(), values: values.into() }] }
@@ -63,10 +63,10 @@ impl Default for OptIn {
 }
 
 impl OptIn {
-    /// These labels alone, in this order.
+    /// Creates an opt-in with only these labels, in this order.
     ///
     /// # Errors
-    /// There is none, one is none, or they contradict one another.
+    /// Fails if the list is empty, a label is invalid, or labels contradict one another.
     pub fn new(labels: Vec<OptInLabel>) -> Result<Self, OptInError> {
         if labels.is_empty() {
             return Err(OptInError::Empty);
@@ -81,10 +81,11 @@ impl OptIn {
         Ok(Self { labels })
     }
 
-    /// Pillion's own label, and after it these: `KEY=VALUE`, which means the level `enabled`, or `KEY=VALUE:LEVEL`.
+    /// Creates an opt-in with Pillion's own label, followed by these: `KEY=VALUE`, which means the failure mode
+    /// `enabled`, or `KEY=VALUE:LEVEL`.
     ///
     /// # Errors
-    /// A text is of another form, or they contradict one another.
+    /// Fails if a text has another form, or if labels contradict one another.
     pub fn with<'t>(others: impl IntoIterator<Item = &'t str>) -> Result<Self, OptInError> {
         let mut labels = Self::default().labels;
         for text in others {
@@ -100,14 +101,14 @@ impl OptIn {
         Self::new(labels)
     }
 
-    /// The labels.
+    /// The labels, in order of precedence.
     #[must_use]
     pub fn labels(&self) -> &[OptInLabel] {
         &self.labels
     }
 
-    /// The label and the value that would have pods wait and is not `pillion.dev/injection=held`, if there is one: the
-    /// policies by which pods wait know no other.
+    /// Returns the first label and value other than `pillion.dev/injection=held` that mean `held`, if any. The
+    /// policies that make pods wait support only `pillion.dev/injection=held`.
     #[must_use]
     pub fn held_by_others(&self) -> Option<(&str, &str)> {
         let held = self
@@ -118,7 +119,7 @@ impl OptIn {
         held.into_iter().find(|other| *other != own)
     }
 
-    /// How firmly a namespace with such labels is opted in; `None` if it is not.
+    /// Returns the failure mode of a namespace with these labels, or `None` if it is not opted in.
     pub fn level<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> Option<InjectionLevel> {
         let (known, value) = self.labels.iter().find_map(|known| Some((known, label(&known.key)?)))?;
         known.values.iter().find(|(opts_in, _)| opts_in == value).map(|(_, level)| *level)
@@ -126,14 +127,13 @@ impl OptIn {
 }
 
 impl OptInLabel {
-    /// The values that mean this level.
-    pub fn values_of(&self, level: InjectionLevel) -> impl Iterator<Item = &str> {
+    /// The values that mean this failure mode.
+    pub(crate) fn values_of(&self, level: InjectionLevel) -> impl Iterator<Item = &str> {
         self.values.iter().filter(move |(_, of)| *of == level).map(|(value, _)| &**value)
     }
 
-    /// What the names of its webhooks end with. Pillion's own label: the API group.
-    #[must_use]
-    pub fn webhook_suffix(&self) -> String {
+    /// The end of the names of this label's webhooks. For Pillion's own label, it is the API group.
+    pub(crate) fn webhook_suffix(&self) -> String {
         if self.key == INJECTION_LABEL { GROUP.to_owned() } else { format!("{}.{GROUP}", dns_name(&self.key)) }
     }
 }
@@ -144,11 +144,11 @@ fn check(label: &OptInLabel) -> Result<(), OptInError> {
         return Err(OptInError::NamespaceName);
     }
     let (prefix, name) = key.split_once('/').map_or((None, key.as_str()), |(prefix, name)| (Some(prefix), name));
-    if !is_word(name) || prefix.is_some_and(|prefix| !crate::names::is_dns_name(prefix)) {
+    if !is_label_text(name) || prefix.is_some_and(|prefix| !crate::names::is_dns_name(prefix)) {
         return Err(OptInError::NotALabel(key.clone()));
     }
     for (index, (value, _)) in values.iter().enumerate() {
-        if !is_word(value) {
+        if !is_label_text(value) {
             return Err(OptInError::NotALabel(value.clone()));
         }
         if values.iter().take(index).any(|(earlier, _)| earlier == value) {
@@ -158,8 +158,9 @@ fn check(label: &OptInLabel) -> Result<(), OptInError> {
     Ok(())
 }
 
-/// Whether it is what a label's name and value are, but for the empty value, which opts nobody in.
-fn is_word(text: &str) -> bool {
+/// Whether a text is a valid name or value of a label. The empty value is not allowed, because it opts no namespace
+/// in.
+fn is_label_text(text: &str) -> bool {
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
     text.len() <= 63
@@ -168,7 +169,7 @@ fn is_word(text: &str) -> bool {
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
 }
 
-/// A key as a part of a name of DNS: `sidecar.istio.io/inject` is `inject.sidecar.istio.io`.
+/// Converts a label's key to a DNS name: `sidecar.istio.io/inject` becomes `inject.sidecar.istio.io`.
 fn dns_name(key: &str) -> String {
     let (prefix, name) = key.split_once('/').unwrap_or(("", key));
     let name = name.to_ascii_lowercase().replace(['_', '.'], "-");

@@ -8,16 +8,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Bytes of a text that a revision can have. Templates have up to 64 KiB, and a few are merged into one.
+/// The maximum size of a revision's text, in bytes. A template has up to 64 KiB, and a revision can contain several
+/// merged ones.
 pub const MAX_TEXT_BYTES: usize = 256 * 1024;
 
-/// Bytes of a profile's name in the name of an object, of which there are 253: the hash stands behind it.
+/// The maximum length in bytes of a profile's name in an object's name. Kubernetes allows 253, and `-` and the hash
+/// of the revision follow the profile's name.
 const NAME_BYTES: usize = 253 - 17;
 
-/// Bytes of the value of a label.
+/// The maximum length of a label's value, in bytes.
 const LABEL_BYTES: usize = 63;
 
-/// Hexadecimal digits that stand for the rest of a name that is too long.
+/// The number of hexadecimal digits of the hash that replaces the end of a name that is too long.
 const DIGITS: usize = 10;
 
 /// The content of a revision. Only the controller writes it.
@@ -64,27 +66,27 @@ pub enum RevisionBounds {
     Tenant,
 }
 
-/// The name of the object that holds a revision: `<profile>-<hash>`. The name of a profile for which that would be too
-/// long is cut, and what was cut is told apart by a hash.
+/// The name of the object that holds a revision: `<profile>-<hash>`. If the profile's name is too long, a hash
+/// replaces its end.
 #[must_use]
 pub fn object_name(profile: &str, revision: &str) -> String {
-    format!("{}-{revision}", fitting(profile, NAME_BYTES))
+    format!("{}-{revision}", shortened(profile, NAME_BYTES))
 }
 
-/// The value of the label that holds a profile's name.
+/// The value of the label that holds a profile's name, shortened if necessary.
 #[must_use]
 pub fn label_value(profile: &str) -> String {
-    fitting(profile, LABEL_BYTES)
+    shortened(profile, LABEL_BYTES)
 }
 
-/// A name of at most so many bytes.
-fn fitting(name: &str, room: usize) -> String {
-    if name.len() <= room {
+/// Shortens a name to at most `limit` bytes. A hash of the whole name keeps shortened names unique.
+fn shortened(name: &str, limit: usize) -> String {
+    if name.len() <= limit {
         return name.to_owned();
     }
     let hash = format!("{:x}", Sha256::digest(name));
-    let kept = name.get(..name.floor_char_boundary(room.saturating_sub(DIGITS + 1))).unwrap_or_default();
-    // A part of a name of DNS does not begin with the `-` that follows.
+    let kept = name.get(..name.floor_char_boundary(limit.saturating_sub(DIGITS + 1))).unwrap_or_default();
+    // Removes `.` and `-`, because no part of a DNS name may begin with the `-` that follows.
     let kept = kept.trim_end_matches(['.', '-']);
     format!("{kept}-{}", hash.get(..DIGITS).unwrap_or(&hash))
 }
@@ -103,10 +105,10 @@ mod tests {
     #[test]
     fn long_names_are_shortened_and_unique() {
         let dotted = |last: &str| format!("{}{last}", "ab.".repeat(84));
-        let (one, other) = (dotted("x"), dotted("y"));
-        assert_eq!(one.len(), 253);
+        let (first, other) = (dotted("x"), dotted("y"));
+        assert_eq!(first.len(), 253);
         for (name, other) in
-            [(one.clone(), other), ("a".repeat(253), "a".repeat(252)), ("a".repeat(237), "a".repeat(238))]
+            [(first.clone(), other), ("a".repeat(253), "a".repeat(252)), ("a".repeat(237), "a".repeat(238))]
         {
             let (object, label) = (object_name(&name, "7f3a91c2d0"), label_value(&name));
             assert!(object.len() <= 253 && is_dns_name(&object), "{object}");

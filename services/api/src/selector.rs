@@ -47,13 +47,14 @@ pub enum Operator {
 }
 
 impl LabelSelector {
-    /// Whether an object matches whose labels are given by `label`, from key to value.
+    /// Whether an object matches. `label` returns the value of the object's label with a given key.
     pub fn matches<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> bool {
         self.match_labels.iter().all(|(key, value)| label(key) == Some(value.as_str()))
-            && self.match_expressions.iter().all(|requirement| requirement.holds(label(&requirement.key)))
+            && self.match_expressions.iter().all(|requirement| requirement.is_met_by(label(&requirement.key)))
     }
 
-    /// What is wrong with the selector, as the field below it and a sentence; `None` if nothing is.
+    /// Returns the field of the first invalid requirement and what is wrong with it, or `None` if the selector is
+    /// valid.
     #[must_use]
     pub fn fault(&self) -> Option<(String, &'static str)> {
         self.match_expressions.iter().enumerate().find_map(|(index, requirement)| {
@@ -69,7 +70,7 @@ impl LabelSelector {
 }
 
 impl Requirement {
-    fn holds(&self, value: Option<&str>) -> bool {
+    fn is_met_by(&self, value: Option<&str>) -> bool {
         let listed = || value.is_some_and(|value| self.values.iter().any(|listed| listed == value));
         match self.operator {
             Operator::In => listed(),
@@ -116,8 +117,8 @@ mod tests {
         ] {
             let json = format!(r#"{{"matchExpressions":[{{"key":"k","operator":"{operator}","values":{values}}}]}}"#);
             assert_eq!(matches(&json, &[]), absent, "{operator}, absent");
-            assert_eq!(matches(&json, &[("k", "y")]), other, "{operator}, another value");
-            assert_eq!(matches(&json, &[("k", "x")]), listed, "{operator}, the value");
+            assert_eq!(matches(&json, &[("k", "y")]), other, "{operator}, other value");
+            assert_eq!(matches(&json, &[("k", "x")]), listed, "{operator}, listed value");
         }
     }
 

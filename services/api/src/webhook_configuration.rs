@@ -6,12 +6,12 @@
 //! the API server calls once for each pod. All entries are in one object, so their trusted certificates change
 //! together.
 //!
-//! A validating configuration can have more entries for each level: one for deletions, which are never rejected because
-//! no replica answers, and one for each request that only profiles of namespaces validate, limited to those namespaces.
-//! So a tenant never changes which requests of another namespace are validated.
+//! A validating configuration can have more entries for each failure mode. One is for deletions, which the API server
+//! never rejects because replicas are unavailable. One is for each request that only namespaced profiles validate,
+//! limited to their namespaces. So a tenant never changes which requests of another namespace are validated.
 //!
-//! Two entries serve Pillion itself. `canary.pillion.dev` is called for the objects that prove which CA an API server
-//! trusts. `profiles.pillion.dev` is called for profiles, and warns their authors of mistakes.
+//! Two entries serve Pillion itself. The API server calls `canary.pillion.dev` for the objects that prove which CA it
+//! trusts. It calls `profiles.pillion.dev` for profiles, and Pillion warns their authors of mistakes.
 
 mod read;
 mod rules;
@@ -23,65 +23,66 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhook, MutatingWebhookConfiguration, RuleWithOperations, ServiceReference, ValidatingWebhook,
     ValidatingWebhookConfiguration, WebhookClientConfig,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use crate::canary;
-use crate::names::{
-    GROUP, INJECT_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES, VALIDATE_PROFILES_PATH, VERSION,
-};
+use crate::held::{not_excluded, requirement};
+use crate::names::{GROUP, INJECT_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, VALIDATE_PROFILES_PATH, VERSION};
 use crate::opt_in::{OptIn, OptInLabel};
 use rules::Scope;
 
 pub use read::{opt_in_of, validated_of};
 pub use rules::{OwnCalls, Validated, mutating_rules, rules_of, validating_rules};
 
-/// The name of the entry that is called for profiles.
-pub const PROFILES_ENTRY: &str = "profiles.pillion.dev";
-/// How long the API server waits for a canary, in seconds.
-const CANARY_TIMEOUT: i32 = 5;
+/// The name of the entry for profiles.
+const PROFILES_ENTRY: &str = "profiles.pillion.dev";
+/// The timeout of a call for a trust probe, in seconds.
+const TRUST_PROBE_TIMEOUT: i32 = 5;
 
-/// What the configuration depends on.
+/// The settings of the webhook configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Name of the configuration. The API server calls webhooks in the order of these names, so it is a contract.
+    /// Name of the configuration. The API server calls webhooks in the order of these names, so the name is a
+    /// contract.
     pub name: String,
-    /// Namespace of the release. It is excluded by name: the webhook must be able to start while nobody answers for it.
+    /// Namespace of the release. It is excluded by name, because the replicas must be able to start while no replica
+    /// is ready.
     pub release_namespace: String,
     /// Name of the Service in front of the replicas.
     pub service_name: String,
     /// Port of the Service.
     pub service_port: u16,
-    /// PEM bundle of the certificates that the API server shall trust. Never empty: an empty bundle means the
-    /// system's roots to the API server.
+    /// PEM bundle of the CA certificates that the API server trusts. Never empty: for an empty bundle, the API server
+    /// would trust the system's roots.
     pub ca_bundle: Vec<u8>,
-    /// Further namespaces to leave alone, beside the system's and the release's.
+    /// Further namespaces to exclude, besides the system's and the release's.
     pub excluded_namespaces: Vec<String>,
-    /// The levels to have an entry for.
+    /// The failure modes that get an entry.
     pub levels: Vec<InjectionLevel>,
-    /// By which labels namespaces opt in.
+    /// The labels by which namespaces opt in.
     pub opt_in: OptIn,
-    /// How long the API server waits for an answer.
+    /// The timeouts of the API server's calls.
     pub timeouts: Timeouts,
-    /// Whether there is an entry for the canary.
+    /// Whether there is an entry for trust probes.
     pub canary: bool,
-    /// The epoch that this entry's path says.
+    /// The epoch in the path of that entry.
     pub canary_epoch: u64,
     /// Whether there is an entry for profiles.
     pub validates_profiles: bool,
-    /// Whether it is still to be shown that API servers reach the replicas: endpoints answer before every machine knows the
-    /// way to them. Until then a failed call refuses nobody, and the canary leads to the replicas, who say that they were
-    /// [reached](canary::REACHED).
+    /// Whether the connectivity check is still pending: endpoints can be ready before every node has a route to them.
+    /// Until the check succeeds, a failed call rejects no request. The trust probe's entry calls the replicas, which
+    /// respond with [`REACHED`](canary::REACHED).
     pub rehearses: bool,
 }
 
-/// How long the API server waits for an answer, in seconds, 1 to 30. All webhooks of a request share the request's time.
+/// Timeouts of the API server's calls, in seconds, 1 to 30. All webhooks of a request share the request's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// In namespaces of the level `enabled`; then the pod is created without.
+    /// The timeout in `enabled` namespaces. After it, the pod is created without injection.
     pub enabled: i32,
-    /// In namespaces of the level `required`; then the pod is refused.
+    /// The timeout in `required` namespaces. After it, the pod is rejected.
     pub required: i32,
-    /// In namespaces of the level `held`; then the pod waits.
+    /// The timeout in `held` namespaces. After it, the pod waits.
     pub held: i32,
 }
 
@@ -93,7 +94,7 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// That of a level, brought into what the API server takes.
+    /// The timeout of a failure mode, limited to the API server's range.
     #[must_use]
     pub fn of(self, level: InjectionLevel) -> i32 {
         let seconds = match level {
@@ -106,7 +107,8 @@ impl Timeouts {
 }
 
 impl Settings {
-    /// The settings of a release with everything else at its default: entries `enabled` and `required`, three seconds.
+    /// The settings of a release, with defaults for everything else: entries `enabled` and `required`, timeouts of
+    /// three seconds.
     #[must_use]
     pub fn new(release_namespace: impl Into<String>, ca_bundle: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -126,32 +128,32 @@ impl Settings {
         }
     }
 
-    /// An entry each: level by level, and in each level label by label.
+    /// The entries: for each failure mode, one for each label with values of this mode.
     fn entries(&self) -> impl Iterator<Item = (InjectionLevel, usize, &OptInLabel)> {
         let labels = || self.opt_in.labels().iter().enumerate();
-        let entries = self.levels.iter().flat_map(move |level| labels().map(|(place, label)| (*level, place, label)));
+        let entries = self.levels.iter().flat_map(move |level| labels().map(|(index, label)| (*level, index, label)));
         entries.filter(|(level, _, label)| label.values_of(*level).next().is_some())
     }
 }
 
-/// Builds the configuration with pods as all that is called for.
+/// Builds the mutating configuration for pods only.
 #[must_use]
 pub fn mutating(settings: &Settings) -> MutatingWebhookConfiguration {
     mutating_with(settings, &mutating_rules([]))
 }
 
-/// Builds the configuration. `rules` are those of [`mutating_rules`].
+/// Builds the mutating configuration with the `rules` from [`mutating_rules`].
 #[must_use]
 pub fn mutating_with(settings: &Settings, rules: &[RuleWithOperations]) -> MutatingWebhookConfiguration {
-    let entry = |(level, place, label)| mutating_entry(settings, level, place, label, rules);
-    let entries = settings.entries().map(entry).chain(settings.canary.then(|| canary_entry(settings)));
+    let entry = |(level, index, label)| mutating_entry(settings, level, index, label, rules);
+    let entries = settings.entries().map(entry).chain(settings.canary.then(|| trust_probe_entry(settings)));
     MutatingWebhookConfiguration {
         metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
         webhooks: Some(entries.collect()),
     }
 }
 
-/// Whether a configuration that leads to this Service is one of a [rehearsal](Settings::rehearses).
+/// Whether a configuration with this Service is for the [connectivity check](Settings::rehearses).
 #[must_use]
 pub fn is_rehearsal(configuration: &MutatingWebhookConfiguration, service_name: &str) -> bool {
     let called = |entry: &MutatingWebhook| entry.client_config.service.as_ref().map(|service| service.name.clone());
@@ -162,7 +164,7 @@ pub fn is_rehearsal(configuration: &MutatingWebhookConfiguration, service_name: 
 fn mutating_entry(
     settings: &Settings,
     level: InjectionLevel,
-    place: usize,
+    index: usize,
     label: &OptInLabel,
     rules: &[RuleWithOperations],
 ) -> MutatingWebhook {
@@ -173,7 +175,7 @@ fn mutating_entry(
         failure_policy: Some(failure_policy(settings, level).to_owned()),
         match_conditions: None,
         match_policy: Some("Equivalent".to_owned()),
-        namespace_selector: Some(namespace_selector(settings, level, place, label)),
+        namespace_selector: Some(namespace_selector(settings, level, index, label)),
         object_selector: Some(object_selector(level)),
         reinvocation_policy: Some("IfNeeded".to_owned()),
         rules: Some(rules.to_vec()),
@@ -182,8 +184,9 @@ fn mutating_entry(
     }
 }
 
-/// It fails where nobody is trusted: that is what is asked.
-fn canary_entry(settings: &Settings) -> MutatingWebhook {
+/// The entry for trust probes. Its failure policy is `Fail`, so that the probe fails if the API server does not trust
+/// the CA.
+fn trust_probe_entry(settings: &Settings) -> MutatingWebhook {
     let path = canary::path(canary::PATH, settings.canary_epoch);
     let canary_service = format!("{}-canary", settings.service_name);
     let service = if settings.rehearses { &settings.service_name } else { &canary_service };
@@ -199,13 +202,13 @@ fn canary_entry(settings: &Settings) -> MutatingWebhook {
         reinvocation_policy: Some("Never".to_owned()),
         rules: Some(vec![rules::rule(GROUP, VERSION, &[canary::PLURAL], &["CREATE"], "Cluster")]),
         side_effects: "None".to_owned(),
-        timeout_seconds: Some(CANARY_TIMEOUT),
+        timeout_seconds: Some(TRUST_PROBE_TIMEOUT),
     }
 }
 
-/// The same in the other configuration, which an API server learns of at another moment.
-fn validating_canary_entry(settings: &Settings) -> ValidatingWebhook {
-    let mutating = canary_entry(settings);
+/// The entry for trust probes in the validating configuration, which reaches an API server at another time.
+fn validating_trust_probe_entry(settings: &Settings) -> ValidatingWebhook {
+    let mutating = trust_probe_entry(settings);
     let canary_service = format!("{}-canary", settings.service_name);
     let path = canary::path(canary::VALIDATE_PATH, settings.canary_epoch);
     ValidatingWebhook {
@@ -223,27 +226,27 @@ fn validating_canary_entry(settings: &Settings) -> ValidatingWebhook {
     }
 }
 
-/// Builds the configuration of the validating paths; `None` if there is nothing to validate.
+/// Builds the validating configuration, or returns `None` if it would have no entries.
 #[must_use]
 pub fn validating(settings: &Settings, validated: &Validated) -> Option<ValidatingWebhookConfiguration> {
     let scopes = rules::scopes(validated);
-    let of_level = |entry| scopes.iter().map(move |scope| validating_entry(settings, entry, scope));
-    let mut entries: Vec<_> = settings.entries().flat_map(of_level).collect();
+    let entries_of = |entry| scopes.iter().map(move |scope| validating_entry(settings, entry, scope));
+    let mut entries: Vec<_> = settings.entries().flat_map(entries_of).collect();
     entries.extend(settings.validates_profiles.then(|| profiles_entry(settings)));
-    entries.extend(settings.canary.then(|| validating_canary_entry(settings)));
+    entries.extend(settings.canary.then(|| validating_trust_probe_entry(settings)));
     (!entries.is_empty()).then(|| ValidatingWebhookConfiguration {
         metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
         webhooks: Some(entries),
     })
 }
 
-/// Who opts out is for the profile to say, since it may not let anybody: so no object is left out by its labels.
+/// Excludes no object by its labels, because each profile decides whether authors can opt out.
 fn validating_entry(
     settings: &Settings,
-    (level, place, label): (InjectionLevel, usize, &OptInLabel),
+    (level, index, label): (InjectionLevel, usize, &OptInLabel),
     scope: &Scope<'_>,
 ) -> ValidatingWebhook {
-    let mut selector = namespace_selector(settings, level, place, label);
+    let mut selector = namespace_selector(settings, level, index, label);
     if let Some(namespaces) = scope.namespaces {
         let named = requirement(NAMESPACE_NAME_LABEL, "In", namespaces.iter().map(String::as_str));
         selector.match_expressions.get_or_insert_default().push(named);
@@ -264,7 +267,7 @@ fn validating_entry(
     }
 }
 
-/// It only warns: a profile must be stored also while nobody answers.
+/// The entry only warns, because users must be able to store profiles while no replica is ready.
 fn profiles_entry(settings: &Settings) -> ValidatingWebhook {
     let kinds = ["clusterinjectionprofiles", "injectionprofiles"];
     ValidatingWebhook {
@@ -299,7 +302,7 @@ fn client_config(settings: &Settings, service: &str, path: &str) -> WebhookClien
     }
 }
 
-/// `held` namespaces have their failures caught by a scheduling gate, not by a refusal.
+/// In `held` namespaces, the scheduling gate handles failures, so calls there may fail.
 const fn failure_policy(settings: &Settings, level: InjectionLevel) -> &'static str {
     match level {
         _ if settings.rehearses => "Ignore",
@@ -308,33 +311,21 @@ const fn failure_policy(settings: &Settings, level: InjectionLevel) -> &'static 
     }
 }
 
-/// Namespaces that have this label with a value of this level, and none of the labels that decide before it.
-fn namespace_selector(settings: &Settings, level: InjectionLevel, place: usize, label: &OptInLabel) -> LabelSelector {
-    let excluded = SYSTEM_NAMESPACES
-        .into_iter()
-        .chain([settings.release_namespace.as_str()])
-        .chain(settings.excluded_namespaces.iter().map(String::as_str));
+/// Selects namespaces whose label has a value of this failure mode and that have no label with precedence over it.
+fn namespace_selector(settings: &Settings, level: InjectionLevel, index: usize, label: &OptInLabel) -> LabelSelector {
     let opted_in = requirement(&label.key, "In", label.values_of(level));
-    let earlier = settings.opt_in.labels().iter().take(place);
+    let earlier = settings.opt_in.labels().iter().take(index);
     let earlier = earlier.map(|label| requirement(&label.key, "DoesNotExist", []));
-    let excluded = requirement(NAMESPACE_NAME_LABEL, "NotIn", excluded);
+    let excluded = not_excluded(&settings.release_namespace, &settings.excluded_namespaces);
     LabelSelector {
         match_labels: None,
         match_expressions: Some([opted_in].into_iter().chain(earlier).chain([excluded]).collect()),
     }
 }
 
-/// Where a pod may opt out on its own, the API server does not even call. Elsewhere the profile decides.
+/// In `enabled` namespaces, authors can always opt out, so the API server does not call for opted-out pods. Elsewhere
+/// the profile decides.
 fn object_selector(level: InjectionLevel) -> LabelSelector {
     let opt_out = requirement(INJECT_LABEL, "NotIn", ["false"]);
     LabelSelector { match_labels: None, match_expressions: (level == InjectionLevel::Enabled).then(|| vec![opt_out]) }
-}
-
-fn requirement<'v>(key: &str, operator: &str, values: impl IntoIterator<Item = &'v str>) -> LabelSelectorRequirement {
-    let values: Vec<_> = values.into_iter().map(str::to_owned).collect();
-    LabelSelectorRequirement {
-        key: key.to_owned(),
-        operator: operator.to_owned(),
-        values: (!values.is_empty()).then_some(values),
-    }
 }

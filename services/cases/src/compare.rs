@@ -11,13 +11,13 @@ use super::difference::{Aspect, Difference};
 /// Fields that identify elements of a list. The first one that all elements have with distinct values is used.
 const NAMES: [&str; 4] = ["mountPath", "name", "ip", "containerPort"];
 
-/// Removes empty fields.
-fn levelled(value: &Json) -> Json {
+/// Returns the value without empty fields.
+fn without_empty_fields(value: &Json) -> Json {
     match value {
-        Json::Array(items) => items.iter().map(levelled).collect(),
+        Json::Array(items) => items.iter().map(without_empty_fields).collect(),
         Json::Object(members) => members
             .iter()
-            .map(|(key, value)| (key.clone(), levelled(value)))
+            .map(|(key, value)| (key.clone(), without_empty_fields(value)))
             .filter(|(_, value)| !is_empty(value))
             .collect::<Map<_, _>>()
             .into(),
@@ -25,21 +25,21 @@ fn levelled(value: &Json) -> Json {
     }
 }
 
-/// Returns every difference between two objects.
+/// Returns all differences between two objects.
 #[must_use]
 pub fn unequal(aspect: Aspect, found: &Json, expected: &Json) -> Vec<Difference> {
-    compared(aspect, Way::Equal, found, expected)
+    compared(aspect, Mode::Equal, found, expected)
 }
 
-/// Returns every difference from a partial object. Lists must have the same length and order.
+/// Returns all differences of an object from an expected part. Lists must have the same length and order.
 #[must_use]
 pub fn missing(aspect: Aspect, found: &Json, part: &Json) -> Vec<Difference> {
-    compared(aspect, Way::Partial, found, part)
+    compared(aspect, Mode::Partial, found, part)
 }
 
 /// The mode of a comparison.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Mode {
     Equal,
     /// The found object may contain more than is expected.
     Partial,
@@ -47,14 +47,14 @@ enum Way {
 
 struct Comparison {
     aspect: Aspect,
-    way: Way,
+    mode: Mode,
     differences: Vec<Difference>,
 }
 
-fn compared(aspect: Aspect, way: Way, found: &Json, expected: &Json) -> Vec<Difference> {
-    let mut comparison = Comparison { aspect, way, differences: Vec::new() };
-    let levelled_expected = (way == Way::Equal).then(|| levelled(expected));
-    comparison.values(Some(&levelled(found)), Some(levelled_expected.as_ref().unwrap_or(expected)), "");
+fn compared(aspect: Aspect, mode: Mode, found: &Json, expected: &Json) -> Vec<Difference> {
+    let mut comparison = Comparison { aspect, mode, differences: Vec::new() };
+    let expected_fields = (mode == Mode::Equal).then(|| without_empty_fields(expected));
+    comparison.values(Some(&without_empty_fields(found)), Some(expected_fields.as_ref().unwrap_or(expected)), "");
     comparison.differences
 }
 
@@ -95,7 +95,7 @@ impl Comparison {
         for (key, expected) in expected {
             self.values(found.get(key), Some(expected), &below(path, key));
         }
-        if self.way == Way::Equal {
+        if self.mode == Mode::Equal {
             for (key, found) in found.iter().filter(|(key, _)| !expected.contains_key(*key)) {
                 self.values(Some(found), None, &below(path, key));
             }
@@ -113,17 +113,17 @@ impl Comparison {
                     let length = |items: &[Json]| Json::from(format!("a list of {}", items.len()));
                     self.differ(Some(&length(found)), Some(&length(expected)), path);
                 }
-                let name = |place: usize| names.as_ref().and_then(|(names, _)| names.get(place)).cloned();
-                for place in 0..found.len().max(expected.len()) {
-                    let at = format!("{path}[{}]", name(place).unwrap_or_else(|| place.to_string()));
-                    self.values(found.get(place), expected.get(place), &at);
+                let name = |index: usize| names.as_ref().and_then(|(names, _)| names.get(index)).cloned();
+                for index in 0..found.len().max(expected.len()) {
+                    let at = format!("{path}[{}]", name(index).unwrap_or_else(|| index.to_string()));
+                    self.values(found.get(index), expected.get(index), &at);
                 }
             }
         }
     }
 
-    /// Compares lists whose element names differ. Reports the names first, then differences in common elements, then
-    /// the other elements.
+    /// Compares lists whose elements have different names. Reports the differing names first, then differences in
+    /// common elements, then the other elements.
     fn named(
         &mut self,
         found: &[Json],
@@ -135,11 +135,11 @@ impl Comparison {
         let listed = |names: &[String]| Json::from(names.join(" "));
         self.differ(Some(&listed(found_names)), Some(&listed(expected_names)), path);
         for (name, element) in expected_names.iter().zip(expected) {
-            if let Some(found) = found_names.iter().position(|other| other == name).and_then(|place| found.get(place)) {
+            if let Some(found) = found_names.iter().position(|other| other == name).and_then(|index| found.get(index)) {
                 self.values(Some(found), Some(element), &format!("{path}[{name}]"));
             }
         }
-        if self.way == Way::Equal {
+        if self.mode == Mode::Equal {
             for (name, element) in found_names.iter().zip(found).filter(|(name, _)| !expected_names.contains(name)) {
                 self.differ(Some(element), None, &format!("{path}[{name}]"));
             }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_empty_is_not_there() {
+    fn empty_fields_equal_absent_ones() {
         let found = json!({"a": {}, "b": [], "c": null, "d": {"e": {"f": []}}, "g": [{}, 1]});
         assert_eq!(unequal(Aspect::Object, &found, &json!({"g": [{}, 1]})), []);
         assert_eq!(unequal(Aspect::Object, &json!({}), &json!(null)), []);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_says_what_may_not_be_there() {
+    fn part_requires_absent_fields() {
         let found = json!({"a": {"b": 1, "c": [1]}, "d": [{"name": "x", "env": [1]}]});
         let part = |part: Json| paths(&missing(Aspect::Object, &found, &part)).join(" ");
         assert_eq!(part(json!({"a": {"b": null, "c": [], "e": null}, "f": {"g": null}, "h": []})), "a.b a.c a.c[0]");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_other_lengths_are_never_the_same() {
+    fn lists_of_different_lengths_differ() {
         for compare in [unequal, missing] {
             assert_eq!(paths(&compare(Aspect::Object, &json!({"a": [1, {}]}), &json!({"a": [1]}))), ["a"]);
             assert_eq!(paths(&compare(Aspect::Object, &json!({"a": [1]}), &json!({"a": [1, {}]}))), ["a"]);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn each_place_that_differs_is_named() {
+    fn reports_each_differing_path() {
         let found = json!({"metadata": {"annotations": {"example.com/a": "1", "b": "2"}}, "spec": {"x": [1, 2]}});
         let expected = json!({"metadata": {"annotations": {"example.com/a": "2"}}, "spec": {"x": [2, 1], "y": 1}});
         assert_eq!(
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn one_more_container_is_not_that_all_behind_it_are_different() {
+    fn added_container_is_one_difference() {
         let container = |name: &str, image: &str| json!({"name": name, "image": image});
         let found = json!({"c": [container("new", "n"), container("a", "a"), container("b", "other")]});
         let expected = json!({"c": [container("a", "a"), container("b", "b")]});
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_in_a_part_is_whole_and_its_elements_are_not() {
+    fn part_has_whole_lists_of_partial_elements() {
         let found = json!({"c": [{"name": "a", "image": "i", "env": [{"name": "X", "value": "1"}]}, {"name": "b"}]});
         let part = |part: Json| paths(&missing(Aspect::Object, &found, &part)).join(" ");
         assert_eq!(part(json!({"c": [{"name": "a"}, {"name": "b"}]})), "");
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_of_the_same_name_are_told_by_their_places() {
+    fn duplicate_names_are_compared_by_index() {
         let found = json!([{"name": "x", "value": 1}, {"name": "x", "value": 2}]);
         let expected = json!([{"name": "x", "value": 1}, {"name": "x", "value": 3}]);
         assert_eq!(paths(&unequal(Aspect::Object, &found, &expected)), ["[1].value"]);

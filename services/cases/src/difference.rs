@@ -42,7 +42,7 @@ pub struct Difference {
 
 impl Aspect {
     /// Returns the prefix of the path in messages.
-    const fn words(self) -> &'static str {
+    const fn prefix(self) -> &'static str {
         match self {
             Self::Object => "",
             Self::Env => "variable ",
@@ -58,18 +58,18 @@ impl Aspect {
 
 impl fmt::Display for Difference {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = format!("{}{}", self.aspect.words(), self.path);
-        let place = if place.is_empty() { "the object" } else { place.trim_end() };
-        writeln!(formatter, "{place}")?;
+        let title = format!("{}{}", self.aspect.prefix(), self.path);
+        let title = if title.is_empty() { "the object" } else { title.trim_end() };
+        writeln!(formatter, "{title}")?;
         write_value(formatter, "expected", self.expected.as_ref())?;
         formatter.write_str("\n")?;
         write_value(formatter, "found", self.found.as_ref())
     }
 }
 
-/// Writes a value as JSON on one line, or a multi-line string as it is.
-fn write_value(formatter: &mut fmt::Formatter<'_>, what: &str, value: Option<&Json>) -> fmt::Result {
-    write!(formatter, "  {what:<8}  ")?;
+/// Writes a value as JSON on one line, or a multi-line string on several.
+fn write_value(formatter: &mut fmt::Formatter<'_>, label: &str, value: Option<&Json>) -> fmt::Result {
+    write!(formatter, "  {label:<8}  ")?;
     match value {
         None => formatter.write_str("(nothing)"),
         Some(Json::String(text)) if text.contains('\n') && !text.contains('\r') => {
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_difference_reads_as_what_was_expected_and_what_was_found() {
+    fn difference_shows_expected_and_found() {
         let difference = |found, expected| Difference {
             aspect: Aspect::Object,
             path: "spec.containers[app].image".to_owned(),

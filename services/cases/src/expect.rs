@@ -15,10 +15,10 @@ pub(crate) fn differences(case: &Case, before: &Json, verdict: &Verdict) -> Vec<
         all.extend(unequal(Aspect::Object, &verdict.object, before));
     }
     if let Some(result) = &case.result {
-        all.extend(unequal(Aspect::Object, &verdict.object, &unsaid(result, case)));
+        all.extend(unequal(Aspect::Object, &verdict.object, &without_default_kind(result, case)));
     }
     if let Some(part) = &case.part {
-        all.extend(missing(Aspect::Object, &verdict.object, &unsaid(part, case)));
+        all.extend(missing(Aspect::Object, &verdict.object, &without_default_kind(part, case)));
     }
     for (container, variables) in &case.env {
         all.extend(env(container, variables, &verdict.object));
@@ -42,11 +42,11 @@ const fn difference(aspect: Aspect, path: String, found: Option<Json>, expected:
 }
 
 /// Removes default `apiVersion` and `kind` from an expected object if the case's object omits them too.
-fn unsaid(expected: &Json, case: &Case) -> Json {
+fn without_default_kind(expected: &Json, case: &Case) -> Json {
     let mut expected = expected.clone();
     if let Some(members) = expected.as_object_mut() {
         for (field, value) in [("apiVersion", "v1"), ("kind", "Pod")] {
-            if !case.object.contains_key(field) && members.get(field).is_some_and(|said| said == value) {
+            if !case.object.contains_key(field) && members.get(field).is_some_and(|found| found == value) {
                 members.remove(field);
             }
         }

@@ -1,11 +1,11 @@
 //! Test cases for profiles: an object that is created, the state of the cluster, and the expected result.
 //!
-//! A [`Case`] is what a profile author writes. [`run`] decides it as an API server would: it mutates the object and
-//! applies the patch, mutates the result again, which must change nothing, and then validates it. The [`Verdict`] lists
-//! every difference from the expected result with its place.
+//! A [`Case`] is what a profile author writes. [`run`] decides it as an API server would. It mutates the object and
+//! applies the patch. Then it mutates the result again, which must change nothing, and validates it. The [`Verdict`]
+//! lists every difference from the expected result with its path.
 //!
 //! * [`Profiles`] holds the profiles of a case, with the values that the installer sets.
-//! * `compare` tells whether two objects are equal, and where they differ.
+//! * `compare` finds the differences between two objects.
 //! * `managed` writes `metadata.managedFields` as the API server does.
 //!
 //! # Example
@@ -51,7 +51,7 @@ pub use self::run::run;
 pub struct Case {
     /// The description of the case.
     pub name: String,
-    /// The names of the profiles; absent: all profiles of the folder.
+    /// The names of the profiles; if absent, all profiles of the folder.
     pub profiles: Option<Vec<String>>,
     /// Defaults of parameters that the installer sets, by profile.
     #[serde(default)]
@@ -65,15 +65,15 @@ pub struct Case {
     /// The namespace of the object. Its failure mode is `enabled` unless its labels set another.
     #[serde(default)]
     pub namespace: Metadata,
-    /// The service account of the pod; absent: it is among the objects, or does not exist.
+    /// The service account of the pod. If absent, it is among the objects, or does not exist.
     pub service_account: Option<Metadata>,
-    /// The objects that answer lookups.
+    /// The objects that lookups find.
     #[serde(default)]
     pub objects: Vec<Json>,
     /// Changes of the review's `request`, as a merge patch.
     #[serde(default)]
     pub request: Map<String, Json>,
-    /// The object to create; a Pod of v1 if it sets no kind.
+    /// The object to create; a Pod of `v1` if it sets no kind.
     pub object: Map<String, Json>,
 
     /// Expects an unchanged object.
@@ -84,11 +84,11 @@ pub struct Case {
     /// A part of the expected object: maps match partially, lists must have the same length and order, with partial
     /// elements.
     pub part: Option<Json>,
-    /// Expected environment variables, by container and name. A value that is not a string is compared with the
-    /// variable's text parsed as JSON, or as base64 of JSON; `null`: the variable must not exist.
+    /// Expected environment variables, by container and name. If the expected value is not a string, the variable is
+    /// parsed as JSON, or as base64 of JSON. `null` means that the variable must not exist.
     #[serde(default)]
     pub env: BTreeMap<String, Map<String, Json>>,
-    /// A part of the denial message; absent: the object must be allowed.
+    /// A part of the denial message; if absent, the object must be allowed.
     pub denied: Option<String>,
     /// The HTTP status code of the denial.
     pub code: Option<u16>,
@@ -119,9 +119,9 @@ pub struct Metadata {
 pub struct Verdict {
     /// The decision on the mutating path.
     pub decision: Decision,
-    /// The decision on the validating path; `None` if the object was denied before.
+    /// The decision on the validating path; `None` if the mutating path denied the object.
     pub validation: Option<Decision>,
-    /// The resulting object, without the record and without fields that the case did not set itself.
+    /// The resulting object, without the injection record and without defaults that the case did not set.
     pub object: Json,
     /// The denial, if there is one.
     pub denied: Option<Denied>,
@@ -143,35 +143,35 @@ pub struct Denied {
 /// Why a case cannot run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Unusable {
-    /// It names a profile that does not exist.
-    #[error("{field}: there is no profile {name:?}{}", .meant.as_ref().map(|meant| format!("; there is {meant}")).unwrap_or_default())]
+    /// The case names a profile that does not exist.
+    #[error("{field}: there is no profile {name:?}{}", .existing.as_ref().map(|existing| format!("; there is {existing}")).unwrap_or_default())]
     UnknownProfile {
         /// The field that names it.
         field: &'static str,
         /// The unknown name.
         name: String,
         /// The existing names.
-        meant: Option<String>,
+        existing: Option<String>,
     },
-    /// It sets a parameter that the profile does not have.
-    #[error("parameters.{profile}: it has no parameter {parameter:?}; there is {there}")]
+    /// The case sets a parameter that the profile does not have.
+    #[error("parameters.{profile}: it has no parameter {parameter:?}; there is {existing}")]
     UnknownParameter {
         /// The profile.
         profile: String,
         /// The unknown name.
         parameter: String,
         /// The existing names.
-        there: String,
+        existing: String,
     },
-    /// A profile does not compile, possibly only with the values that the case sets.
-    #[error("profile {profile} does not compile: {faults}")]
+    /// A profile does not compile. It may compile without the values that the case sets.
+    #[error("profile {profile} does not compile: {problems}")]
     Profile {
         /// The profile.
         profile: String,
         /// The diagnostics.
-        faults: String,
+        problems: String,
     },
-    /// It expects nothing.
+    /// The case has no expectation.
     #[error(
         "nothing is expected: add at least one of `unchanged`, `result`, `part`, `env`, `denied`, `told` and `reasons`"
     )]

@@ -1,23 +1,23 @@
-//! Writes `metadata.managedFields` as the API server computes them for a new object: its author owns all fields.
+//! Writes `metadata.managedFields` as the API server computes them for a new object, whose author owns all fields.
 
 use serde_json::{Map, Value as Json, json};
 
 use pillion_engine::inject::is_whole;
 use pillion_engine::schema::{Field, KeyedList, Type};
 
-/// Fields of every object that managedFields never list.
-const NOBODYS: [&str; 2] = ["apiVersion", "kind"];
+/// Fields of objects that managedFields never list.
+const UNMANAGED: [&str; 2] = ["apiVersion", "kind"];
 
-/// Fields of the metadata that managedFields never list.
-const NOBODYS_METADATA: [&str; 8] =
+/// Fields of metadata that managedFields never list.
+const UNMANAGED_METADATA: [&str; 8] =
     ["creationTimestamp", "generation", "managedFields", "name", "namespace", "resourceVersion", "selfLink", "uid"];
 
-/// Returns the only entry of an object whose fields are all owned by the author.
+/// Returns the managedFields of an object whose fields the author owns: one entry.
 pub(crate) fn entry(object: &Map<String, Json>, type_: &'static Type) -> Json {
     let mut written = object.clone();
-    written.retain(|key, _| !NOBODYS.contains(&key.as_str()));
+    written.retain(|key, _| !UNMANAGED.contains(&key.as_str()));
     if let Some(metadata) = written.get_mut("metadata").and_then(Json::as_object_mut) {
-        metadata.retain(|key, _| !NOBODYS_METADATA.contains(&key.as_str()));
+        metadata.retain(|key, _| !UNMANAGED_METADATA.contains(&key.as_str()));
     }
     json!([{
         "manager": "author",
@@ -45,7 +45,7 @@ fn of_map(members: &Map<String, Json>, type_: Option<&'static Type>) -> Json {
 }
 
 fn of_list(items: &[Json], list: &'static KeyedList) -> Json {
-    let elements = items.iter().enumerate().map(|(place, item)| match (item.as_object(), key(item, list)) {
+    let elements = items.iter().enumerate().map(|(index, item)| match (item.as_object(), key(item, list)) {
         (Some(members), Some(key)) => {
             let mut below = Map::from_iter([(".".to_owned(), json!({}))]);
             if let Json::Object(fields) = of_map(members, Some(list.element)) {
@@ -53,7 +53,7 @@ fn of_list(items: &[Json], list: &'static KeyedList) -> Json {
             }
             (format!("k:{key}"), Json::Object(below))
         }
-        _ => (format!("i:{place}"), json!({})),
+        _ => (format!("i:{index}"), json!({})),
     });
     Json::Object(elements.collect())
 }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use pillion_engine::schema;
 
-    /// Removes the dots, which mean ownership of the item itself, and sets, which no profile reads.
+    /// Removes dots, which mean ownership of an item itself, and values of sets, which no profile reads.
     fn plain(fields: &Json) -> Json {
         match fields {
             Json::Object(members) => members
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_what_a_real_api_server_says() {
+    fn managed_fields_match_real_api_server() {
         let mut compared = 0;
         for text in [
             include_str!("../../engine/tests/reviews/create-bare-pod.json"),
@@ -99,23 +99,23 @@ mod tests {
         ] {
             let review: Json = serde_json::from_str(text).unwrap();
             let object = review["request"]["object"].as_object().unwrap();
-            let theirs = &object["metadata"]["managedFields"];
-            // Fields that earlier admission added are not owned by the author.
-            let theirs = plain(&theirs[0]["fieldsV1"]);
-            let ours = plain(&entry(object, &schema::POD)[0]["fieldsV1"]);
+            let observed = &object["metadata"]["managedFields"];
+            // The author does not own fields that earlier admission added.
+            let observed = plain(&observed[0]["fieldsV1"]);
+            let computed = plain(&entry(object, &schema::POD)[0]["fieldsV1"]);
             let mut unknown = Vec::new();
-            without(&theirs, &ours, "", &mut unknown);
-            assert_eq!(unknown, Vec::<String>::new(), "{theirs:#}");
+            collect_missing(&observed, &computed, "", &mut unknown);
+            assert_eq!(unknown, Vec::<String>::new(), "{observed:#}");
             compared += 1;
         }
         assert_eq!(compared, 4);
     }
 
-    /// Collects fields that only the first one has.
-    fn without(theirs: &Json, ours: &Json, path: &str, unknown: &mut Vec<String>) {
-        for (key, below) in theirs.as_object().unwrap() {
-            match ours.get(key) {
-                Some(other) => without(below, other, &format!("{path} {key}"), unknown),
+    /// Collects the fields that are in `observed` only.
+    fn collect_missing(observed: &Json, computed: &Json, path: &str, unknown: &mut Vec<String>) {
+        for (key, below) in observed.as_object().unwrap() {
+            match computed.get(key) {
+                Some(other) => collect_missing(below, other, &format!("{path} {key}"), unknown),
                 None => unknown.push(format!("{path} {key}")),
             }
         }

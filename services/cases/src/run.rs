@@ -22,7 +22,7 @@ const UID: &str = "11111111-2222-3333-4444-555555555555";
 /// Runs a case.
 ///
 /// # Errors
-/// The case cannot run: it names a missing profile or parameter, or expects nothing.
+/// Fails if the case cannot run: it names a missing profile or parameter, or has no expectation.
 pub fn run(case: &Case, profiles: &Profiles) -> Result<Verdict, Unusable> {
     if !case.expects_something() {
         return Err(Unusable::NothingExpected);
@@ -35,7 +35,7 @@ pub fn run(case: &Case, profiles: &Profiles) -> Result<Verdict, Unusable> {
     if first.denied.is_none() {
         if runner.is_creation {
             differences.extend(runner.second_pass(&first, RecordTrust::ManagedFields)?);
-            differences.extend(runner.as_the_command_line(&first)?);
+            differences.extend(runner.without_managed_fields(&first)?);
             differences.extend(runner.undone(&first)?);
         }
         validated = Some(runner.validate(&first.object)?);
@@ -46,7 +46,7 @@ pub fn run(case: &Case, profiles: &Profiles) -> Result<Verdict, Unusable> {
         validation: validated.as_ref().map(|pass| pass.decision.clone()),
         object: runner.plain(first.object.clone()),
         denied: passes().find_map(|pass| pass.denied.clone()),
-        told: passes().flat_map(|pass| pass.told.iter().cloned()).collect(),
+        told: passes().flat_map(|pass| pass.messages.iter().cloned()).collect(),
         differences: Vec::new(),
     };
     verdict.differences = expect::differences(case, &runner.plain(runner.object.clone()), &verdict);
@@ -54,15 +54,15 @@ pub fn run(case: &Case, profiles: &Profiles) -> Result<Verdict, Unusable> {
     Ok(verdict)
 }
 
-/// Runs the steps of a case against the given cluster state.
+/// Runs the steps of a case with its cluster state.
 struct CaseRunner<'c> {
     case: &'c Case,
-    /// The object, with the defaults that the API server sets before it calls webhooks.
+    /// The object, with the defaults that the API server sets before it calls the webhook.
     object: Json,
     namespace_name: String,
     namespace: Arc<Namespace>,
     snapshot: Snapshot,
-    known: KnownObjects,
+    objects: KnownObjects,
     cluster: Arc<OwnedTape>,
     is_creation: bool,
 }
@@ -74,7 +74,7 @@ struct Pass {
     /// The object with the patch applied.
     object: Json,
     denied: Option<Denied>,
-    told: Vec<String>,
+    messages: Vec<String>,
 }
 
 impl<'c> CaseRunner<'c> {
@@ -97,7 +97,7 @@ impl<'c> CaseRunner<'c> {
                 },
             })
         });
-        let known = KnownObjects::new(account.iter().chain(&case.objects), &namespace_name);
+        let objects = KnownObjects::new(account.iter().chain(&case.objects), &namespace_name);
         let cluster = OwnedTape::parse(Json::Object(case.cluster.clone()).to_string())
             .map_err(|error| Unusable::Field { field: "cluster", message: error.to_string() })?;
         Ok(Self {
@@ -108,7 +108,7 @@ impl<'c> CaseRunner<'c> {
             case,
             namespace_name,
             snapshot,
-            known,
+            objects,
         })
     }
 
@@ -133,30 +133,30 @@ impl<'c> CaseRunner<'c> {
         creation::review(&request).to_string().into_bytes()
     }
 
-    /// Sends a review to an endpoint, and applies the patch.
-    fn ask(&self, object: &Json, endpoint: Endpoint, trust: RecordTrust) -> Result<Pass, Unusable> {
+    /// Sends a review to an endpoint, and applies the patch of the response.
+    fn send(&self, object: &Json, endpoint: Endpoint, trust: RecordTrust) -> Result<Pass, Unusable> {
         let body = self.review(object);
         let review =
             Review::parse(&body).map_err(|error| Unusable::Field { field: "request", message: error.to_string() })?;
         let mut facts = Facts { namespace: Some(Arc::clone(&self.namespace)), record_trust: trust, ..Facts::default() };
-        facts.looked_up = self.known.answer(review.needs(endpoint, &self.snapshot, &facts));
+        facts.looked_up = self.objects.answer(review.needs(endpoint, &self.snapshot, &facts));
         facts.looked_up.cluster = Some(Arc::clone(&self.cluster));
-        let engine = |error: String| Unusable::Engine(error);
-        let decided = if self.is_left_out(object) {
+        let decided = if self.is_excluded(object) {
             Decided { decision: Decision::skipped(Reason::OptedOut), patch: None }
         } else {
-            review.decide(endpoint, &self.snapshot, &facts).map_err(|fault| engine(fault.to_string()))?
+            review.decide(endpoint, &self.snapshot, &facts).map_err(|error| Unusable::Engine(error.to_string()))?
         };
-        let answer: Json =
-            serde_json::from_slice(&review.respond(&decided)).map_err(|error| engine(error.to_string()))?;
+        let response: Json =
+            serde_json::from_slice(&review.respond(&decided)).map_err(|error| Unusable::Engine(error.to_string()))?;
         let mut patched = object.clone();
         if let Some(patch) = &decided.patch {
-            let patch: json_patch::Patch = serde_json::from_slice(patch).map_err(|error| engine(error.to_string()))?;
-            json_patch::patch(&mut patched, &patch).map_err(|error| engine(error.to_string()))?;
+            let patch: json_patch::Patch =
+                serde_json::from_slice(patch).map_err(|error| Unusable::Engine(error.to_string()))?;
+            json_patch::patch(&mut patched, &patch).map_err(|error| Unusable::Engine(error.to_string()))?;
         }
-        let denied = (decided.decision.outcome == Outcome::Denied).then(|| denied(&answer));
+        let denied = (decided.decision.outcome == Outcome::Denied).then(|| denied(&response));
         Ok(Pass {
-            told: told(&answer, denied.as_ref(), &decided.decision),
+            messages: messages(&response, denied.as_ref(), &decided.decision),
             is_changed: decided.patch.is_some(),
             decision: decided.decision,
             object: patched,
@@ -165,31 +165,31 @@ impl<'c> CaseRunner<'c> {
     }
 
     fn mutate(&self, object: &Json, trust: RecordTrust) -> Result<Pass, Unusable> {
-        self.ask(object, self.namespace.level().map_or(Endpoint::Any, Endpoint::Level), trust)
+        self.send(object, self.namespace.level().map_or(Endpoint::Any, Endpoint::Level), trust)
     }
 
     fn validate(&self, object: &Json) -> Result<Pass, Unusable> {
         let endpoint = self.namespace.level().map_or(Endpoint::Validate, Endpoint::ValidateLevel);
-        self.ask(object, endpoint, RecordTrust::ManagedFields)
+        self.send(object, endpoint, RecordTrust::ManagedFields)
     }
 
     /// Whether the API server skips the webhook for the object.
-    fn is_left_out(&self, object: &Json) -> bool {
+    fn is_excluded(&self, object: &Json) -> bool {
         let label = object.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL));
         self.namespace.level() == Some(InjectionLevel::Enabled) && label.is_some_and(|label| label == "false")
     }
 
-    /// Returns the changes of a second pass, which must make none.
+    /// Returns the changes of a second pass. A second pass must change nothing.
     fn second_pass(&self, first: &Pass, trust: RecordTrust) -> Result<Vec<Difference>, Unusable> {
-        let again = self.mutate(&first.object, trust)?;
-        if !again.is_changed && again.denied.is_none() {
+        let second = self.mutate(&first.object, trust)?;
+        if !second.is_changed && second.denied.is_none() {
             return Ok(Vec::new());
         }
-        if let Some(denied) = again.denied {
+        if let Some(denied) = second.denied {
             let found = Some(denied.message.into());
             return Ok(vec![Difference { aspect: Aspect::SecondPass, path: String::new(), found, expected: None }]);
         }
-        let mut differences = unequal(Aspect::SecondPass, &again.object, &first.object);
+        let mut differences = unequal(Aspect::SecondPass, &second.object, &first.object);
         if differences.is_empty() {
             let found = Some("a patch that only changes what is empty".into());
             differences.push(Difference { aspect: Aspect::SecondPass, path: String::new(), found, expected: None });
@@ -197,11 +197,10 @@ impl<'c> CaseRunner<'c> {
         Ok(differences)
     }
 
-    /// Returns the differences without managedFields, as on the command line.
-    fn as_the_command_line(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
-        let annotations = self.object.pointer("/metadata/annotations");
-        let has_record = annotations.is_some_and(|annotations| annotations.get(INJECTED_ANNOTATION).is_some());
-        if has_record || self.object.pointer("/metadata/managedFields").is_some() {
+    /// Returns the differences between results with and without managedFields. Commands such as `pillion inject` have
+    /// none.
+    fn without_managed_fields(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
+        if has_record(&self.object) || self.object.pointer("/metadata/managedFields").is_some() {
             return Ok(Vec::new());
         }
         let pass = self.mutate(&self.object, RecordTrust::AsFound)?;
@@ -211,18 +210,14 @@ impl<'c> CaseRunner<'c> {
         Ok(differences)
     }
 
-    /// Returns the differences from the original object after the record is used to undo the injection.
+    /// Returns the differences from the original object after the injection is undone by its record.
     fn undone(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
-        let has_record = |object: &Json| {
-            object.pointer("/metadata/annotations").is_some_and(|all| all.get(INJECTED_ANNOTATION).is_some())
-        };
         if self.text("kind") != "Pod" || has_record(&self.object) || !has_record(&first.object) {
             return Ok(Vec::new());
         }
-        let engine = |error: String| Unusable::Engine(error);
-        let undone = undo(&first.object.to_string()).map_err(|error| engine(error.to_string()))?;
+        let undone = undo(&first.object.to_string()).map_err(|error| Unusable::Engine(error.to_string()))?;
         let object: Json =
-            serde_json::from_str(undone.object.root().raw()).map_err(|error| engine(error.to_string()))?;
+            serde_json::from_str(undone.object.root().raw()).map_err(|error| Unusable::Engine(error.to_string()))?;
         let mut differences = unequal(Aspect::Undone, &self.plain(object), &self.plain(self.object.clone()));
         differences.extend(undone.gone.into_iter().map(|place| Difference {
             aspect: Aspect::Undone,
@@ -246,23 +241,23 @@ impl<'c> CaseRunner<'c> {
 
     /// Returns the object without the record and without the API server's defaults.
     fn plain(&self, mut object: Json) -> Json {
-        let was = |path: &[&str]| at(&self.case.object, path).is_some();
+        let is_set = |path: &[&str]| at(&self.case.object, path).is_some();
         if let Some(metadata) = metadata_of(&mut object) {
             for field in ["managedFields", "namespace"] {
-                if !was(&["metadata", field]) {
+                if !is_set(&["metadata", field]) {
                     metadata.remove(field);
                 }
             }
             if let Some(Json::Object(annotations)) = metadata.get_mut("annotations") {
                 annotations.remove(INJECTED_ANNOTATION);
-                if annotations.is_empty() && !was(&["metadata", "annotations"]) {
+                if annotations.is_empty() && !is_set(&["metadata", "annotations"]) {
                     metadata.remove("annotations");
                 }
             }
         }
         if let Some(members) = object.as_object_mut() {
             for field in ["apiVersion", "kind"] {
-                if !was(&[field]) {
+                if !is_set(&[field]) {
                     members.remove(field);
                 }
             }
@@ -287,6 +282,10 @@ fn object(case: &Case, namespace: &str) -> Result<Json, Unusable> {
     Ok(object)
 }
 
+fn has_record(object: &Json) -> bool {
+    object.pointer("/metadata/annotations").is_some_and(|all| all.get(INJECTED_ANNOTATION).is_some())
+}
+
 fn metadata_of(object: &mut Json) -> Option<&mut Map<String, Json>> {
     object.get_mut("metadata").and_then(Json::as_object_mut)
 }
@@ -300,8 +299,8 @@ fn text(object: &Map<String, Json>, path: &[&str]) -> Option<String> {
     at(object, path).and_then(Json::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
-fn denied(answer: &Json) -> Denied {
-    let status = answer.pointer("/response/status");
+fn denied(response: &Json) -> Denied {
+    let status = response.pointer("/response/status");
     let field = |name: &str| status.and_then(|status| status.get(name));
     Denied {
         message: field("message").and_then(Json::as_str).unwrap_or_default().to_owned(),
@@ -310,18 +309,18 @@ fn denied(answer: &Json) -> Denied {
 }
 
 /// Returns the messages for the author: the denial, the warnings, and why profiles were left out.
-fn told(answer: &Json, denied: Option<&Denied>, decision: &Decision) -> Vec<String> {
-    let mut told: Vec<String> = denied.iter().map(|denied| denied.message.clone()).collect();
-    let warnings = answer.pointer("/response/warnings").and_then(Json::as_array);
-    told.extend(warnings.into_iter().flatten().filter_map(Json::as_str).map(str::to_owned));
+fn messages(response: &Json, denied: Option<&Denied>, decision: &Decision) -> Vec<String> {
+    let mut messages: Vec<String> = denied.iter().map(|denied| denied.message.clone()).collect();
+    let warnings = response.pointer("/response/warnings").and_then(Json::as_array);
+    messages.extend(warnings.into_iter().flatten().filter_map(Json::as_str).map(str::to_owned));
     let left_out = [ProfileOutcome::NotMatched, ProfileOutcome::Skipped, ProfileOutcome::Denied];
     for profile in decision.profiles.iter().filter(|profile| left_out.contains(&profile.outcome)) {
         let detail = profile.detail.as_deref().map(|detail| format!(": {detail}")).unwrap_or_default();
         let why = format!("{}{detail}", profile.reason.sentence());
         // A skipped profile already has a warning.
-        if !told.iter().any(|told| told.contains(&why)) {
-            told.push(format!("{}: {why}", profile.profile.display_name()));
+        if !messages.iter().any(|message| message.contains(&why)) {
+            messages.push(format!("{}: {why}", profile.profile.display_name()));
         }
     }
-    told
+    messages
 }

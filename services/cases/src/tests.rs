@@ -1,4 +1,4 @@
-//! Test cases that pass, and the differences of those that fail.
+//! Tests of cases that pass, and of the differences of cases that fail.
 
 use serde_json::{Value as Json, json};
 
@@ -38,12 +38,12 @@ fn differences(profiles: &Profiles, value: Json) -> Vec<String> {
     verdict.differences.iter().map(ToString::to_string).collect()
 }
 
-fn refused(profiles: &Profiles, value: Json) -> String {
+fn unusable(profiles: &Profiles, value: Json) -> String {
     run(&case(value), profiles).unwrap_err().to_string()
 }
 
 #[test]
-fn what_is_as_it_was_expected_passes() {
+fn expected_result_passes() {
     let result = json!({"metadata": {"name": "a"}, "spec": {"containers": [
         {"name": "app", "image": "app:1"},
         {"name": "helper", "image": "helper:2", "env": [{"name": "A", "value": "{\"b\": 1}"}]},
@@ -57,7 +57,7 @@ fn what_is_as_it_was_expected_passes() {
 }
 
 #[test]
-fn what_is_not_is_told_place_by_place() {
+fn reports_each_unexpected_result() {
     let case = json!({
         "part": {"spec": {"containers": [{}, {"image": "helper:2"}]}},
         "env": {"helper": {"A": {"b": 2}, "C": "x"}, "nobody": {"A": "x"}},
@@ -82,7 +82,7 @@ fn what_is_not_is_told_place_by_place() {
 }
 
 #[test]
-fn a_second_pass_that_changes_something_is_found() {
+fn reports_changes_of_second_pass() {
     let growing = profiles(&json!({"growing": {"activation": "Always", "template": {"metadata": {"annotations": {
         "example.com/a": {"$value": "${object.metadata.?annotations['example.com/a'].orValue('') + 'x'}", "$conflict": "Replace"},
     }}}}}));
@@ -91,7 +91,7 @@ fn a_second_pass_that_changes_something_is_found() {
 }
 
 #[test]
-fn refusals_of_both_paths_count() {
+fn denials_of_both_paths_count() {
     let mutating = profiles(&json!({"p": {"activation": "Always", "onError": "Deny", "matchConditions": [
         {"name": "c", "expression": "false", "otherwise": "Deny", "message": "not here"}], "template": {"spec": {}}}}));
     assert_eq!(differences(&mutating, json!({"denied": "not here"})), Vec::<String>::new());
@@ -109,7 +109,7 @@ fn refusals_of_both_paths_count() {
 }
 
 #[test]
-fn namespace_account_objects_and_cluster_are_what_it_says() {
+fn case_sets_namespace_account_objects_and_cluster() {
     let asking = profiles(&json!({"p": {
         "activation": "Always",
         "lookups": [{"name": "map", "version": "v1", "resource": "configmaps", "objectName": "settings"}],
@@ -143,7 +143,7 @@ fn namespace_account_objects_and_cluster_are_what_it_says() {
 }
 
 #[test]
-fn who_is_not_opted_in_or_opts_out_is_left_alone() {
+fn opted_out_objects_are_unchanged() {
     let out = json!({"unchanged": true, "namespace": {"labels": {"pillion.dev/injection": "disabled"}}});
     assert_eq!(differences(&helper(), out), Vec::<String>::new());
     let object = json!({"metadata": {"labels": {"pillion.dev/inject": "false"}}, "spec": {"containers": [{"name": "a", "image": "a"}]}});
@@ -151,7 +151,7 @@ fn who_is_not_opted_in_or_opts_out_is_left_alone() {
 }
 
 #[test]
-fn profiles_are_chosen_and_asked_for_by_other_words() {
+fn case_selects_profiles_and_request_values() {
     let two = profiles(&json!({
         "a": {"request": {"annotation": "example.com/ask"}, "template": {"metadata": {"labels": {"a": "1"}}}},
         "b": {"activation": "Always", "template": {"metadata": {"labels": {"b": "1"}}}},
@@ -163,14 +163,14 @@ fn profiles_are_chosen_and_asked_for_by_other_words() {
 }
 
 #[test]
-fn a_case_that_cannot_be_run_says_why() {
+fn unusable_case_has_reason() {
     for (value, expected) in [
         (json!({}), "nothing is expected"),
         (json!({"unchanged": true, "profiles": ["helpr"]}), "profiles: there is no profile \"helpr\"; there is helper"),
         (json!({"unchanged": true, "parameters": {"helper": {"imag": 1}}}), "no parameter \"imag\"; there is image"),
         (json!({"unchanged": true, "parameters": {"helper": {"image": 1}}}), "profile helper does not compile: "),
     ] {
-        let text = refused(&helper(), value);
+        let text = unusable(&helper(), value);
         assert!(text.contains(expected), "{text}");
     }
 }

@@ -1,10 +1,11 @@
-//! How often the engine asks for memory. Allocations are the same in every run, so they are a gate where times are not.
+//! Limits the number of allocations of a decision. Every run makes the same allocations, so their number can be
+//! limited where times cannot.
 
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "helpers of tests fail by panicking")]
-#![allow(clippy::print_stdout, reason = "figures are of use where a ceiling is broken")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
+#![allow(clippy::print_stdout, reason = "the numbers help if a ceiling is exceeded")]
 
 #[path = "../benches/answers/cases.rs"]
-#[allow(dead_code, reason = "scans are counted elsewhere")]
+#[allow(dead_code, reason = "only the benchmark counts scans")]
 mod cases;
 
 use cases::Case;
@@ -15,9 +16,9 @@ fn allocations(case: Case) -> u64 {
     count
 }
 
-/// What is measured today, with some room. The gates of the project are far above.
+/// The ceilings are slightly above the current counts. The limits of the benchmark are much higher.
 #[test]
-fn every_case_keeps_to_its_ceiling() {
+fn cases_stay_within_ceilings() {
     for (case, ceiling) in [
         (Case::One, 22),
         (Case::Three, 98),
@@ -27,19 +28,19 @@ fn every_case_keeps_to_its_ceiling() {
         (Case::Two, 50),
         (Case::Many, 50),
     ] {
-        assert!(ceiling <= case.gate().allocations, "{case:?}: the ceiling is above the gate");
+        assert!(ceiling <= case.gate().allocations, "{case:?}: the ceiling is above the limit");
         let count = allocations(case);
-        assert!(count <= ceiling, "{count} allocations for {}, and {ceiling} are allowed", case.name());
+        assert!(count <= ceiling, "{count} allocations for {}, at most {ceiling} are allowed", case.name());
     }
 }
 
 #[test]
-fn profiles_that_do_not_apply_ask_for_nothing() {
+fn inapplicable_profiles_allocate_nothing() {
     assert_eq!(allocations(Case::Many), allocations(Case::Two));
 }
 
 #[test]
-fn a_larger_pod_asks_no_more_often() {
+fn larger_pod_needs_no_more_allocations() {
     let (small, large) = (allocations(Case::One), allocations(Case::TwiceAsLarge));
-    assert!(large <= small + 4, "{large} for a pod of 428 KB, {small} for one of 7 KB");
+    assert!(large <= small + 4, "{large} allocations for a pod of 428 KB, {small} for a pod of 7 KB");
 }

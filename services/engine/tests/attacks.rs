@@ -1,12 +1,12 @@
-//! Profiles that once crashed or starved a replica. Each is rejected when it is compiled, or ends within bounds of time,
-//! memory and stack, and takes nothing from the platform's profiles.
+//! Profiles that once crashed or starved a replica. Each is rejected when it is compiled, or ends within bounds of
+//! time, memory and stack. None uses up the budget of the platform's profiles.
 
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "helpers of tests fail by panicking, as tests do"
+    reason = "test helpers fail by panicking"
 )]
 
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
 
-use crate::common::{answer, patched, review};
+use crate::common::{patched, respond, review};
 
-/// What all profiles of a request may take together, in a build that is hardly optimised, on a machine that is busy.
+/// The maximum time for all profiles of a request, in a test build on a busy machine.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// Bytes that a decision may use above what the replica has, and that a compiled profile may take.
+/// The maximum additional memory of a decision, and of compiling a profile, in bytes.
 const MEMORY: u64 = 32 << 20;
 
 fn pod() -> Json {
@@ -39,7 +39,7 @@ fn platform(name: &str, spec: Json) -> Arc<CompiledProfile> {
     Arc::new(compile(&ProfileName::cluster(name), &serde_json::from_value(spec).unwrap()).unwrap())
 }
 
-/// Decides about a pod on a stack as small as those of the threads that answer requests.
+/// Decides about a pod on a stack as small as the stacks of the threads that serve requests.
 fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
     let run = || {
         let snapshot = Snapshot::new(ProfileSet::new(profiles))
@@ -47,14 +47,14 @@ fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
         let body = review(&pod());
         let began = Instant::now();
         let mut decided = None;
-        let info = allocation_counter::measure(|| decided = Some(answer(&body, &snapshot).0));
+        let info = allocation_counter::measure(|| decided = Some(respond(&body, &snapshot).0));
         assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
         assert!(info.bytes_max < MEMORY, "{} bytes", info.bytes_max);
         let decided = decided.unwrap();
-        let object = patched(&body, decided.patch.as_deref());
+        let object = patched(&body, &decided);
         (decided, object)
     };
-    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack was enough")
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack is large enough")
 }
 
 fn annotated(variables: &[(String, String)], value: &str) -> Json {
@@ -109,7 +109,7 @@ fn many_parts_are_rejected() {
 }
 
 #[test]
-fn values_nest_no_deeper_than_the_stack_bears() {
+fn nesting_of_values_is_bounded() {
     for (opening, closing) in [("[", "]"), ("{'a':", "}"), ("optional.of(", ")"), ("[[{'a':optional.of(", ")}]]")] {
         let times = 24 / opening.matches(['[', '{', '(']).count();
         let mut variables = vec![("v0".to_owned(), "[1]".to_owned())];
@@ -118,7 +118,7 @@ fn values_nest_no_deeper_than_the_stack_bears() {
             (format!("v{number}"), format!("{open}variables.v{}{close}", number - 1))
         }));
         for value in ["${toJson(variables.v126)}", "${string(variables.v126 == variables.v126)}", "${variables.v126}"] {
-            // Conditions evaluate them one after the other, so that no chain of variables is too long.
+            // The conditions evaluate the variables in order, so that no chain of variables is too long.
             let mut spec = annotated(&variables, value);
             spec["matchConditions"] = (1..127)
                 .map(|number| json!({"name": format!("c{number}"), "expression": format!("type(variables.v{number}) != string")}))
@@ -131,7 +131,7 @@ fn values_nest_no_deeper_than_the_stack_bears() {
     }
 }
 
-/// A text that becomes twice as long with each variable.
+/// Returns variables of which each doubles the string of the one before.
 fn doubled(name: &str, first: &str, times: usize) -> Vec<(String, String)> {
     let mut variables = vec![(format!("{name}0"), format!("'{first}'"))];
     variables.extend((1..=times).map(|number| {
@@ -150,7 +150,7 @@ fn replacements_of_replacements_are_not_expanded() {
             let value = format!("${{string(regex.replace(variables.m8, '{pattern}', variables.r7).size())}}");
             let (decided, _) = decide(vec![tenant("long", annotated(&variables, &value)).unwrap()]);
             let reason = decided.decision.profiles[0].reason.as_str();
-            // One match leads to little work, and a group that the pattern does not have is empty.
+            // A single match needs little work, and a group that the pattern lacks is empty.
             let expected = match (replacement, pattern) {
                 ("$1", "a+") | ("x", "a+" | "(a+)") => "injected",
                 _ => "expression_failed",
@@ -160,7 +160,7 @@ fn replacements_of_replacements_are_not_expanded() {
     }
 }
 
-/// A profile whose loop goes on after a function that fails expensively.
+/// Returns a profile with a loop that continues after an expensive error.
 fn failing(call: &str) -> Json {
     let variables = [
         ("a".to_owned(), "lists.range(250)".to_owned()),
@@ -171,7 +171,7 @@ fn failing(call: &str) -> Json {
 }
 
 #[test]
-fn work_that_fails_is_charged() {
+fn failing_work_is_charged() {
     for call in [
         "exists(i, toJson(variables.c) == '')",
         "all(i, toJson(variables.c) == '')",
@@ -190,7 +190,7 @@ fn work_that_fails_is_charged() {
 }
 
 #[test]
-fn a_tenant_takes_no_steps_from_the_platform() {
+fn tenant_uses_no_platform_budget() {
     let guard = json!({"activation": "Always", "variables": [{"name": "v", "expression": "lists.range(5000).map(i, i + 1).sum()"}],
         "template": {"metadata": {"annotations": {"guard.example.com/v": "${string(variables.v)}"}}}});
     let mut profiles: Vec<_> = (0..20)
@@ -202,7 +202,7 @@ fn a_tenant_takes_no_steps_from_the_platform() {
 }
 
 #[test]
-fn expressions_end_at_the_deadline_of_the_request() {
+fn expressions_end_at_request_deadline() {
     let profile = tenant("long", annotated(&[], "${string(lists.range(10000).all(i, i >= 0))}")).unwrap();
     let namespace = Namespace::opted_in(InjectionLevel::Enabled);
     let snapshot = Snapshot::new(ProfileSet::new([profile])).with_namespace("team-a", Some(namespace.clone()));
@@ -218,7 +218,7 @@ fn expressions_end_at_the_deadline_of_the_request() {
     }
 }
 
-/// Profiles that are large in one way each.
+/// Returns profiles that are each large in one way.
 fn large_profiles() -> Vec<(&'static str, Json)> {
     let with = |template: Json| json!({"template": template});
     let annotations = |count: usize, value: &dyn Fn(usize) -> String| {
@@ -276,7 +276,7 @@ fn large_profiles() -> Vec<(&'static str, Json)> {
 }
 
 #[test]
-fn compiled_profiles_take_no_more_memory_than_they_say() {
+fn compiled_profiles_stay_within_reported_memory() {
     let mut seen = std::collections::BTreeSet::new();
     for (what, spec) in large_profiles() {
         for is_namespaced in [false, true] {
@@ -286,10 +286,10 @@ fn compiled_profiles_take_no_more_memory_than_they_say() {
             let info = allocation_counter::measure(|| compiled = compile(&name, &spec).ok());
             let Some(compiled) = compiled else { continue };
             let (taken, said) = (info.bytes_current, i64::try_from(compiled.memory()).unwrap());
-            println!("{what}: takes {taken} bytes, says {said}");
-            assert!(taken <= said, "{what}: {taken} bytes, and it says {said}");
+            println!("{what}: takes {taken} bytes, reports {said}");
+            assert!(taken <= said, "{what}: takes {taken} bytes, but reports {said}");
             seen.insert(what);
         }
     }
-    assert_eq!(seen.len(), large_profiles().len(), "some do not compile");
+    assert_eq!(seen.len(), large_profiles().len(), "some profiles do not compile");
 }

@@ -1,28 +1,19 @@
-//! What others do before, between and behind our passes, and records that are not what they seem.
+//! Changes by other webhooks before, between and after our passes, and invalid injection records.
 //!
-//! An API server calls webhooks one after the other and some of them again; `LimitRange` and service accounts are added in
-//! between. Whatever the order, one more pass than there are changes finds nothing to do, nothing of the others is lost,
-//! and nothing of ours stands twice.
+//! The API server calls webhooks one after the other, and some of them again. `LimitRange`s and service accounts also
+//! change the pod in between. In any order, a pass after the last change must change nothing. It must keep the
+//! changes of others, and must not add anything twice.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "helpers of tests fail by panicking, as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
-use std::sync::Arc;
-
-use pillion_api::names::InjectionLevel;
+use crate::common::{apply, review, snapshot, with_managed_fields};
+use pillion_api::names::INJECTED_ANNOTATION;
 use pillion_engine::decision::Notice;
-use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
-use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
+use pillion_engine::snapshot::Snapshot;
 use serde_json::{Map, Value as Json, json};
 
-const RECORD: &str = "pillion.dev/injected";
-
-/// The profiles of other tests that are like those that people run.
+/// Returns profiles that resemble those of real installations.
 fn realistic() -> Snapshot {
     let files = [include_str!("cases/mesh.yaml"), include_str!("cases/vault.yaml")];
     let own = json!({"profiles": {"otel": {
@@ -41,25 +32,14 @@ fn realistic() -> Snapshot {
         }],
     }}});
     let files = files.into_iter().map(|file| serde_saphyr::from_str::<Json>(file).unwrap()).chain([own]);
-    let profiles = files.flat_map(|file| {
-        let profiles = file["profiles"].as_object().unwrap().clone();
-        profiles.into_iter().map(|(name, spec)| {
-            Arc::new(compile(&ProfileName::cluster(&*name), &serde_json::from_value(spec).unwrap()).unwrap())
-        })
-    });
-    Snapshot::new(ProfileSet::new(profiles.collect::<Vec<_>>()))
-        .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)))
+    let files: Vec<Json> = files.collect();
+    let profiles = files.iter().flat_map(|file| file["profiles"].as_object().unwrap());
+    let profiles: Vec<_> = profiles.map(|(name, spec)| (name.as_str(), spec.clone())).collect();
+    snapshot(&profiles)
 }
 
 fn decide(pod: &Json, snapshot: &Snapshot) -> Decided {
-    let body = json!({
-        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "request": {
-            "uid": "u", "namespace": "team-a", "operation": "CREATE", "object": pod,
-            "resource": {"group": "", "version": "v1", "resource": "pods"},
-        },
-    });
-    let body = body.to_string().into_bytes();
+    let body = review(pod);
     let review = Review::parse(&body).unwrap();
     let facts =
         Facts { namespace: snapshot.namespace("team-a"), record_trust: RecordTrust::ManagedFields, ..Facts::default() };
@@ -68,28 +48,13 @@ fn decide(pod: &Json, snapshot: &Snapshot) -> Decided {
 
 fn pass(pod: &mut Json, snapshot: &Snapshot) -> Decided {
     let decided = decide(pod, snapshot);
-    if let Some(patch) = &decided.patch {
-        json_patch::patch(pod, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
-    }
+    apply(pod, &decided);
     decided
 }
 
-/// What the API server says of who wrote what, of a pod as its author wrote it.
-fn managed(mut pod: Json) -> Json {
-    fn fields(value: &Json) -> Json {
-        match value {
-            Json::Object(members) => {
-                members.iter().map(|(key, value)| (format!("f:{key}"), fields(value))).collect::<Map<_, _>>().into()
-            }
-            Json::Array(items) if items.iter().all(|item| item.get("name").is_some()) => {
-                let named = items.iter().map(|item| (format!("k:{}", json!({"name": item["name"]})), fields(item)));
-                named.collect::<Map<_, _>>().into()
-            }
-            _ => json!({}),
-        }
-    }
-    pod["metadata"]["managedFields"] = json!([{"manager": "kubectl", "operation": "Update", "fieldsV1": fields(&pod)}]);
-    pod
+/// Adds the managedFields of a pod whose author wrote everything.
+fn managed(pod: &Json) -> Json {
+    with_managed_fields(pod.clone(), pod)
 }
 
 fn pods() -> Vec<Json> {
@@ -116,7 +81,7 @@ fn containers(pod: &mut Json) -> impl Iterator<Item = &mut Json> {
     lists.filter_map(|(_, list)| list.as_array_mut()).flatten()
 }
 
-/// Adds an element to a list, which is made if it is not there.
+/// Adds an element to a list, and creates the list if necessary.
 fn push(parent: &mut Json, list: &str, element: Json, at_front: bool) {
     if !parent[list].is_array() {
         parent[list] = json!([]);
@@ -125,10 +90,10 @@ fn push(parent: &mut Json, list: &str, element: Json, at_front: bool) {
     list.insert(if at_front { 0 } else { list.len() }, element);
 }
 
-/// What somebody else does to a pod, and how it is told.
+/// A change by another webhook, with its description.
 type Foreign = (&'static str, fn(&mut Json));
 
-/// What others do to a pod. Each is done once.
+/// The changes by others. Each is made once.
 const FOREIGN: [Foreign; 7] = [
     ("a webhook adds a container", |pod| {
         let late = json!({"name": "late", "image": "l", "livenessProbe": {"tcpSocket": {"port": 9}}});
@@ -166,7 +131,7 @@ const FOREIGN: [Foreign; 7] = [
     }),
 ];
 
-/// The names of the elements of every named list below, with where they stand; each stands once.
+/// Asserts that the elements of every named list have unique names.
 fn assert_unique(value: &Json, at: &str) {
     match value {
         Json::Object(members) => members.iter().for_each(|(key, value)| assert_unique(value, &format!("{at}/{key}"))),
@@ -184,7 +149,7 @@ fn assert_unique(value: &Json, at: &str) {
     }
 }
 
-/// What has to hold of a pod when all is done.
+/// Asserts that the final pod has all expected changes.
 fn assert_whole(pod: &mut Json, done: &[usize], story: &str) {
     assert_unique(pod, "");
     let all: Vec<_> = containers(pod).map(|container| container.clone()).collect();
@@ -219,20 +184,20 @@ fn assert_whole(pod: &mut Json, done: &[usize], story: &str) {
     }
 }
 
-/// All ways to do some of the others' changes, each in one of three moments: before us, between our first pass and the
-/// second, or behind the second.
+/// Tests all pairs of changes by others. Each change happens before our first pass, between the first and the second,
+/// or after the second.
 #[test]
-fn others_may_come_at_any_time() {
+fn passes_settle_after_changes_by_others() {
     let snapshot = realistic();
     let pods = pods();
     for first in 0..FOREIGN.len() {
         for second in 0..FOREIGN.len() {
-            // Each two meet on one of the pods.
+            // Each pair is tested on one of the pods.
             let pod = &pods[(first + second) % pods.len()];
             for moments in 0..9 {
                 let plan = [(moments % 3, first), (moments / 3, second)];
                 let mut story = format!("{pod}");
-                let mut object = managed(pod.clone());
+                let mut object = managed(pod);
                 let mut done = Vec::new();
                 for moment in 0..3 {
                     for (_, foreign) in plan.iter().filter(|(when, _)| *when == moment) {
@@ -249,7 +214,7 @@ fn others_may_come_at_any_time() {
                     story = format!("{story}\na pass: {object}");
                     let again = pass(&mut object, &snapshot);
                     let patch = again.patch.as_deref().map(String::from_utf8_lossy);
-                    assert_eq!(patch, None, "{story}\nanother pass changes something");
+                    assert_eq!(patch, None, "{story}\na further pass changes something");
                 }
                 assert_whole(&mut object, &done, &story);
             }
@@ -257,10 +222,10 @@ fn others_may_come_at_any_time() {
     }
 }
 
-/// The pod without what differs only because a record was there once.
+/// Returns the pod without its injection record and managedFields.
 fn without_record(mut pod: Json) -> Json {
     if let Some(annotations) = pod["metadata"]["annotations"].as_object_mut() {
-        annotations.remove(RECORD);
+        annotations.remove(INJECTED_ANNOTATION);
     }
     if pod["metadata"]["annotations"].as_object().is_some_and(Map::is_empty) {
         pod["metadata"].as_object_mut().unwrap().remove("annotations");
@@ -274,7 +239,7 @@ fn record_of(added: &Json, replaced: &Json) -> String {
     json!({"version": 1, "profiles": [entry]}).to_string()
 }
 
-/// Records that say what is not so.
+/// Returns invalid injection records.
 fn strange() -> Vec<String> {
     let huge: Vec<_> = (0..2_000).map(|number| format!("/spec/containers/c{number}")).collect();
     let good = record_of(&json!(["/spec/containers/istio-proxy"]), &json!([]));
@@ -312,20 +277,21 @@ fn strange() -> Vec<String> {
 fn authored_record_changes_nothing() {
     let snapshot = realistic();
     for pod in pods() {
-        let mut expected = managed(pod.clone());
+        let mut expected = managed(&pod);
         pass(&mut expected, &snapshot);
         for record in strange() {
             let mut forged = pod.clone();
-            forged["metadata"]["annotations"][RECORD] = json!(record);
-            // Written by the author, as managedFields say; and in a file that was never stored, so without them.
+            forged["metadata"]["annotations"][INJECTED_ANNOTATION] = json!(record);
+            // With managedFields, the record belongs to the author. A pod from a file that was never stored has no
+            // managedFields.
             for managed_fields in [true, false] {
-                let mut object = if managed_fields { managed(forged.clone()) } else { forged.clone() };
+                let mut object = if managed_fields { managed(&forged) } else { forged.clone() };
                 let decided = pass(&mut object, &snapshot);
                 assert!(decided.decision.notices.contains(&Notice::RecordDropped), "{record}");
                 assert_eq!(without_record(object.clone()), without_record(expected.clone()), "{record}");
-                // What we wrote instead is a record like any other.
+                // The record that replaces it is valid.
                 if managed_fields {
-                    object["metadata"]["managedFields"] = managed(pod.clone())["metadata"]["managedFields"].clone();
+                    object["metadata"]["managedFields"] = managed(&pod)["metadata"]["managedFields"].clone();
                     let again = decide(&object, &snapshot);
                     assert_eq!(again.patch.as_deref().map(String::from_utf8_lossy), None, "{record}");
                 }
@@ -334,14 +300,14 @@ fn authored_record_changes_nothing() {
     }
 }
 
-/// A record that others than the author changed is believed, and does no harm.
+/// A record that others changed after the author is trusted, but must not harm the pod.
 #[test]
-fn record_of_missing_places_is_harmless() {
+fn record_of_missing_paths_is_harmless() {
     let snapshot = realistic();
     for pod in pods() {
         for record in strange() {
-            let mut object = managed(pod.clone());
-            object["metadata"]["annotations"][RECORD] = json!(record);
+            let mut object = managed(&pod);
+            object["metadata"]["annotations"][INJECTED_ANNOTATION] = json!(record);
             pass(&mut object, &snapshot);
             assert!(object["spec"]["containers"].to_string().contains("\"app\""), "{record}: {object}");
             pass(&mut object, &snapshot);
@@ -351,15 +317,15 @@ fn record_of_missing_places_is_harmless() {
     }
 }
 
-/// Somebody takes a pod that runs, and creates it once more under another name.
+/// A running pod is copied and created again under another name.
 #[test]
-fn a_copied_pod_settles_and_has_nothing_twice() {
+fn copied_pod_has_no_duplicates() {
     let snapshot = realistic();
     for pod in pods() {
-        let mut running = managed(pod.clone());
+        let mut running = managed(&pod);
         pass(&mut running, &snapshot);
         running["metadata"].as_object_mut().unwrap().remove("managedFields");
-        let mut copy = managed(running.clone());
+        let mut copy = managed(&running);
         let decided = pass(&mut copy, &snapshot);
         assert!(decided.decision.notices.contains(&Notice::RecordDropped));
         assert_unique(&copy, "");
@@ -373,9 +339,9 @@ fn a_copied_pod_settles_and_has_nothing_twice() {
     }
 }
 
-/// What a `LimitRange` puts into the author's overlay is not the author's word, whenever it comes.
+/// Values that a `LimitRange` sets in the author's overlay are not the author's, whenever they are set.
 #[test]
-fn a_limit_range_fakes_no_overlay() {
+fn limit_range_does_not_override_profile() {
     let spec = json!({
         "activation": "Always",
         "template": {"spec": {"containers": [{
@@ -383,9 +349,7 @@ fn a_limit_range_fakes_no_overlay() {
             "resources": {"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "1"}},
         }]}},
     });
-    let profile = compile(&ProfileName::cluster("p"), &serde_json::from_value(spec).unwrap()).unwrap();
-    let snapshot = Snapshot::new(ProfileSet::new([Arc::new(profile)]))
-        .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)));
+    let snapshot = snapshot(&[("p", spec)]);
     for own in [json!({}), json!({"limits": {"memory": "7Gi"}})] {
         let mut pod =
             json!({"metadata": {}, "spec": {"containers": [{"name": "app"}, {"name": "proxy", "image": "mine"}]}});
@@ -406,7 +370,7 @@ fn a_limit_range_fakes_no_overlay() {
         let memory = own.pointer("/limits/memory").cloned().unwrap_or_else(|| json!("1Gi"));
         let expected = json!({"limits": {"cpu": "2", "memory": memory}, "requests": {"cpu": "1"}});
         for comes_first in [true, false] {
-            let mut object = managed(pod.clone());
+            let mut object = managed(&pod);
             if comes_first {
                 fake(&mut object);
             }

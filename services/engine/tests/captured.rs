@@ -1,29 +1,29 @@
-//! Reviews as a real API server sent them.
+//! Tests reviews that a real API server sent.
 
-#![allow(clippy::panic, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::panic, reason = "test helpers fail by panicking")]
 
-use crate::common::{answer, captured, captured_by_name, large_review, patched, sidecar, snapshot};
+use crate::common::{captured, captured_by_name, large_review, patched, respond, sidecar, snapshot};
 use pillion_engine::decision::{Outcome, Reason};
 use pillion_engine::review::Review;
 use serde_json::Value as Json;
 
 #[test]
-fn every_captured_review_gets_a_valid_answer() {
+fn captured_reviews_get_valid_responses() {
     let snapshot = snapshot(&[("logger", sidecar("logger"))]);
     for (file, body) in captured() {
         let review: Json = serde_json::from_slice(&body).unwrap();
-        let (decided, answer) = answer(&body, &snapshot);
-        let answer: Json = serde_json::from_slice(&answer).unwrap();
-        assert_eq!(answer["apiVersion"], review["apiVersion"], "{file}");
-        assert_eq!(answer["kind"], "AdmissionReview", "{file}");
-        assert_eq!(answer["response"]["uid"], review["request"]["uid"], "{file}");
-        assert_eq!(answer["response"]["allowed"], true, "{file}");
+        let (decided, response) = respond(&body, &snapshot);
+        let response: Json = serde_json::from_slice(&response).unwrap();
+        assert_eq!(response["apiVersion"], review["apiVersion"], "{file}");
+        assert_eq!(response["kind"], "AdmissionReview", "{file}");
+        assert_eq!(response["response"]["uid"], review["request"]["uid"], "{file}");
+        assert_eq!(response["response"]["allowed"], true, "{file}");
         let is_new_pod = review["request"]["operation"] == "CREATE" && review["request"]["kind"]["kind"] == "Pod";
         let expected = if is_new_pod { Outcome::Injected } else { Outcome::Skipped };
         assert_eq!(decided.decision.outcome, expected, "{file}");
 
-        // Everything that was there is there still, in its place.
-        let (before, after) = (&review["request"]["object"], patched(&body, decided.patch.as_deref()));
+        // All original values are still at their original positions.
+        let (before, after) = (&review["request"]["object"], patched(&body, &decided));
         assert_contains(&file, before, &after);
         if is_new_pod {
             let names: Vec<_> = after["spec"]["containers"].as_array().unwrap().iter().map(|c| &c["name"]).collect();
@@ -34,12 +34,12 @@ fn every_captured_review_gets_a_valid_answer() {
     }
 }
 
-/// Every pointer of `before` leads to the same value in `after`.
+/// Asserts that every pointer of `before` leads to the same value in `after`.
 fn assert_contains(file: &str, before: &Json, after: &Json) {
     match (before, after) {
         (Json::Object(before), Json::Object(after)) => {
             for (key, value) in before {
-                assert_contains(file, value, after.get(key).unwrap_or_else(|| panic!("{file}: {key} is gone")));
+                assert_contains(file, value, after.get(key).unwrap_or_else(|| panic!("{file}: {key} is missing")));
             }
         }
         (Json::Array(before), Json::Array(after)) => {
@@ -51,13 +51,13 @@ fn assert_contains(file: &str, before: &Json, after: &Json) {
 }
 
 #[test]
-fn a_captured_pod_is_not_injected_twice() {
+fn captured_pods_are_injected_once() {
     let snapshot = snapshot(&[("logger", sidecar("logger")), ("tracer", sidecar("tracer"))]);
     for (file, body) in captured() {
-        let (first, _) = answer(&body, &snapshot);
+        let (first, _) = respond(&body, &snapshot);
         let mut review: Json = serde_json::from_slice(&body).unwrap();
-        review["request"]["object"] = patched(&body, first.patch.as_deref());
-        let (second, _) = answer(review.to_string().as_bytes(), &snapshot);
+        review["request"]["object"] = patched(&body, &first);
+        let (second, _) = respond(review.to_string().as_bytes(), &snapshot);
         assert_eq!(second.patch, None, "{file}");
         if first.decision.outcome == Outcome::Injected {
             assert_eq!(second.decision.reason, Reason::AlreadyInjected, "{file}");
@@ -66,20 +66,20 @@ fn a_captured_pod_is_not_injected_twice() {
 }
 
 #[test]
-fn a_pod_with_a_thousand_variables_is_injected() {
+fn pod_with_thousand_variables_is_injected() {
     let body = large_review(1_000);
     assert!(body.len() > 200_000);
-    let (decided, _) = answer(&body, &snapshot(&[("logger", sidecar("logger"))]));
+    let (decided, _) = respond(&body, &snapshot(&[("logger", sidecar("logger"))]));
     assert_eq!(decided.decision.outcome, Outcome::Injected);
     assert_contains(
         "large",
         &serde_json::from_slice::<Json>(&body).unwrap()["request"]["object"],
-        &patched(&body, decided.patch.as_deref()),
+        &patched(&body, &decided),
     );
 }
 
 #[test]
-fn what_a_review_says_of_itself_is_read() {
+fn reads_envelope_of_review() {
     let body = captured_by_name("create-pod-dry-run.json");
     let review = Review::parse(&body).unwrap();
     assert!(review.dry_run());

@@ -1,21 +1,18 @@
-//! Profiles applied to pods: each file in `tests/cases` and `tests/primitives`, and each example of docs/profiles.md, has
-//! profiles, pods and the expected results.
+//! Profiles applied to pods. Each file in `tests/cases` and `tests/primitives`, and each example of docs/profiles.md,
+//! has profiles, pods and the expected results.
 //!
-//! Of every pod that is changed, the result is given to the engine once more: the second patch has to be empty. Both are
-//! done with the record as it is found, and with managedFields that name what the author wrote, as the API server does.
+//! The result of every changed pod is passed to the engine again: the second patch must be empty. Each case runs
+//! twice: with the record trusted as found, and with managedFields that name the author's fields, as the API server
+//! sets them.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "helpers of tests fail by panicking, as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
 use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use crate::common::{apply, with_managed_fields};
+use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel};
 use pillion_api::profile::ProfileSpec;
 use pillion_engine::inject::undo;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted, Which};
@@ -26,8 +23,6 @@ use pillion_json::OwnedTape;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
-const RECORD: &str = "pillion.dev/injected";
-
 /// A file of cases.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -37,46 +32,46 @@ struct File {
     /// Annotations of the namespace.
     #[serde(default)]
     namespace: serde_json::Map<String, Json>,
-    /// What the platform says of the cluster.
+    /// The platform's facts about the cluster.
     cluster: Option<Json>,
     cases: Vec<Case>,
 }
 
-/// A pod, and what becomes of it.
+/// A pod, and the expected result.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Case {
     name: String,
     pod: Json,
-    /// Annotations of the namespace, instead of the file's.
+    /// Annotations of the namespace that replace those of the file.
     namespace: Option<serde_json::Map<String, Json>>,
-    /// What the API server says of the request beside the object, as a merge patch.
+    /// Changes of the review's `request`, as a merge patch.
     #[serde(default)]
     request: Json,
-    /// The metadata of the pod's service account; absent if there is none.
+    /// The metadata of the pod's service account, which does not exist if this is absent.
     service_account: Option<Json>,
-    /// Owners that can be looked up, as objects.
+    /// Owners that lookups find, as objects.
     #[serde(default)]
     owners: Vec<Json>,
-    /// Objects that can be looked up, by `resource/name`, or `resource` for a list.
+    /// Objects that lookups find, by `resource/name`, or `resource` for a list.
     #[serde(default)]
     lookups: serde_json::Map<String, Json>,
-    /// The whole object behind it, without the record. Absent: the pod as it was.
+    /// The whole resulting object, without the record. If absent, the pod must not change.
     result: Option<Json>,
-    /// Reasons of the profiles that were asked for, as they stand in metrics.
+    /// Reasons of the selected profiles, as in metrics.
     reasons: Option<Vec<String>>,
-    /// Parts of what the author is told, in order.
+    /// Parts of the messages to the author, in order.
     #[serde(default)]
     told: Vec<String>,
-    /// Parts of what the validating path says of the result, in order.
+    /// Parts of the messages of the validating path about the result, in order.
     validated: Option<Vec<String>>,
-    /// What somebody else changes between the first pass and the second, as a merge patch.
+    /// Changes by others between the first and the second pass, as a merge patch.
     foreign: Option<Json>,
-    /// The whole object behind the second pass, where it is not the one before it.
+    /// The whole object after the second pass, if that pass changes it.
     then: Option<Json>,
 }
 
-/// The profiles of a file, for those that extend others.
+/// The profiles of a file, as parents for profiles that extend others.
 struct Specs(Vec<(String, ProfileSpec)>);
 
 impl Parents for Specs {
@@ -101,14 +96,14 @@ fn profiles(file: &File) -> ProfileSet {
             Some((namespace, name)) => ProfileName::namespaced(namespace, name),
             None => ProfileName::cluster(name.as_str()),
         };
-        Arc::new(ProfileSource::Author(spec, &specs).compile(&named).unwrap_or_else(|faults| {
-            panic!("{name}: {}", faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+        Arc::new(ProfileSource::Author(spec, &specs).compile(&named).unwrap_or_else(|problems| {
+            panic!("{name}: {}", problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
         }))
     });
     ProfileSet::new(compiled)
 }
 
-/// Everything that is known when a case's pod comes.
+/// The snapshot for a case.
 fn snapshot(file: &File, profiles: &ProfileSet, case: &Case) -> Snapshot {
     let annotations = case.namespace.as_ref().unwrap_or(&file.namespace);
     let annotations = annotations.iter().map(|(key, value)| (key.as_str(), value.as_str().unwrap_or_default()));
@@ -120,7 +115,7 @@ fn tape(value: &Json) -> Arc<OwnedTape> {
     Arc::new(OwnedTape::parse(value.to_string()).unwrap())
 }
 
-/// What look-ups bring, of all that is wanted and nothing else.
+/// Returns the results of the required lookups only.
 fn looked_up(file: &File, case: &Case, wanted: Wanted) -> LookedUp {
     let found = |object: Option<Json>| object.map_or(Answer::Missing, |object| Answer::Found(tape(&object)));
     let service_account = match wanted.service_account {
@@ -157,16 +152,16 @@ fn review(case: &Case, pod: &Json) -> Vec<u8> {
         },
     });
     if case.request.is_object() {
-        merged(&mut review["request"], &case.request);
+        json_patch::merge(&mut review["request"], &case.request);
     }
     serde_json::to_vec(&review).unwrap()
 }
 
 fn decide(file: &File, snapshot: &Snapshot, case: &Case, pod: &Json, record_trust: RecordTrust) -> (Decided, Json) {
-    answered(file, snapshot, case, pod, (Endpoint::Level(InjectionLevel::Enabled), record_trust))
+    decide_at(file, snapshot, case, pod, (Endpoint::Level(InjectionLevel::Enabled), record_trust))
 }
 
-fn answered(
+fn decide_at(
     file: &File,
     snapshot: &Snapshot,
     case: &Case,
@@ -178,55 +173,28 @@ fn answered(
     let mut facts = Facts { namespace: snapshot.namespace("team-a"), record_trust, ..Facts::default() };
     facts.looked_up = looked_up(file, case, review.needs(endpoint, snapshot, &facts));
     let decided = review.decide(endpoint, snapshot, &facts).unwrap();
-    let answer: Json = serde_json::from_slice(&review.respond(&decided)).unwrap();
-    (decided, answer)
+    let response: Json = serde_json::from_slice(&review.respond(&decided)).unwrap();
+    (decided, response)
 }
 
-/// What the author is told: why the object is refused, and warnings.
-fn told(answer: &Json) -> Vec<String> {
-    let warnings = answer["response"]["warnings"].as_array().cloned().unwrap_or_default();
-    let denied = answer["response"]["status"]["message"].as_str().map(Json::from);
+/// Returns the messages to the author: the reason of a denial, and warnings.
+fn messages(response: &Json) -> Vec<String> {
+    let warnings = response["response"]["warnings"].as_array().cloned().unwrap_or_default();
+    let denied = response["response"]["status"]["message"].as_str().map(Json::from);
     denied.into_iter().chain(warnings).map(|text| text.as_str().unwrap().to_owned()).collect()
 }
 
-fn check_told(told: &[String], expected: &[String], at: &str) {
-    assert_eq!(told.len(), expected.len(), "{at}: {told:?}");
-    for (told, part) in told.iter().zip(expected) {
-        assert!(told.contains(part.as_str()), "{at}: {told:?} does not say {part:?}");
+fn assert_messages(messages: &[String], expected: &[String], at: &str) {
+    assert_eq!(messages.len(), expected.len(), "{at}: {messages:?}");
+    for (message, part) in messages.iter().zip(expected) {
+        assert!(message.contains(part.as_str()), "{at}: {message:?} does not contain {part:?}");
     }
 }
 
-/// The same object with what the API server says of who wrote what.
-fn managed(pod: &Json, author: &Json) -> Json {
-    fn fields(value: &Json) -> Json {
-        match value {
-            Json::Object(members) => members
-                .iter()
-                .map(|(key, value)| (format!("f:{key}"), fields(value)))
-                .collect::<serde_json::Map<_, _>>()
-                .into(),
-            Json::Array(items) if items.iter().all(|item| item.get("name").is_some()) => items
-                .iter()
-                .map(|item| (format!("k:{}", json!({"name": item["name"]})), fields(item)))
-                .collect::<serde_json::Map<_, _>>()
-                .into(),
-            _ => json!({}),
-        }
-    }
-    let mut pod = pod.clone();
-    let mut author = author.clone();
-    author["metadata"].as_object_mut().unwrap().remove("managedFields");
-    pod["metadata"]["managedFields"] = json!([{
-        "manager": "kubectl-create", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
-        "fieldsV1": fields(&author),
-    }]);
-    pod
-}
-
-/// The object without the record, and without managedFields that the pod did not have.
+/// Returns the object without the record, and without managedFields that the pod did not have.
 fn plain(mut object: Json, pod: &Json) -> Json {
     if let Some(annotations) = object["metadata"].get_mut("annotations").and_then(Json::as_object_mut) {
-        annotations.remove(RECORD);
+        annotations.remove(INJECTED_ANNOTATION);
         if annotations.is_empty() {
             object["metadata"].as_object_mut().unwrap().remove("annotations");
         }
@@ -239,14 +207,8 @@ fn plain(mut object: Json, pod: &Json) -> Json {
 
 fn patched(pod: &Json, decided: &Decided) -> Json {
     let mut object = pod.clone();
-    if let Some(patch) = &decided.patch {
-        json_patch::patch(&mut object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
-    }
+    apply(&mut object, decided);
     object
-}
-
-fn merged(target: &mut Json, patch: &Json) {
-    json_patch::merge(target, patch);
 }
 
 fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
@@ -257,27 +219,27 @@ fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
         let pod = match trust {
             RecordTrust::AsFound => case.pod.clone(),
             RecordTrust::ManagedFields if case.pod["metadata"].get("managedFields").is_some() => case.pod.clone(),
-            RecordTrust::ManagedFields => managed(&case.pod, &case.pod),
+            RecordTrust::ManagedFields => with_managed_fields(case.pod.clone(), &case.pod),
         };
-        let (decided, answer) = decide(file, snapshot, case, &pod, trust);
+        let (decided, response) = decide(file, snapshot, case, &pod, trust);
         let result = patched(&pod, &decided);
         let shown = decided.decision.profiles.iter().map(|profile| format!("{} {:?}", profile.reason, profile.detail));
-        let shown = format!("{trust:?} {:?} {answer}", shown.collect::<Vec<_>>());
+        let shown = format!("{trust:?} {:?} {response}", shown.collect::<Vec<_>>());
         assert_same(&plain(result.clone(), &case.pod), expected, &format!("{at} ({shown})"));
         if let Some(reasons) = &case.reasons {
             let found: Vec<_> = decided.decision.profiles.iter().map(|decision| decision.reason.as_str()).collect();
             assert_eq!(&found, reasons, "{at} ({shown})");
         }
-        check_told(&told(&answer), &case.told, &at);
+        assert_messages(&messages(&response), &case.told, &at);
         if let Some(expected) = &case.validated {
             let endpoint = Endpoint::ValidateLevel(InjectionLevel::Enabled);
-            let (_, answer) = answered(file, snapshot, case, &result, (endpoint, trust));
-            check_told(&told(&answer), expected, &format!("{at}: on the validating path"));
+            let (_, response) = decide_at(file, snapshot, case, &result, (endpoint, trust));
+            assert_messages(&messages(&response), expected, &format!("{at}: on the validating path"));
         }
         undone(&result, &pod, &format!("{at} ({trust:?})"));
         let mut again = result;
         if let Some(foreign) = &case.foreign {
-            merged(&mut again, foreign);
+            json_patch::merge(&mut again, foreign);
         }
         let (second, _) = decide(file, snapshot, case, &again, trust);
         match &case.then {
@@ -296,19 +258,20 @@ fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
     }
 }
 
-/// What was injected can be taken out again, and what comes out is what went in.
+/// Asserts that undoing the injection gives the original pod.
 fn undone(result: &Json, pod: &Json, at: &str) {
-    let has_record = |object: &Json| object["metadata"].get("annotations").is_some_and(|all| all.get(RECORD).is_some());
+    let has_record =
+        |object: &Json| object["metadata"].get("annotations").is_some_and(|all| all.get(INJECTED_ANNOTATION).is_some());
     if !has_record(result) || has_record(pod) {
         return;
     }
     let undone = undo(&result.to_string()).unwrap_or_else(|error| panic!("{at}: {error}"));
     assert_eq!(undone.gone, Vec::<Box<str>>::new(), "{at}");
     let undone: Json = serde_json::from_str(undone.object.root().raw()).unwrap();
-    assert_same(&undone, pod, &format!("{at}: undone it is not what it was"));
+    assert_same(&undone, pod, &format!("{at}: the undone object differs from the original"));
 }
 
-/// Compares objects with the order of their keys left aside.
+/// Asserts that objects are equal. The order of their keys is ignored.
 fn assert_same(found: &Json, expected: &Json, at: &str) {
     let sorted = |value: &Json| {
         let mut value = value.clone();
@@ -319,7 +282,7 @@ fn assert_same(found: &Json, expected: &Json, at: &str) {
     assert!(found == expected, "{at}\n--- found\n{found}\n--- expected\n{expected}");
 }
 
-/// The cases of a YAML text: documents that are files of cases, or one case with the `profile` that it is about.
+/// Returns the cases of a YAML text. A document is a file of cases, or one case with its `profile`.
 fn documents(name: &str, text: &str) -> Vec<(String, File)> {
     let documents = format!("\n{text}");
     let documents = documents.split("\n---\n").enumerate().map(|(place, text)| {
@@ -331,7 +294,7 @@ fn documents(name: &str, text: &str) -> Vec<(String, File)> {
     documents.collect()
 }
 
-/// What a short document stands for: its profile is for all, and objects have metadata.
+/// Expands a short document: its profile is always active, and objects have metadata.
 fn whole(mut document: Json) -> Json {
     if let Some(mut profile) = document.as_object_mut().unwrap().remove("profile") {
         profile.as_object_mut().unwrap().entry("activation").or_insert_with(|| "Always".into());
@@ -348,7 +311,7 @@ fn whole(mut document: Json) -> Json {
     document
 }
 
-/// The files of a folder of tests by their names.
+/// Reads the files of a test folder, by their names.
 fn files(folder: &str) -> Vec<(String, File)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder);
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -360,7 +323,7 @@ fn files(folder: &str) -> Vec<(String, File)> {
     files.into_iter().flat_map(read).collect()
 }
 
-/// Runs files of cases, and says of all that fail which they are. How many cases there were.
+/// Runs files of cases, reports all failing cases, and returns the number of cases.
 fn run(files: &[(String, File)]) -> usize {
     let mut count = 0;
     let mut failed = Vec::new();
@@ -368,7 +331,7 @@ fn run(files: &[(String, File)]) -> usize {
         let guarded = |run: &mut dyn FnMut()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_ok();
         let mut set = None;
         if !guarded(&mut || set = Some(profiles(file))) {
-            failed.push(format!("{name}: its profiles"));
+            failed.push(format!("{name}: its profiles do not compile"));
         }
         let Some(set) = set else { continue };
         for case in &file.cases {
@@ -382,12 +345,12 @@ fn run(files: &[(String, File)]) -> usize {
     count
 }
 
-/// Its blocks are, in this order: `profile`s; once or more a `pod`, after what is known beside it (`namespace`, `facts`),
-/// and followed by its `result` and the messages to its author (`told`); the changes of `others` to the result, and the
-/// result `then`.
+/// The page's blocks, in this order: `profile`s; one or more `pod`s; changes by `others` to the last result, and the
+/// result `then`. Blocks with facts (`namespace`, `facts`) precede a pod. Its `result` and the messages to its author
+/// (`told`) follow it.
 const PAGE: &str = include_str!("../../../docs/profiles.md");
 
-/// The fenced blocks: the words behind the fence, the line, and the text.
+/// Returns the fenced blocks: the info string, the line, and the text.
 fn blocks() -> Vec<(&'static str, usize, String)> {
     let mut blocks = Vec::new();
     let mut lines = PAGE.lines().enumerate();
@@ -404,7 +367,7 @@ fn blocks() -> Vec<(&'static str, usize, String)> {
 struct Example {
     profiles: serde_json::Map<String, Json>,
     cluster: Json,
-    /// What is known beside the next pod.
+    /// The facts for the next pod.
     facts: serde_json::Map<String, Json>,
     cases: Vec<Json>,
 }
@@ -422,41 +385,41 @@ impl Example {
         assert!(self.profiles.insert(name.to_owned(), spec).is_none(), "two profiles {name}");
     }
 
-    /// Says something of the pod before.
+    /// Sets a field of the last pod's case.
     fn of_pod(&mut self, line: usize, name: &str, value: Json) {
-        let case = self.cases.last_mut().unwrap_or_else(|| panic!("line {line}: there is no pod before it"));
-        assert!(case.get(name).is_none(), "line {line}: the pod before it has a {name} already");
+        let case = self.cases.last_mut().unwrap_or_else(|| panic!("line {line}: no pod precedes it"));
+        assert!(case.get(name).is_none(), "line {line}: the pod before it already has {name}");
         case[name] = value;
     }
 
     fn file(self) -> File {
         for case in &self.cases {
             let shows = ["result", "told"].into_iter().any(|name| case.get(name).is_some());
-            assert!(shows, "{}: nothing says what becomes of it", case["name"]);
+            assert!(shows, "{}: the pod has no expected result", case["name"]);
         }
         let Self { profiles, cluster, cases, .. } = self;
         serde_json::from_value(whole(json!({"profiles": profiles, "cluster": cluster, "cases": cases}))).unwrap()
     }
 }
 
-/// The examples of the page.
+/// Returns the examples of the page.
 fn examples() -> Vec<(String, File)> {
     let mut examples: Vec<(String, Example)> = Vec::new();
     for (words, line, text) in blocks() {
         let value = || -> Json { serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("line {line}: {error}")) };
         if words == "yaml profile" {
-            // A profile behind a pod begins the next example.
+            // A profile after a pod begins the next example.
             if examples.last().is_none_or(|(_, example)| !example.cases.is_empty()) {
                 examples.push((format!("docs/profiles.md:{line}"), Example::default()));
             }
             examples.last_mut().unwrap().1.profile(&value());
             continue;
         }
-        let (_, example) = examples.last_mut().unwrap_or_else(|| panic!("line {line}: there is no profile before it"));
+        let (_, example) = examples.last_mut().unwrap_or_else(|| panic!("line {line}: no profile precedes it"));
         match words {
             "yaml namespace" => drop(example.facts.insert("namespace".to_owned(), value())),
             "yaml facts" => {
-                let Json::Object(mut facts) = value() else { panic!("line {line}: facts are a map") };
+                let Json::Object(mut facts) = value() else { panic!("line {line}: facts must be a map") };
                 example.cluster = facts.remove("cluster").unwrap_or_default();
                 example.facts.extend(facts);
             }
@@ -470,7 +433,7 @@ fn examples() -> Vec<(String, File)> {
             "yaml others" => example.of_pod(line, "foreign", value()),
             "yaml then" => example.of_pod(line, "then", value()),
             "text told" => example.of_pod(line, "told", text.lines().collect::<Vec<_>>().into()),
-            _ => panic!("line {line}: a block {words:?} is run by nothing"),
+            _ => panic!("line {line}: unknown block {words:?}"),
         }
     }
     examples.into_iter().map(|(name, example)| (name, example.file())).collect()

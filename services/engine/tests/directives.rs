@@ -1,16 +1,12 @@
-//! What has to hold whatever directives and expressions a profile has: a second pass changes nothing, also after others
-//! have changed the object in between, and what the profile does not speak of stays to the byte.
+//! Properties of all profiles with directives and expressions: a second pass changes nothing, also after changes by
+//! others, and fields that the profile does not name are preserved byte for byte.
 
-#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test helpers fail by panicking")]
 
-use crate::common::{answer, patched, review};
-use pillion_engine::profile::{ProfileName, compile};
-use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
+use crate::common::{patched, respond, review, snapshot};
+use pillion_engine::snapshot::Snapshot;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
-use std::sync::Arc;
-
-use pillion_api::names::InjectionLevel;
 
 fn name() -> impl Strategy<Value = &'static str> {
     prop_oneof![Just("app"), Just("web"), Just("proxy"), Just("data")]
@@ -20,7 +16,7 @@ fn variable() -> impl Strategy<Value = &'static str> {
     prop_oneof![Just("A"), Just("B"), Just("C"), Just("D"), Just("E")]
 }
 
-/// A variable of a pod; the last two are those that a template changes or removes and does not add.
+/// The name of a pod's variable. Templates change or remove the last two, but never add them.
 fn pods_variable() -> impl Strategy<Value = &'static str> {
     prop_oneof![5 => variable(), 1 => Just("Y"), 1 => Just("Z")]
 }
@@ -36,7 +32,7 @@ fn value() -> impl Strategy<Value = Json> {
     ]
 }
 
-/// An env entry of a pod.
+/// A variable of a pod.
 fn entry() -> impl Strategy<Value = Json> {
     (pods_variable(), value(), 0..6).prop_map(|(name, value, kind)| match kind {
         0 => json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
@@ -118,7 +114,7 @@ fn with(mut element: Json, directives: Vec<(&'static str, Json)>) -> Json {
     element
 }
 
-/// An env entry of a template.
+/// A variable of a template.
 fn templated() -> impl Strategy<Value = Json> {
     let value = prop_oneof![
         value(),
@@ -142,7 +138,7 @@ fn env() -> impl Strategy<Value = Json> {
         Just(json!({"$each": "has(item.value) && item.name == 'Y'", "$conflict": "Replace", "value": "each"})),
         Just(json!("${[{'name': 'B', 'value': 'computed'}]}")),
     ];
-    // Two entries of one name are refused, or contradict one another.
+    // Two variables of the same name would be rejected or contradict each other.
     prop::collection::vec(prop_oneof![6 => templated(), 1 => group, 1 => removal], 1..5).prop_map(|mut entries| {
         let mut seen = std::collections::HashSet::new();
         let mut is_new = |entry: &Json| entry.get("name").is_none_or(|name| seen.insert(name.to_string()));
@@ -184,7 +180,7 @@ prop_compose! {
             spec["template"]["spec"]["initContainers"] = json!([container]);
         }
         if let Some((env, types)) = rule {
-            // A rule on the profile's own container that sets what its template sets contradicts it.
+            // A rule would contradict the template if it set the same variables of the profile's own container.
             let env = if types.contains(&"Injected") {
                 serde_json::from_str(&env.to_string().replace("\"name\":\"", "\"name\":\"R")).unwrap()
             } else {
@@ -207,7 +203,7 @@ prop_compose! {
     }
 }
 
-/// What others do between two passes.
+/// Changes by others between two passes.
 fn edits() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(0u8..7, 0..4)
 }
@@ -240,16 +236,8 @@ fn edited(mut object: Json, edits: &[u8]) -> Json {
 }
 
 fn compiled(profiles: &[Json]) -> Snapshot {
-    let names = ["a", "b", "c"];
-    let compiled = names.into_iter().zip(profiles).map(|(name, spec)| {
-        let spec = serde_json::from_value(spec.clone()).unwrap();
-        Arc::new(compile(&ProfileName::cluster(name), &spec).unwrap_or_else(|faults| {
-            let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
-            unreachable!("{faults:#?}")
-        }))
-    });
-    Snapshot::new(ProfileSet::new(compiled))
-        .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)))
+    let profiles: Vec<_> = ["a", "b", "c"].into_iter().zip(profiles.iter().cloned()).collect();
+    snapshot(&profiles)
 }
 
 proptest! {
@@ -258,9 +246,9 @@ proptest! {
     #[test]
     fn a_second_pass_changes_nothing(pod in pod(), profile in profile()) {
         let snapshot = compiled(&[profile]);
-        let (first, _) = answer(&review(&pod), &snapshot);
-        let after = patched(&review(&pod), first.patch.as_deref());
-        let (second, _) = answer(&review(&after), &snapshot);
+        let (first, _) = respond(&review(&pod), &snapshot);
+        let after = patched(&review(&pod), &first);
+        let (second, _) = respond(&review(&after), &snapshot);
         let patch = second.patch.map(|patch| String::from_utf8(patch).unwrap());
         prop_assert_eq!(patch, None, "{}\n-> {}", pod, after);
     }
@@ -269,18 +257,18 @@ proptest! {
     fn after_others_have_changed_it_one_more_pass_is_enough(
         pod in pod(), profiles in prop::collection::vec(profile(), 1..3), edits in edits(),
     ) {
-        // Two profiles that both replace one value contradict one another.
+        // Two profiles that replace the same value would contradict each other.
         let texts: Vec<_> = profiles.iter().enumerate().map(|(number, profile)| {
             let text = profile.to_string();
             if number == 0 { text } else { text.replace("\"name\":\"", &format!("\"name\":\"{number}")).replace("1hold", "hold") }
         }).collect();
         let profiles: Vec<Json> = texts.iter().map(|text| serde_json::from_str(text).unwrap()).collect();
         let snapshot = compiled(&profiles);
-        let (first, _) = answer(&review(&pod), &snapshot);
-        let after = edited(patched(&review(&pod), first.patch.as_deref()), &edits);
-        let (second, _) = answer(&review(&after), &snapshot);
-        let then = patched(&review(&after), second.patch.as_deref());
-        let (third, _) = answer(&review(&then), &snapshot);
+        let (first, _) = respond(&review(&pod), &snapshot);
+        let after = edited(patched(&review(&pod), &first), &edits);
+        let (second, _) = respond(&review(&after), &snapshot);
+        let then = patched(&review(&after), &second);
+        let (third, _) = respond(&review(&then), &snapshot);
         let patch = third.patch.map(|patch| String::from_utf8(patch).unwrap());
         prop_assert_eq!(patch, None, "{}\n-> {}\n-> {}", pod, after, then);
     }

@@ -1,16 +1,16 @@
-//! Replays the corpus of `fuzz/` and goes on from it with a small mutator; so what fuzzers look for is looked for in every
-//! run of the tests, on any toolchain. `just fuzz TARGET` looks longer, with coverage.
+//! Replays the corpus of `fuzz/`, and continues with a small mutator. So every test run does some fuzzing, with any
+//! toolchain. `just fuzz TARGET` runs longer, with coverage.
 
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "helpers of tests fail by panicking, as tests do"
+    reason = "test helpers fail by panicking"
 )]
 
 mod mutate;
-#[allow(unreachable_pub, reason = "the crate in fuzz/ has it too")]
+#[allow(unreachable_pub, reason = "the crate in fuzz/ exports it")]
 mod targets;
 
 use std::panic::catch_unwind;
@@ -19,28 +19,28 @@ use std::time::{Duration, Instant};
 
 use targets::TARGETS;
 
-/// Mutated inputs of each target in a run of the tests. `PILLION_MUTATIONS` sets another number.
+/// The number of mutated inputs for each target. `PILLION_MUTATIONS` overrides it.
 const MUTATIONS: usize = 1_000;
 
-/// How long one input may take, in a build without optimisation on a machine that is busy.
+/// The maximum time for one input, in an unoptimised build on a busy machine.
 const LIMIT: Duration = Duration::from_secs(3);
 
 fn folder(target: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target)
 }
 
-/// The corpus of a target, by the names of its files.
+/// Returns the corpus of a target, by file name.
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let entries = std::fs::read_dir(folder(target)).unwrap().map(|entry| entry.unwrap().path());
     let mut corpus: Vec<_> = entries
         .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&path).unwrap()))
         .collect();
     corpus.sort();
-    assert!(corpus.len() > 10, "the corpus of {target} is gone");
+    assert!(corpus.len() > 10, "the corpus of {target} is missing");
     corpus
 }
 
-/// Runs a target on an input, and tells the input if something does not hold.
+/// Runs a target on an input. If it fails, the message contains the input.
 fn run(name: &str, target: fn(&[u8]), input: &[u8], what: &str) {
     let start = Instant::now();
     let result = catch_unwind(|| target(input));
@@ -54,7 +54,7 @@ fn run(name: &str, target: fn(&[u8]), input: &[u8], what: &str) {
 }
 
 #[test]
-fn the_corpus_does_no_harm() {
+fn corpus_passes() {
     for (name, target) in TARGETS {
         for (file, input) in corpus(name) {
             run(name, target, &input, &file);
@@ -75,26 +75,26 @@ fn mutate(name: &str) {
 }
 
 #[test]
-fn mutated_reviews_do_no_harm() {
+fn mutated_reviews_pass() {
     mutate("review_bytes");
 }
 
 #[test]
-fn mutated_profiles_do_no_harm() {
+fn mutated_profiles_pass() {
     mutate("profile_yaml");
 }
 
 #[test]
-fn mutated_profiles_and_pods_do_no_harm() {
+fn mutated_profiles_and_pods_pass() {
     mutate("profile_and_pod");
 }
 
 #[test]
-fn mutated_expressions_do_no_harm() {
+fn mutated_expressions_pass() {
     mutate("expression");
 }
 
 #[test]
-fn mutated_records_do_no_harm() {
+fn mutated_records_pass() {
     mutate("record");
 }

@@ -1,4 +1,4 @@
-//! The engine through its public interface.
+//! Tests of the engine through its public interface.
 
 mod allocations;
 mod attacks;

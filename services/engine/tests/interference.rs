@@ -1,16 +1,11 @@
-//! Non-interference: what the platform's profiles make of an object by themselves stands unchanged in what they and a namespace's
-//! own profiles make of it together; otherwise the namespace's are left out, with a reason.
+//! Non-interference: namespaced profiles do not change the results of cluster profiles. The engine skips a namespaced
+//! profile that would, with a reason.
 //!
-//! From a row of numbers, profiles of the platform and of a namespace are made, and objects that meet them. Each object is a case:
-//! it is created, and reviewed again or updated. Proptest makes the rows, and makes a row that fails smaller.
-//! `PILLION_INTERFERENCE_CASES` is how many cases there are.
+//! Cluster profiles, namespaced profiles and matching objects are generated from a sequence of numbers. Each object
+//! is a case: it is created, and then reviewed again or updated. Proptest generates the sequences and shrinks a
+//! failing one. `PILLION_INTERFERENCE_CASES` sets the number of cases.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "helpers of tests fail by panicking, as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
 mod attacks;
 mod claims;
@@ -29,17 +24,18 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value as Json, json};
 
+use crate::common::apply;
 use claims::Claims;
 use generate::{Case, Choices, Kind, Profiles};
 
 const NAMESPACE: &str = "shop";
 
-/// The annotation of a namespace that sets the parameter of a cluster profile.
+/// Returns the annotation of a namespace that sets the parameter of a cluster profile.
 fn parameter_key(profile: &str) -> String {
     format!("parameters.example.com/{profile}")
 }
 
-/// The cluster profiles that a namespace's may extend.
+/// The cluster profiles that namespaced profiles may extend.
 struct Library(Vec<(String, ProfileSpec)>);
 
 impl Parents for Library {
@@ -53,7 +49,8 @@ impl Parents for Library {
     }
 }
 
-/// The profiles among these that compile, the platform's first. `extends` finds the platform's.
+/// Compiles the cluster and the namespaced profiles, and leaves out invalid ones. `extends` finds the cluster
+/// profiles.
 fn compiled(
     cluster: &[(String, Json)],
     own: &[(String, Json)],
@@ -76,7 +73,7 @@ fn compiled(
     (platform, namespaced.collect())
 }
 
-/// Decides about a pod that is created, and applies the patch. `None` if it is refused.
+/// Decides about the creation of a pod, and applies the patch. `None` means that the pod is denied.
 fn pass(object: &Json, profiles: &[Arc<CompiledProfile>], parameters: &[(String, String)]) -> (Decided, Option<Json>) {
     review(object, (Kind::Pod, "CREATE"), &snapshot(profiles), parameters)
 }
@@ -85,7 +82,7 @@ fn snapshot(profiles: &[Arc<CompiledProfile>]) -> Snapshot {
     Snapshot::new(ProfileSet::new(profiles.iter().map(Arc::clone)))
 }
 
-/// The same of an object of a kind, and another operation.
+/// Decides about an object of any kind with any operation.
 fn review(
     object: &Json,
     (kind, operation): (Kind, &str),
@@ -114,13 +111,11 @@ fn review(
         return (decided, None);
     }
     let mut object = object.clone();
-    if let Some(patch) = &decided.patch {
-        json_patch::patch(&mut object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
-    }
+    apply(&mut object, &decided);
     (decided, Some(object))
 }
 
-/// The values that profiles of the namespace set in the place of the platform's, as annotations of the namespace.
+/// Returns the parameters of cluster profiles that namespaced profiles set, as annotations of the namespace.
 fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, String)> {
     let extended = decided
         .decision
@@ -136,7 +131,7 @@ fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, Str
     extended.filter_map(set).collect()
 }
 
-/// The profiles that an object has.
+/// Returns the profiles whose changes the object has.
 fn applied(decided: &Decided) -> Vec<&str> {
     let has =
         |decision: &&ProfileDecision| matches!(decision.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged);
@@ -150,7 +145,8 @@ const fn operation(kind: Kind, pass: usize) -> &'static str {
     }
 }
 
-/// What is wrong with the first case in which anything is; `None` if the platform's profiles stand.
+/// Returns the violation in the first failing case, or `None` if namespaced profiles change no result of cluster
+/// profiles.
 fn interference(profiles: &Profiles, see: &mut dyn FnMut(&Decided, &Json)) -> Option<String> {
     let (cluster, own) = compiled(&profiles.cluster, &profiles.own);
     let together = snapshot(&cluster.iter().chain(&own).map(Arc::clone).collect::<Vec<_>>());
@@ -171,7 +167,7 @@ fn interference_in(
         let on = (case.kind, operation(case.kind, pass));
         let (decided, after) = review(&both, on, if is_there { together } else { cluster }, &[]);
         see(&decided, after.as_ref().unwrap_or(&both));
-        // A refusal stores nothing.
+        // A denied object is not stored.
         let after = after?;
         let parameters = parameters_set(&decided, &profiles.own);
         let (by_themselves, expected) = review(&alone, on, cluster, &parameters);
@@ -208,13 +204,13 @@ fn interference_in(
     None
 }
 
-/// How many rows of numbers are made; each makes profiles and several objects.
+/// Returns the number of sequences. Each gives profiles and several objects.
 fn rows() -> u32 {
     let cases = std::env::var("PILLION_INTERFERENCE_CASES").ok().and_then(|cases| cases.parse().ok());
     u32::try_from(cases.unwrap_or(100_000_usize).div_ceil(Profiles::CASES)).unwrap()
 }
 
-/// A row of numbers, which says nothing to people.
+/// A sequence of numbers, whose debug output would be useless.
 struct Numbers(Vec<u16>);
 
 impl std::fmt::Debug for Numbers {
@@ -227,7 +223,7 @@ fn numbers() -> impl Strategy<Value = Numbers> {
     prop::collection::vec(any::<u16>(), 900).prop_map(Numbers)
 }
 
-/// Runs with a number of cases of their own look further; all others try the same cases each time.
+/// Runs with `PILLION_INTERFERENCE_CASES` use a random seed; all others run the same cases each time.
 fn seed() -> RngSeed {
     let is_searching = std::env::var_os("PILLION_INTERFERENCE_CASES").is_some();
     if is_searching { ProptestConfig::default().rng_seed } else { RngSeed::Fixed(1) }
@@ -239,13 +235,13 @@ proptest! {
     })]
 
     #[test]
-    fn platform_profiles_stand_beside_any_namespaced_profiles(numbers in numbers()) {
+    fn namespaced_profiles_change_no_platform_results(numbers in numbers()) {
         let fault = interference(&Profiles::of(&mut Choices::new(&numbers.0)), &mut |_, _| {});
         prop_assert!(fault.is_none(), "{}", fault.unwrap_or_default());
     }
 }
 
-/// Adds all directives of a text to those seen, and what positions, conflicts and joins say.
+/// Counts the directives in a profile, and the kinds of its positions, conflicts and joins.
 fn directives(whose: &str, text: &Json, seen: &mut BTreeMap<String, usize>) {
     let fields = text.as_object().into_iter().flatten();
     for (key, value) in fields {
@@ -267,7 +263,7 @@ fn directives(whose: &str, text: &Json, seen: &mut BTreeMap<String, usize>) {
     text.as_array().into_iter().flatten().for_each(|item| directives(whose, item, seen));
 }
 
-/// A generator that makes nothing that compiles, or nothing that is applied, shows nothing.
+/// Checks that the generator creates valid profiles that are applied. Without them, the property would prove nothing.
 #[test]
 fn generator_reaches_every_directive_and_outcome() {
     const DIRECTIVES: [&str; 20] = [

@@ -1,15 +1,15 @@
-//! Pods with resources of their own stay valid: the API server rejects one whose containers request more than the pod does, or
-//! of which one may use more than the pod may.
+//! Pods with pod-level resources stay valid. The API server rejects a pod whose containers together request more than
+//! the pod. It also rejects a container with a higher limit than the pod.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
 use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
-use crate::common::{answer, patched, review, snapshot};
+use crate::common::{patched, respond, review, snapshot};
 
-/// A container's requests and limits of CPU, in thousandths, and whether it is an init container, and restarted.
+/// A container's CPU request and the difference to its limit, in thousandths, and its kind.
 #[derive(Clone, Debug)]
 struct Asked {
     requests: Option<u64>,
@@ -60,8 +60,8 @@ fn milli(quantity: &Json) -> u64 {
     text.strip_suffix('m').map_or_else(|| text.parse::<u64>().unwrap() * 1_000, |milli| milli.parse().unwrap())
 }
 
-/// What the containers of a pod request together, as `AggregateContainerRequests` of Kubernetes counts it, and the largest
-/// limit that one of them has.
+/// Returns the total request of a pod's containers, as computed by Kubernetes' `AggregateContainerRequests`, and
+/// their largest limit.
 fn used(spec: &Json) -> (u64, u64) {
     let of = |container: &Json, kind: &str| container["resources"][kind].get("cpu").map(milli);
     let requests = |container: &Json| of(container, "requests").or_else(|| of(container, "limits")).unwrap_or(0);
@@ -83,7 +83,7 @@ fn used(spec: &Json) -> (u64, u64) {
     ((total + sidecars).max(largest_init), limit)
 }
 
-/// The rules of Kubernetes' `validatePodResources`.
+/// Asserts the rules of Kubernetes' `validatePodResources`.
 fn assert_valid(spec: &Json) {
     let (requests, largest_limit) = used(spec);
     let of_pod = |kind: &str| spec["resources"][kind].get("cpu").map(milli);
@@ -92,8 +92,8 @@ fn assert_valid(spec: &Json) {
         assert!(requests <= pod, "containers request {requests}m, the pod {pod}m: {spec}");
     }
     if let Some(pod) = of_pod("limits") {
-        assert!(largest_limit <= pod, "a container may use {largest_limit}m, the pod {pod}m: {spec}");
-        assert!(of_pod_requests.unwrap_or(requests) <= pod, "the pod requests more than it may use: {spec}");
+        assert!(largest_limit <= pod, "the limit of a container is {largest_limit}m, of the pod {pod}m: {spec}");
+        assert!(of_pod_requests.unwrap_or(requests) <= pod, "the pod requests more than its limit: {spec}");
     }
 }
 
@@ -128,29 +128,29 @@ proptest! {
         let profiles: Vec<_> = profiles.iter().map(|(name, spec)| (name.as_str(), spec.clone())).collect();
         let snapshot = snapshot(&profiles);
         let body = review(&pod);
-        let (decided, _) = answer(&body, &snapshot);
-        let first = patched(&body, decided.patch.as_deref());
+        let (decided, _) = respond(&body, &snapshot);
+        let first = patched(&body, &decided);
         prop_assert!(first["spec"]["containers"].as_array().unwrap().len()
             + first["spec"]["initContainers"].as_array().unwrap().len() > own.len());
         assert_valid(&first["spec"]);
 
-        // The API server calls again after another webhook: what was added is not added twice.
+        // The API server calls again after another webhook. The second pass must not add anything twice.
         let body = review(&first);
         let facts = Facts { namespace: snapshot.namespace("team-a"), record_trust: RecordTrust::AsFound, ..Facts::default() };
         let decided = Review::parse(&body).unwrap().decide(Endpoint::Any, &snapshot, &facts).unwrap();
-        prop_assert_eq!(patched(&body, decided.patch.as_deref()), first);
+        prop_assert_eq!(patched(&body, &decided), first);
     }
 }
 
-/// The pod's requests and limits after a sidecar that requests 100m and 64Mi and may use 128Mi was added.
+/// Returns the pod's resources after a sidecar is added that requests 100m and 64Mi, with a limit of 128Mi.
 fn grown(resources: &Json) -> Json {
     let sidecar = json!({"name": "sidecar", "image": "s:1", "resources":
         {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}});
     let profile = json!({"activation": "Always", "template": {"spec": {"containers": [sidecar]}}});
     let app = json!({"name": "app", "image": "a:1", "resources": {"requests": {"cpu": "1"}}});
     let body = review(&json!({"metadata": {}, "spec": {"containers": [app], "resources": resources}}));
-    let (decided, _) = answer(&body, &snapshot(&[("sidecar", profile)]));
-    patched(&body, decided.patch.as_deref())["spec"]["resources"].clone()
+    let (decided, _) = respond(&body, &snapshot(&[("sidecar", profile)]));
+    patched(&body, &decided)["spec"]["resources"].clone()
 }
 
 #[test]

@@ -1,15 +1,15 @@
-//! What has to hold for every pod and every profile.
+//! Properties of all pods and profiles.
 
-#![allow(clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
-use crate::common::{answer, patched, review, snapshot};
+use crate::common::{patched, respond, review, snapshot};
 use pillion_engine::decision::Outcome;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::Review;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
-/// Few names, so that pods and profiles meet.
+/// There are few names, so that pods and profiles often use the same.
 fn name() -> impl Strategy<Value = &'static str> {
     prop_oneof![Just("app"), Just("logger"), Just("proxy"), Just("data")]
 }
@@ -95,7 +95,7 @@ prop_compose! {
     }
 }
 
-/// The profiles among these that compile: two containers of one name, for instance, are refused.
+/// Returns the profiles that compile. Two containers with the same name, for instance, are rejected.
 fn usable(profiles: Vec<Json>) -> Vec<(&'static str, Json)> {
     let named = ["a", "b", "c"].into_iter().zip(profiles);
     let compiles = |spec: &Json| {
@@ -104,7 +104,8 @@ fn usable(profiles: Vec<Json>) -> Vec<(&'static str, Json)> {
     named.filter(|(_, spec)| compiles(spec)).collect()
 }
 
-/// Whether every pointer of `before` leads to the same value in `after`, places in lists included: templates add behind.
+/// Whether every pointer of `before` leads to the same value in `after`. Templates append to lists, so indices stay
+/// valid.
 fn contains(before: &Json, after: &Json) -> bool {
     match (before, after) {
         (Json::Object(before), Json::Object(after)) => {
@@ -133,14 +134,14 @@ fn is_unique(mut names: Vec<String>) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::default())]
 
-    /// A patch applies, leaves what was there, never makes a name twice, and a second pass is empty.
+    /// A patch applies, preserves existing values, and adds no name twice. A second pass changes nothing.
     #[test]
     fn injection_adds_once_and_only_adds(pod in pod(), profiles in prop::collection::vec(profile(), 0..3)) {
         let profiles = usable(profiles);
         let snapshot = snapshot(&profiles);
         let body = review(&pod);
-        let (first, _) = answer(&body, &snapshot);
-        let after = patched(&body, first.patch.as_deref());
+        let (first, _) = respond(&body, &snapshot);
+        let after = patched(&body, &first);
         prop_assert!(contains(&pod, &after), "{pod} -> {after}");
 
         let before_unique = is_unique(names_of(&pod, &["containers", "initContainers"]));
@@ -152,43 +153,43 @@ proptest! {
         if first.decision.outcome == Outcome::Denied {
             prop_assert_eq!(first.patch, None);
         } else if pod["metadata"].get("managedFields").is_some() {
-            let (second, _) = answer(&review(&after), &snapshot);
+            let (second, _) = respond(&review(&after), &snapshot);
             prop_assert_eq!(second.patch.map(|patch| String::from_utf8(patch).unwrap()), None, "{}", after);
         }
     }
 
-    /// The order in which profiles are given says nothing.
+    /// The result does not depend on the order in which profiles are given.
     #[test]
-    fn the_order_of_profiles_is_their_own(pod in pod(), profiles in prop::collection::vec(profile(), 2..4)) {
+    fn result_does_not_depend_on_given_order(pod in pod(), profiles in prop::collection::vec(profile(), 2..4)) {
         let mut profiles = usable(profiles);
-        let (one, _) = answer(&review(&pod), &snapshot(&profiles));
+        let (one, _) = respond(&review(&pod), &snapshot(&profiles));
         profiles.reverse();
-        let (other, _) = answer(&review(&pod), &snapshot(&profiles));
+        let (other, _) = respond(&review(&pod), &snapshot(&profiles));
         prop_assert_eq!(one.patch, other.patch);
     }
 
-    /// Whatever is sent, the answer is a decision or an error, not a panic.
+    /// Any body gives a decision or an error, but no panic.
     #[test]
-    fn arbitrary_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
+    fn arbitrary_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
         let _ = Review::parse(&bytes);
     }
 
-    /// A captured review with a piece cut out or put elsewhere is answered or refused.
+    /// A captured review from which a piece is removed or moved gives a decision or an error.
     #[test]
-    fn a_damaged_review_does_no_harm(from in 0usize..3_000, length in 0usize..40, to in 0usize..3_000) {
+    fn damaged_reviews_cause_no_panic(from in 0usize..3_000, length in 0usize..40, to in 0usize..3_000) {
         let mut body = crate::common::captured_by_name("create-bare-pod.json");
         let from = from.min(body.len());
         let piece: Vec<u8> = body.drain(from..(from + length).min(body.len())).collect();
         let to = to.min(body.len());
         body.splice(to..to, piece);
         if Review::parse(&body).is_ok() {
-            let _ = answer(&body, &snapshot(&[("logger", crate::common::sidecar("logger"))]));
+            let _ = respond(&body, &snapshot(&[("logger", crate::common::sidecar("logger"))]));
         }
     }
 
-    /// Whatever a profile says, it compiles or is refused with reasons.
+    /// Any profile compiles or is rejected with reasons.
     #[test]
-    fn arbitrary_templates_compile_or_say_why(template in any_json()) {
+    fn arbitrary_templates_compile_or_have_reasons(template in any_json()) {
         let spec = json!({"template": template});
         if let Ok(spec) = serde_json::from_value(spec)
             && let Err(diagnostics) = compile(&ProfileName::cluster("p"), &spec) {

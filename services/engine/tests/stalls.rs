@@ -1,29 +1,25 @@
-//! Profiles and pods that are made to keep a replica busy. Each ends in bounded time, with a reason.
+//! Profiles and pods that try to stall a replica. Each ends in bounded time, with a reason.
 //!
-//! Neither the author of a profile nor the author of a pod may stall a replica: the cost of a pod's long lists and strings
-//! is charged to the same budget as the expressions.
+//! Neither the author of a profile nor the author of a pod may stall a replica. The cost of a pod's long lists and
+//! strings is charged to the same budget as the expressions.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "helpers of tests fail by panicking, as tests do"
-)]
-#![allow(clippy::needless_pass_by_value, reason = "profiles and pods read better without signs in front of them")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
+#![allow(clippy::needless_pass_by_value, reason = "literal profiles and pods are easier to read without references")]
 
 mod bombs;
 
 use std::time::{Duration, Instant};
 
-use crate::common::{answer, patched, snapshot};
+use crate::common::{patched, respond, review, snapshot};
 use bombs::{pod_bombs, profile_bombs};
 use pillion_engine::decision::Outcome;
 use serde_json::{Value as Json, json};
 
-/// A build without optimisation needs some tenths of it for the longest; what is not bounded needs a minute.
+/// The time limit. In an unoptimised build, the longest case takes a few tenths of it. Unbounded work would take a
+/// minute.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// A profile, a pod for it, and what may become of it: the reasons of the profile, as they stand in metrics.
+/// A profile, a pod that it matches, and the allowed reasons of the profile's decision, as in metrics.
 struct Bomb {
     name: &'static str,
     profile: Json,
@@ -32,9 +28,9 @@ struct Bomb {
 }
 
 const DONE: &[&str] = &["injected"];
-/// More than a profile may do on one object.
+/// The profile exceeds its budget for one object.
 const TOO_MUCH: &[&str] = &["expression_failed"];
-/// More than the record may hold.
+/// The injection record is too large.
 const TOO_LARGE: &[&str] = &["record_too_large"];
 const EITHER: &[&str] = &["injected", "expression_failed", "record_too_large"];
 
@@ -46,20 +42,20 @@ fn small() -> Json {
     pod(json!({"containers": [{"name": "app", "image": "i"}]}))
 }
 
-/// A pod whose container has variables: `value` by its number.
+/// Returns a pod with variables, whose values depend on their number.
 fn variables(count: usize, value: impl Fn(usize) -> String) -> Json {
     let env: Vec<_> = (0..count).map(|number| json!({"name": format!("V{number}"), "value": value(number)})).collect();
     pod(json!({"containers": [{"name": "app", "image": "i", "env": env}]}))
 }
 
-/// A pod of containers.
+/// Returns a pod with this number of containers.
 fn many(count: usize) -> Json {
     let containers: Vec<_> =
         (0..count).map(|number| json!({"name": format!("c{number}"), "image": "i", "env": [{"name": "A"}]})).collect();
     pod(json!({"containers": containers}))
 }
 
-/// A pod with one annotation.
+/// Returns a pod with one annotation.
 fn annotated(value: impl Into<String>) -> Json {
     let mut pod = small();
     pod["metadata"]["annotations"]["example.com/x"] = json!(value.into());
@@ -70,12 +66,12 @@ fn template(template: Json) -> Json {
     json!({"activation": "Always", "template": template})
 }
 
-/// A profile with an environment for all containers.
+/// Returns a profile that sets the environment of all containers.
 fn env(env: Json) -> Json {
     rule(json!({"types": ["App"]}), json!({"env": env}))
 }
 
-/// A profile that adds a container with an environment. The record has it as one.
+/// Returns a profile that adds a container with an environment. The record lists the container as one change.
 fn added(env: Json) -> Json {
     template(json!({"spec": {"containers": [{"name": "proxy", "image": "p", "env": env}]}}))
 }
@@ -98,20 +94,9 @@ fn with_list(mut profile: Json) -> Json {
     profile
 }
 
-/// A comma-separated list of numbers.
+/// Returns a comma-separated list of numbers.
 fn numbers(count: usize) -> String {
     (0..count).map(|number| number.to_string()).collect::<Vec<_>>().join(",")
-}
-
-fn review(pod: &Json) -> Vec<u8> {
-    let review = json!({
-        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "request": {
-            "uid": "u", "namespace": "team-a", "operation": "CREATE", "object": pod,
-            "resource": {"group": "", "version": "v1", "resource": "pods"},
-        },
-    });
-    review.to_string().into_bytes()
 }
 
 fn each_ends(bombs: Vec<Bomb>) {
@@ -120,14 +105,14 @@ fn each_ends(bombs: Vec<Bomb>) {
         let snapshot = snapshot(&[("bomb", profile)]);
         let body = review(&pod);
         let start = Instant::now();
-        let (decided, _) = answer(&body, &snapshot);
+        let (decided, _) = respond(&body, &snapshot);
         let taken = start.elapsed();
         let decision = &decided.decision;
         let of_profile = &decision.profiles[0];
         let shown = format!("{name}: {taken:?}, {} {:?}", of_profile.reason, of_profile.detail);
         assert!(reasons.contains(&of_profile.reason.as_str()), "{shown}");
         assert!(decided.decision.outcome != Outcome::Denied, "{shown}");
-        let _ = patched(&body, decided.patch.as_deref());
+        let _ = patched(&body, &decided);
         if taken > LIMIT {
             slow.push(shown);
         }
@@ -167,10 +152,10 @@ fn long_argument_lists_are_within_budget() {
         pod["spec"]["containers"][0]["args"] = json!(texts(0, count));
         pod["metadata"]["managedFields"] = json!([{"manager": "m"}]);
         let body = review(&pod);
-        let (first, _) = answer(&body, &snapshot);
+        let (first, _) = respond(&body, &snapshot);
         let of_profile = &first.decision.profiles[0];
         assert_eq!(of_profile.reason.as_str(), "injected", "{name}: {:?}", of_profile.detail);
-        let (second, _) = answer(&review(&patched(&body, first.patch.as_deref())), &snapshot);
+        let (second, _) = respond(&review(&patched(&body, &first)), &snapshot);
         let of_profile = &second.decision.profiles[0];
         assert_ne!(of_profile.reason.as_str(), "expression_failed", "{name}: {:?}", of_profile.detail);
         assert_eq!(second.patch, None, "{name}: the second pass");

@@ -1,20 +1,15 @@
-//! What no profile speaks of stays to the byte, however it is written, also where what is around it is moved, joined or
-//! replaced; and which profile comes first does not depend on the order in which they are given.
+//! Fields that no profile names stay byte for byte, in any notation, even if values around them are moved, joined or
+//! replaced. The order of profiles does not depend on the order in which they are given.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "helpers of tests fail by panicking, as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
-use crate::common::{answer, snapshot};
+use crate::common::{respond, snapshot};
 use proptest::prelude::*;
 use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 
-/// JSON as it is written. What stands under a key that begins with `x-` is kept as one text.
+/// JSON as written. The value of a key that begins with `x-` is kept as text.
 #[derive(Debug)]
 enum Raw {
     Map(Vec<(String, Self)>),
@@ -48,7 +43,7 @@ impl Raw {
         }
     }
 
-    /// Does one operation of a patch.
+    /// Applies one operation of a patch.
     fn patch(&mut self, operation: &BTreeMap<String, Box<RawValue>>) {
         let text = |key: &str| serde_json::from_str::<String>(operation[key].get()).unwrap();
         let path = text("path");
@@ -69,7 +64,7 @@ impl Raw {
         }
     }
 
-    /// All texts that stand under keys that begin with `x-`, sorted.
+    /// Returns the values of all keys that begin with `x-`, sorted.
     fn odd(&self) -> Vec<(&str, &str)> {
         let mut found = Vec::new();
         let mut waiting = vec![self];
@@ -96,7 +91,7 @@ fn space() -> impl Strategy<Value = &'static str> {
     prop_oneof![3 => Just(""), 1 => Just(" "), 1 => Just("\n  "), 1 => Just("\t"), 1 => Just("\r\n")]
 }
 
-/// A value as other programs than the API server may write it.
+/// A value in a notation that programs other than the API server may use.
 fn odd() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("1.0"),
@@ -126,7 +121,7 @@ fn odd() -> impl Strategy<Value = String> {
     })
 }
 
-/// A pod's text with odd values in many of its places, and with spaces between its tokens.
+/// The text of a pod with odd values in many places, and with white space between tokens.
 fn pod() -> impl Strategy<Value = String> {
     let pod = json!({
         "metadata": {"annotations": {"example.com/native": "NATIVE"}, "labels": {"app": "a"}, "@": 0},
@@ -180,7 +175,7 @@ fn pod() -> impl Strategy<Value = String> {
     )
 }
 
-/// A profile that moves, joins, composes, replaces and orders.
+/// A profile that moves, joins, composes, replaces and orders values.
 fn profile(conflict: &str) -> Json {
     json!({
         "activation": "Always",
@@ -222,7 +217,7 @@ fn review(object: &str) -> Vec<u8> {
     review.to_string().replace("\"OBJECT\"", object).into_bytes()
 }
 
-/// Profiles that all have to do with the same places.
+/// Profiles that change the same places.
 fn dynamic() -> Vec<(&'static str, Json)> {
     let entry = |name: &str, position: Json| {
         json!({
@@ -262,32 +257,32 @@ fn permutations<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
 }
 
 #[test]
-fn profiles_come_in_their_own_order() {
+fn order_of_profiles_is_fixed() {
     let body =
         review(r#"{"metadata":{},"spec":{"containers":[{"name":"app","env":[{"name":"SHARED","value":"x"}]}]}}"#);
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for profiles in permutations(&dynamic()) {
-        let (decided, answer) = answer(&body, &snapshot(&profiles));
+        let (decided, response) = respond(&body, &snapshot(&profiles));
         let order: Vec<_> = decided.decision.profiles.iter().map(|one| one.profile.display_name().to_owned()).collect();
         assert_eq!(order, ["d", "a", "b", "c"]);
-        answers.push(String::from_utf8(answer).unwrap());
+        responses.push(String::from_utf8(response).unwrap());
     }
-    assert_eq!(answers.len(), 24);
-    answers.dedup();
-    assert_eq!(answers.len(), 1, "{answers:#?}");
+    assert_eq!(responses.len(), 24);
+    responses.dedup();
+    assert_eq!(responses.len(), 1, "{responses:#?}");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::default())]
 
     #[test]
-    fn what_no_profile_speaks_of_stays_to_the_byte(
+    fn unnamed_fields_stay_byte_for_byte(
         pod in pod(), conflict in prop_oneof![Just("Merge"), Just("Replace"), Just("Keep")],
     ) {
         let snapshot = snapshot(&[("p", profile(conflict))]);
-        let (decided, _) = answer(&review(&pod), &snapshot);
+        let (decided, _) = respond(&review(&pod), &snapshot);
         let patch = decided.patch.as_deref().map(|patch| std::str::from_utf8(patch).unwrap());
-        let operations: Vec<BTreeMap<String, Box<RawValue>>> = serde_json::from_str(patch.expect("it changes something")).unwrap();
+        let operations: Vec<BTreeMap<String, Box<RawValue>>> = serde_json::from_str(patch.expect("the profile changes something")).unwrap();
         prop_assert!(operations.len() > 6, "{:?}", decided.decision);
         let before = Raw::read(&pod);
         let mut after = Raw::read(&pod);

@@ -1,12 +1,12 @@
-//! Only valid pods leave: a profile whose expressions give a value that the API server rejects is not applied.
+//! Patched pods are valid: a profile is not applied if its expressions compute a value that the API server rejects.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
 use serde_json::{Value as Json, json};
 
-use crate::common::{answer, patched, review, snapshot};
+use crate::common::{patched, respond, review, snapshot};
 
-/// The outcome of a profile whose template computes a value from the annotation `x`, which is JSON.
+/// Returns the result of a profile whose template uses the annotation `x`, which is JSON.
 fn outcome(template: &Json, value: &str) -> Result<Json, String> {
     let profile = json!({
         "activation": "Always",
@@ -18,8 +18,8 @@ fn outcome(template: &Json, value: &str) -> Result<Json, String> {
         "spec": {"containers": [{"name": "web", "image": "web:1"}]},
     });
     let body = review(&pod);
-    let (decided, _) = answer(&body, &snapshot(&[("computed", profile)]));
-    let object = patched(&body, decided.patch.as_deref());
+    let (decided, _) = respond(&body, &snapshot(&[("computed", profile)]));
+    let object = patched(&body, &decided);
     let decision = &decided.decision.profiles[0];
     match decision.reason.as_str() {
         "injected" => Ok(object),
@@ -31,7 +31,7 @@ fn outcome(template: &Json, value: &str) -> Result<Json, String> {
     }
 }
 
-/// A template with a container, of which a field is computed.
+/// Returns a template with a container that has this field.
 fn container(field: &str, value: Json) -> Json {
     let mut container = json!({"name": "side", "image": "side:1"});
     container[field] = value;
@@ -39,7 +39,7 @@ fn container(field: &str, value: Json) -> Json {
 }
 
 #[test]
-fn computed_value_of_wrong_type_is_refused() {
+fn rejects_computed_value_of_wrong_type() {
     let annotation = json!({"metadata": {"annotations": {"example.com/a": "${variables.x}"}}});
     let label = json!({"metadata": {"labels": {"a": "${variables.x}"}}});
     let env = container("env", json!([{"name": "A", "value": "${variables.x}"}]));
@@ -87,16 +87,16 @@ fn computed_value_of_wrong_type_is_refused() {
     }
 }
 
-/// The decision on a profile, and the pod with its patch.
+/// Returns the reason and the detail of a decision, and the patched pod.
 fn applied(profile: Json, pod: &Json) -> (String, String, Json) {
     let body = review(pod);
-    let (decided, _) = answer(&body, &snapshot(&[("merged", profile)]));
+    let (decided, _) = respond(&body, &snapshot(&[("merged", profile)]));
     let decision = &decided.decision.profiles[0];
     let detail = decision.detail.as_deref().unwrap_or_default().to_owned();
-    (decision.reason.as_str().to_owned(), detail, patched(&body, decided.patch.as_deref()))
+    (decision.reason.as_str().to_owned(), detail, patched(&body, &decided))
 }
 
-/// A profile that changes the pod's own containers.
+/// Returns a profile that changes the pod's own containers.
 fn changing(template: &Json) -> Json {
     json!({"activation": "Always", "containers": [{"name": "all", "template": template}]})
 }
@@ -167,7 +167,7 @@ fn computed_fields_of_a_container_fit_one_another() {
 }
 
 #[test]
-fn new_probe_without_a_handler_is_refused() {
+fn rejects_new_probe_without_handler() {
     let pod = json!({"spec": {"containers": [{"name": "web", "image": "web:1"}]}});
     for probe in [json!({"periodSeconds": 5}), json!("${{'periodSeconds': 5}}")] {
         let profile = json!({"activation": "Always", "template": container("livenessProbe", probe)});

@@ -1,13 +1,13 @@
-//! Large objects and bodies, and profiles that multiply their input. Work grows with the size of the input and not with its
-//! square, so that a replica can answer others meanwhile. The time limits are a hundred times what is needed, and a
-//! hundredth of what a square would take.
+//! Large objects and bodies, and profiles that multiply their input. Work grows linearly with the size of the input,
+//! so that a replica can serve other requests. The time limits are a hundred times the typical time, and a hundredth
+//! of quadratic time.
 
-#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test helpers fail by panicking")]
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use crate::common::{answer, captured_by_name, patched, sidecar, snapshot};
+use crate::common::{captured_by_name, patched, respond, sidecar, snapshot};
 use pillion_engine::decision::Outcome;
 use pillion_engine::review::Review;
 use serde_json::{Value as Json, json};
@@ -20,7 +20,7 @@ fn review(change: impl FnOnce(&mut Json)) -> Vec<u8> {
     serde_json::to_vec(&review).unwrap()
 }
 
-/// A pod with a list of so many items in an annotation.
+/// Returns a review of a pod with a list of this number of items in an annotation.
 fn listed(items: usize) -> Vec<u8> {
     let list = (0..items).map(|number| number.to_string()).collect::<Vec<_>>().join(",");
     review(|object| object["metadata"]["annotations"] = json!({"example.com/list": list}))
@@ -49,7 +49,7 @@ fn loop_over_large_element_is_bounded() {
     let element = json!({"$forEach": "params.list", "name": "A_${item}", "value": "x".repeat(60_000)});
     let snapshot = snapshot(&[("p", looping(&element))]);
     let body = listed(2_000);
-    let (decided, _) = within_limit("2,000 elements of 60 kB", || answer(&body, &snapshot));
+    let (decided, _) = within_limit("2,000 elements of 60 kB", || respond(&body, &snapshot));
     let reasons: Vec<_> = decided.decision.profiles.iter().map(|profile| profile.reason.as_str()).collect();
     assert_eq!(reasons, ["expression_failed"], "{:?}", decided.decision.profiles[0].detail);
 }
@@ -59,7 +59,7 @@ fn loop_with_references_is_not_quadratic() {
     let element = json!({"$forEach": "params.list", "name": "A_${item}", "value": "$(A_${item}_x)"});
     let snapshot = snapshot(&[("p", looping(&element))]);
     let body = listed(20_000);
-    within_limit("20,000 elements", || answer(&body, &snapshot));
+    within_limit("20,000 elements", || respond(&body, &snapshot));
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn rule_on_ten_thousand_containers_is_quick() {
     let env: Vec<_> = (0..5).map(|number| json!({"name": format!("V{number}"), "value": "x"})).collect();
     let profile = json!({"activation": "Always", "containers": [{"name": "r", "template": {"env": env}}]});
     let snapshot = snapshot(&[("p", profile)]);
-    within_limit("a rule on 10,000 containers", || answer(&body, &snapshot));
+    within_limit("a rule on 10,000 containers", || respond(&body, &snapshot));
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn hundred_thousand_annotations_are_quick() {
     let mut profile = sidecar("logger");
     profile["request"] = json!({"annotation": "key-99999", "label": "key-1"});
     let snapshot = snapshot(&[("logger", profile)]);
-    within_limit("a pod with 200,000 labels and annotations", || answer(&body, &snapshot));
+    within_limit("a pod with 200,000 labels and annotations", || respond(&body, &snapshot));
 }
 
 #[test]
@@ -106,8 +106,8 @@ fn ten_thousand_containers_and_variables_are_quick() {
         object["spec"]["containers"][0]["env"] = env.collect();
     });
     let snapshot = snapshot(&[("logger", sidecar("logger")), ("tracer", sidecar("tracer"))]);
-    let (decided, _) = within_limit("a pod with 10,000 containers", || answer(&body, &snapshot));
-    assert_eq!(decided.decision.outcome, Outcome::Skipped, "the result would be too large");
+    let (decided, _) = within_limit("a pod with 10,000 containers", || respond(&body, &snapshot));
+    assert_eq!(decided.decision.outcome, Outcome::Skipped, "the result is too large");
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn rejects_envelope_with_half_million_keys() {
 fn strings_of_escapes_are_quick() {
     let body = review(|object| object["metadata"]["annotations"] = json!({"a": "\n\"\\".repeat(500_000)}));
     let snapshot = snapshot(&[("logger", sidecar("logger"))]);
-    within_limit("three megabytes of escapes", || answer(&body, &snapshot));
+    within_limit("three megabytes of escapes", || respond(&body, &snapshot));
 }
 
 #[test]
@@ -142,14 +142,15 @@ fn variable_moves_among_six_hundred() {
     ]);
     let profile = json!({"activation": "Always", "containers": [{"name": "all", "template": {"env": env}}]});
     let snapshot = snapshot(&[("joiner", profile)]);
-    let (decided, _) = within_limit("a joined variable", || answer(&body, &snapshot));
+    let (decided, _) = within_limit("a joined variable", || respond(&body, &snapshot));
     assert_eq!(decided.decision.outcome, Outcome::Injected, "{:?}", decided.decision);
-    let result = patched(&body, decided.patch.as_deref());
+    let result = patched(&body, &decided);
     let env_of = |object: &Json| object["spec"]["containers"][0]["env"].clone();
     assert_eq!(env_of(&result)[601], json!({"name": "OPTS", "value": "x -Dip=$(POD_IP)"}));
     let record = result["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap();
-    assert!(record.len() < 1024, "only what moved is noted: {record}");
+    assert!(record.len() < 1024, "the record contains more than the moved variable: {record}");
     let undone = pillion_engine::inject::undo(&result.to_string()).unwrap();
     let undone: Json = serde_json::from_str(undone.object.root().raw()).unwrap();
-    assert_eq!(env_of(&undone), env_of(&patched(&body, None)));
+    let review: Json = serde_json::from_slice(&body).unwrap();
+    assert_eq!(env_of(&undone), env_of(&review["request"]["object"]));
 }

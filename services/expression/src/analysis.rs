@@ -1,11 +1,11 @@
 //! What a compiled expression uses: which fields of a value it reads, and which features the API server lacks.
 //!
-//! A value may be expensive as a whole but cheap in part, so its provider needs the fields that an expression reads. If
-//! the expression uses the value in any other way, it reads all of it.
+//! A value may be expensive as a whole but cheap in part, so its provider needs the fields that an expression reads.
+//! If the expression uses the value in any other way, it reads all of it.
 //!
-//! Expressions that Kubernetes' admission policies support with the same meaning can be handed to the API server. One
-//! stricter rule of the API server shows in the text: the elements of a list or map literal must have one type. The API
-//! server reports other type errors when a policy is applied to it.
+//! Kubernetes' admission policies support some expressions with the same meaning, so the API server can evaluate
+//! them. One stricter rule of the API server is visible in the text: the elements of a list or map literal must have
+//! one type. The API server reports other type errors when a policy is applied to it.
 
 use std::collections::BTreeSet;
 
@@ -14,30 +14,31 @@ use super::functions::Native;
 use super::parse::{Literal, Operator};
 
 impl Expression {
-    /// Returns the fields that it reads of a name of the scope or, for a list, of its items; `None` if it may read any
-    /// field.
+    /// Returns the fields that the expression reads of a name of the scope or, for a list, of its items. `None` means
+    /// that it may read any field.
     #[must_use]
     pub fn fields_of(&self, name: &str, is_list: bool) -> Option<BTreeSet<Box<str>>> {
-        let mut reach = Reach { name, is_list, locals: Vec::new(), fields: BTreeSet::new(), whole: false };
-        reach.node(self.root());
-        (!reach.whole).then_some(reach.fields)
+        let mut collector =
+            FieldCollector { name, is_list, locals: Vec::new(), fields: BTreeSet::new(), reads_all: false };
+        collector.node(self.root());
+        (!collector.reads_all).then_some(collector.fields)
     }
 }
 
-struct Reach<'n> {
+struct FieldCollector<'n> {
     name: &'n str,
     is_list: bool,
     /// Whether each bound value of the expression is the tracked value.
     locals: Vec<bool>,
     fields: BTreeSet<Box<str>>,
-    whole: bool,
+    reads_all: bool,
 }
 
-impl Reach<'_> {
+impl FieldCollector<'_> {
     fn node(&mut self, node: &Node) {
-        // The value itself is used here, and not one of its fields.
+        // The expression uses the value itself, not one of its fields.
         if self.value(node) || self.list(node) {
-            self.whole = true;
+            self.reads_all = true;
             return;
         }
         match &node.kind {
@@ -55,25 +56,25 @@ impl Reach<'_> {
             NodeKind::And(operands) | NodeKind::Or(operands) | NodeKind::Binary(_, operands) => self.all(&**operands),
             NodeKind::Conditional(parts) => self.all(&**parts),
             NodeKind::Call(call) => {
-                let is_counted = |reach: &mut Self, argument: &Node| match call.function.name {
-                    "size" => reach.list(argument),
-                    "hasValue" => reach.value(argument),
+                let reads_no_field = |collector: &mut Self, argument: &Node| match call.function.name {
+                    "size" => collector.list(argument),
+                    "hasValue" => collector.value(argument),
                     _ => false,
                 };
                 for argument in &call.arguments {
-                    if !is_counted(self, argument) {
+                    if !reads_no_field(self, argument) {
                         self.node(argument);
                     }
                 }
             }
             NodeKind::List(elements) => self.all(elements.iter().map(|element| &element.value)),
             NodeKind::Map(entries) => self.all(entries.iter().flat_map(|(key, element)| [key, &element.value])),
-            NodeKind::Loop(looped) => {
-                let is_item = self.list(&looped.range);
+            NodeKind::Loop(iteration) => {
+                let is_item = self.list(&iteration.range);
                 if !is_item {
-                    self.node(&looped.range);
+                    self.node(&iteration.range);
                 }
-                self.body(looped, is_item);
+                self.body(iteration, is_item);
             }
             NodeKind::Bind(parts) | NodeKind::MapOptional { parts, .. } => {
                 let [bound, body] = &**parts;
@@ -94,9 +95,9 @@ impl Reach<'_> {
         }
     }
 
-    fn body(&mut self, looped: &Loop, is_item: bool) {
+    fn body(&mut self, iteration: &Loop, is_item: bool) {
         self.locals.push(is_item);
-        self.all(looped.filter.iter().chain([&looped.body]));
+        self.all(iteration.filter.iter().chain([&iteration.body]));
         self.locals.pop();
     }
 
@@ -126,10 +127,10 @@ impl Reach<'_> {
     fn list(&mut self, node: &Node) -> bool {
         match &node.kind {
             NodeKind::Name(name) => self.is_list && **name == *self.name,
-            NodeKind::Loop(looped) if matches!(looped.kind, LoopKind::Filter | LoopKind::SortBy) => {
-                let is_list = self.list(&looped.range);
+            NodeKind::Loop(iteration) if matches!(iteration.kind, LoopKind::Filter | LoopKind::SortBy) => {
+                let is_list = self.list(&iteration.range);
                 if is_list {
-                    self.body(looped, true);
+                    self.body(iteration, true);
                 }
                 is_list
             }
@@ -139,13 +140,13 @@ impl Reach<'_> {
 }
 
 impl Expression {
-    /// Describes the features of it that the API server's policies do not have, sorted. Names of the scope are not
-    /// checked.
+    /// Describes the features of the expression that the API server's policies lack, sorted. Names of the scope are
+    /// not checked.
     #[must_use]
     pub fn not_native(&self) -> Vec<String> {
-        let mut finder = Finder::default();
+        let mut finder = UnsupportedFinder::default();
         finder.node(self.root());
-        if finder.has_quantities && finder.computes {
+        if finder.has_quantities && finder.uses_quantity_operators {
             finder.found.insert("quantities with operators or conversions".to_owned());
         }
         finder.found.into_iter().collect()
@@ -165,14 +166,14 @@ enum Shape {
 }
 
 #[derive(Default)]
-struct Finder {
+struct UnsupportedFinder {
     found: BTreeSet<String>,
     has_quantities: bool,
     /// Whether it has an operator or a function that takes quantities here, but not in the API server.
-    computes: bool,
+    uses_quantity_operators: bool,
 }
 
-impl Finder {
+impl UnsupportedFinder {
     fn node(&mut self, node: &Node) {
         match &node.kind {
             NodeKind::Literal(_) | NodeKind::Type(_) | NodeKind::Name(_) | NodeKind::Member(_) | NodeKind::Local(_) => {
@@ -182,7 +183,8 @@ impl Finder {
             NodeKind::Not(operand) | NodeKind::Negate(operand) => self.node(operand),
             NodeKind::And(operands) | NodeKind::Or(operands) => self.all(operands.iter()),
             NodeKind::Binary(operator, operands) => {
-                self.computes |= !matches!(operator, Operator::Equal | Operator::NotEqual | Operator::In);
+                self.uses_quantity_operators |=
+                    !matches!(operator, Operator::Equal | Operator::NotEqual | Operator::In);
                 self.all(operands.iter());
             }
             NodeKind::Conditional(parts) => self.all(parts.iter()),
@@ -193,9 +195,9 @@ impl Finder {
                         self.found.insert(format!("{name}()"));
                     }
                     Native::Yes => self.has_quantities |= name == "quantity",
-                    Native::ExceptQuantities => self.computes = true,
+                    Native::ExceptQuantities => self.uses_quantity_operators = true,
                 }
-                // The API server's function takes strings only. The types of an object's fields are not known here.
+                // The API server's function takes strings only. The types of an object's fields are unknown here.
                 let is_number = |argument| matches!(shape(argument), Shape::Literal(kind) if kind != "string");
                 if name == "quantity" && call.arguments.iter().any(is_number) {
                     self.found.insert("quantity() of a number".to_owned());
@@ -209,17 +211,17 @@ impl Finder {
                 }
             }
             NodeKind::List(elements) => {
-                self.same(elements.iter().map(|element| shape(&element.value)));
+                self.check_same_type(elements.iter().map(|element| shape(&element.value)));
                 self.all(elements.iter().map(|element| &element.value));
             }
             NodeKind::Map(entries) => {
-                self.same(entries.iter().map(|(key, _)| shape(key)));
-                self.same(entries.iter().map(|(_, element)| shape(&element.value)));
+                self.check_same_type(entries.iter().map(|(key, _)| shape(key)));
+                self.check_same_type(entries.iter().map(|(_, element)| shape(&element.value)));
                 self.all(entries.iter().flat_map(|(key, element)| [key, &element.value]));
             }
-            NodeKind::Loop(looped) => {
-                self.all([&looped.range, &looped.body]);
-                self.all(&looped.filter);
+            NodeKind::Loop(iteration) => {
+                self.all([&iteration.range, &iteration.body]);
+                self.all(&iteration.filter);
             }
             NodeKind::Bind(parts) => {
                 self.found.insert("cel.bind()".to_owned());
@@ -233,7 +235,7 @@ impl Finder {
         nodes.into_iter().for_each(|node| self.node(node));
     }
 
-    fn same(&mut self, shapes: impl Iterator<Item = Shape>) {
+    fn check_same_type(&mut self, shapes: impl Iterator<Item = Shape>) {
         let shapes: Vec<_> = shapes.collect();
         let [first, rest @ ..] = shapes.as_slice() else { return };
         if !rest.is_empty() && (*first == Shape::Unknown || rest.iter().any(|shape| shape != first)) {
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_api_server_does_not_have_is_named() {
+    fn names_features_that_api_server_lacks() {
         let types = "a list or map whose elements may be of different types";
         let quantities = "quantities with operators or conversions";
         for (source, found) in [

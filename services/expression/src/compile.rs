@@ -11,14 +11,14 @@ use super::parse::{Ast, AstKind, Literal, Operator};
 use super::pattern::Pattern;
 use super::scope::{Scope, closest};
 
-/// A compiled expression. It is immutable and can be evaluated by several threads.
+/// A compiled expression. It is immutable, and several threads can evaluate it.
 #[derive(Clone, Debug)]
 pub struct Expression {
-    shared: Arc<Shared>,
+    program: Arc<Program>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Program {
     source: Box<str>,
     root: Node,
     paths: Box<[Path]>,
@@ -29,8 +29,8 @@ struct Shared {
 pub struct Path {
     /// The name: `object`, `params`, `owner`.
     pub name: String,
-    /// The fields below the name that the text shows: `["spec", "hostNetwork"]`. The expression may read everything
-    /// below the last one.
+    /// The fields below the name that are fixed in the text: `["spec", "hostNetwork"]`. The expression may read
+    /// everything below the last one.
     pub fields: Vec<String>,
 }
 
@@ -71,7 +71,8 @@ pub(crate) enum NodeKind {
     Loop(Box<Loop>),
     /// Binds a value that is evaluated once.
     Bind(Box<[Node; 2]>),
-    /// `optMap`, `optFlatMap`: binds the value of the first part, if it has one, and evaluates the second part.
+    /// `optMap`, `optFlatMap`: binds the value of the first part, if it has one, and evaluates the second part with
+    /// it.
     MapOptional {
         parts: Box<[Node; 2]>,
         flat: bool,
@@ -144,7 +145,7 @@ impl Expression {
     /// Compiles an expression.
     ///
     /// # Errors
-    /// The first mistake: its syntax, its size, an unknown name or function.
+    /// Returns the first mistake: invalid syntax, an exceeded limit, or an unknown name or function.
     pub fn compile(source: &str, scope: &Scope) -> Result<Self, ExpressionError> {
         let ast = parse(source)?;
         let span = ast.span;
@@ -152,25 +153,25 @@ impl Expression {
         let root = compiler.node(ast)?;
         scope.add_nodes(compiler.nodes).map_err(|message| ExpressionError::at(span, message))?;
         let paths = compiler.paths.into_iter().collect();
-        Ok(Self { shared: Arc::new(Shared { source: source.into(), root, paths }) })
+        Ok(Self { program: Arc::new(Program { source: source.into(), root, paths }) })
     }
 
-    /// Returns the text that it was compiled from.
+    /// Returns the text of the expression.
     #[must_use]
     pub fn source(&self) -> &str {
-        &self.shared.source
+        &self.program.source
     }
 
-    /// Whether it reads this name of the scope.
+    /// Whether the expression reads this name of the scope.
     #[must_use]
     pub fn uses(&self, name: &str) -> bool {
-        self.shared.paths.iter().any(|path| path.name == name)
+        self.program.paths.iter().any(|path| path.name == name)
     }
 
-    /// Returns the members that it reads of a name with members, such as the variables of `variables`.
+    /// Returns the members of a name that the expression reads, such as the variables of `variables`.
     pub fn members(&self, name: &str) -> impl Iterator<Item = &str> {
         let mut last = None;
-        let paths = self.shared.paths.iter().filter(move |path| path.name == name);
+        let paths = self.program.paths.iter().filter(move |path| path.name == name);
         paths.filter_map(|path| path.fields.first().map(String::as_str)).filter(move |member| {
             // Paths are sorted, so duplicates are adjacent.
             let fresh = last != Some(*member);
@@ -179,14 +180,14 @@ impl Expression {
         })
     }
 
-    /// Returns all paths of the scope that it reads, sorted.
+    /// Returns all paths of the scope that the expression reads, sorted.
     #[must_use]
     pub fn paths(&self) -> &[Path] {
-        &self.shared.paths
+        &self.program.paths
     }
 
     pub(crate) fn root(&self) -> &Node {
-        &self.shared.root
+        &self.program.root
     }
 }
 
@@ -201,11 +202,11 @@ struct Compiler<'s> {
 impl Compiler<'_> {
     fn node(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
         self.record(&ast);
-        self.part(ast)
+        self.unrecorded_node(ast)
     }
 
     /// Compiles a node without recording its path, which is part of a longer recorded one.
-    fn part(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
+    fn unrecorded_node(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
         let span = ast.span;
         self.nodes += 1;
         let kind = match ast.kind {
@@ -261,7 +262,7 @@ impl Compiler<'_> {
 
     /// Compiles the operand of a path. A path that ends at the operand is recorded.
     fn operand(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
-        if self.path(&ast).is_some() { self.part(ast) } else { self.node(ast) }
+        if self.path(&ast).is_some() { self.unrecorded_node(ast) } else { self.node(ast) }
     }
 
     fn record(&mut self, ast: &Ast) {
@@ -313,9 +314,9 @@ impl Compiler<'_> {
         if let Some(why) = self.scope.absence(&name) {
             return Err(error.with_help(why));
         }
-        let known = self.scope.names().chain(self.locals.iter().map(String::as_str));
-        Err(if let Some(meant) = closest(&name, known) {
-            error.with_help(format!("did you mean `{meant}`?"))
+        let candidates = self.scope.names().chain(self.locals.iter().map(String::as_str));
+        Err(if let Some(suggestion) = closest(&name, candidates) {
+            error.with_help(format!("did you mean `{suggestion}`?"))
         } else if functions::named(&name).next().is_some() {
             error.with_help(format!("`{name}` is a function: {name}(...)"))
         } else {
@@ -336,7 +337,7 @@ impl Compiler<'_> {
         if let Err(members) = self.scope.check_member(&name, &member) {
             let error = ExpressionError::at(span, format!("there is no `{name}.{member}`"));
             return Err(match closest(&member, members.iter().map(String::as_str)) {
-                Some(meant) => error.with_help(format!("did you mean `{name}.{meant}`?")),
+                Some(suggestion) => error.with_help(format!("did you mean `{name}.{suggestion}`?")),
                 None if members.is_empty() => error.with_help(format!("nothing is declared under `{name}`")),
                 None => {
                     let members: Vec<_> = members.iter().map(String::as_str).collect();
@@ -393,7 +394,7 @@ impl Compiler<'_> {
             }
         }
         if let Some(kind) = macro_kind(name) {
-            return self.looped(kind, target, name, arguments, span);
+            return self.iterate(kind, target, name, arguments, span);
         }
         if matches!(name, "optMap" | "optFlatMap") {
             return self.map_optional(target, name, arguments, span);
@@ -413,16 +414,16 @@ impl Compiler<'_> {
         arguments: Vec<Ast>,
         span: Span,
     ) -> Result<NodeKind, ExpressionError> {
-        let given = arguments.len();
+        let count = arguments.len();
         let mut same_style = functions::named(name).filter(|function| function.style == style).peekable();
         if same_style.peek().is_none() {
             return Err(unknown_function(style, name, name_span));
         }
         let candidates: Vec<_> = same_style.collect();
-        let Some(function) = candidates.iter().find(|function| function.takes(given)) else {
+        let Some(function) = candidates.iter().find(|function| function.takes(count)) else {
             let signatures: Vec<_> = candidates.iter().map(|function| function.signature).collect();
-            let given = given - usize::from(style == Style::Member);
-            return Err(ExpressionError::at(span, format!("`{name}` does not take {given} arguments"))
+            let count = count - usize::from(style == Style::Member);
+            return Err(ExpressionError::at(span, format!("`{name}` does not take {count} arguments"))
                 .with_help(format!("it is {}", signatures.join(" or "))));
         };
         let pattern = match function.pattern.and_then(|place| arguments.get(place)) {
@@ -449,7 +450,7 @@ impl Compiler<'_> {
         Ok(NodeKind::Has(Box::new(Select { operand: self.operand(*operand)?, field: field.into(), optional: false })))
     }
 
-    fn looped(
+    fn iterate(
         &mut self,
         kind: LoopKind,
         target: Ast,
@@ -569,7 +570,7 @@ fn unknown_function(style: Style, name: &str, span: Span) -> ExpressionError {
         return error.with_help(format!("it is called on a list: list.{name}(x, ...)"));
     }
     match closest(name, functions::all().map(|function| function.name).chain(MACROS)) {
-        Some(meant) => error.with_help(format!("did you mean `{meant}`?")),
+        Some(suggestion) => error.with_help(format!("did you mean `{suggestion}`?")),
         None => error.with_help("docs/expressions.md has all functions"),
     }
 }

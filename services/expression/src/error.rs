@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use thiserror::Error;
 
-/// A mistake in the text of an expression or a template. It can be shown under the text like a compiler's message.
+/// A mistake in the text of an expression or a template, for display below that text.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct ExpressionError {
-    /// The affected bytes of the text. The range is empty where something is missing.
+    /// The affected bytes of the text. The range is empty if something is missing.
     pub range: Range<usize>,
     /// The mistake.
     pub message: String,
@@ -63,7 +63,7 @@ impl ExpressionError {
 }
 
 impl EvaluationError {
-    /// Creates an error about a value that was read or computed.
+    /// Creates an error about a value that the expression read or computed.
     pub fn new(message: impl Into<String>) -> Self {
         let message = message.into();
         Self { inner: Box::new(Inner { message, help: None, range: None, exhausted: false, unavailable: false }) }
@@ -97,7 +97,7 @@ impl EvaluationError {
     }
 
     /// Removes the range, because the error comes from another expression's source.
-    pub(crate) fn elsewhere(mut self) -> Self {
+    pub(crate) fn without_range(mut self) -> Self {
         self.inner.range = None;
         self
     }

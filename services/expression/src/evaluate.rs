@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::compile::{Access, Element, Expression, Index, Invocation, Loop, LoopKind, Member, Node, NodeKind, Select};
 use super::error::{EvaluationError, Span};
-use super::functions::{Call, collections, shown};
+use super::functions::{Call, collections, truncated};
 use super::meter::Meter;
 use super::operators::{arithmetic, equal, mismatch, negate, order};
 use super::output::Outcome;
@@ -26,10 +26,10 @@ pub trait Bindings<'v> {
 }
 
 impl Expression {
-    /// Evaluates the expression. It reads only the bindings that it reaches.
+    /// Evaluates the expression. It requests only the bindings that it reaches.
     ///
     /// # Errors
-    /// A value is absent or has the wrong type, or the meter is used up.
+    /// Fails if a value is absent or has the wrong type, or if a limit of the meter is reached.
     pub fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -48,7 +48,7 @@ impl Expression {
     /// Evaluates the expression as a condition.
     ///
     /// # Errors
-    /// The same as those of [`Expression::evaluate`], and a result that is not a bool.
+    /// Fails like [`Expression::evaluate`], and if the result is not a bool.
     pub fn evaluate_bool<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -60,7 +60,7 @@ impl Expression {
     /// Evaluates the expression as a part of a longer string.
     ///
     /// # Errors
-    /// The same as those of [`Expression::evaluate`], and a result that is not a string, number or bool.
+    /// Fails like [`Expression::evaluate`], and if the result is not a string, number or bool.
     pub fn evaluate_text<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -74,7 +74,7 @@ impl Expression {
     /// Evaluates the expression for a field or an element.
     ///
     /// # Errors
-    /// The same as those of [`Expression::evaluate`], and a result that is too large or not representable in JSON.
+    /// Fails like [`Expression::evaluate`], and if the result is too large or not representable in JSON.
     pub fn evaluate_outcome<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -97,15 +97,17 @@ struct Evaluation<'a, 'v> {
 type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
 
 impl<'v> Evaluation<'_, 'v> {
-    /// Evaluates a node. Large stack frames are in separate functions, because this one recurses up to 32 times.
+    /// Evaluates a node. It recurses up to 32 times, so code with large stack frames is in separate functions.
     fn value(&mut self, node: &'v Node) -> Evaluated<'v> {
         self.meter.charge(1)?;
         match &node.kind {
             NodeKind::Literal(literal) => self.constant(literal),
             NodeKind::Type(name) => Ok(Value::Type(name)),
-            NodeKind::Name(name) => self.bindings.value(name, self.meter).map_err(|error| elsewhere(error, node.span)),
+            NodeKind::Name(name) => {
+                self.bindings.value(name, self.meter).map_err(|error| without_range(error, node.span))
+            }
             NodeKind::Member(member) => self.member(member, node.span),
-            NodeKind::Local(place) => Ok(self.locals.get(*place).cloned().unwrap_or(Value::Null)),
+            NodeKind::Local(index) => Ok(self.locals.get(*index).cloned().unwrap_or(Value::Null)),
             NodeKind::Select(select) => self.select(select, node.span),
             NodeKind::Has(select) => self.has(select, node.span),
             NodeKind::Index(index) => self.index(index, node.span),
@@ -124,7 +126,7 @@ impl<'v> Evaluation<'_, 'v> {
             NodeKind::Call(invocation) => self.call(invocation, node.span),
             NodeKind::List(elements) => self.list(elements),
             NodeKind::Map(entries) => self.map(entries),
-            NodeKind::Loop(looped) => self.looped(looped),
+            NodeKind::Loop(iteration) => self.iterate(iteration),
             NodeKind::Bind(parts) => {
                 let [value, body] = &**parts;
                 let value = self.value(value)?;
@@ -151,7 +153,7 @@ impl<'v> Evaluation<'_, 'v> {
         let found = self
             .bindings
             .member(&member.of, &member.name, self.meter)
-            .map_err(|error| elsewhere(error, span))?
+            .map_err(|error| without_range(error, span))?
             .filter(|value| !matches!(value, Value::Optional(None)) || member.access == Access::Plain);
         match (member.access, found) {
             (Access::Plain, Some(value)) => Ok(value),
@@ -208,20 +210,17 @@ impl<'v> Evaluation<'_, 'v> {
             value => (value, index.optional),
         };
         let found = if operand.is_list() {
-            let place = match &key {
-                Value::Int(place) => usize::try_from(*place).ok(),
-                Value::UInt(place) => usize::try_from(*place).ok(),
-                Value::Double(place) => whole(*place).and_then(|place| usize::try_from(place).ok()),
+            let index = match &key {
+                Value::Int(index) => usize::try_from(*index).ok(),
+                Value::UInt(index) => usize::try_from(*index).ok(),
+                Value::Double(index) => whole(*index).and_then(|index| usize::try_from(index).ok()),
                 _ if optional => None,
                 _ => {
-                    return Err(EvaluationError::new(format!(
-                        "a list is indexed with an int, not {}",
-                        key.described()
-                    ))
-                    .within(span));
+                    return Err(EvaluationError::new(format!("a list is indexed with an int, not {}", key.describe()))
+                        .within(span));
                 }
             };
-            place.map(|place| operand.item(place, self.meter)).transpose()?.flatten()
+            index.map(|index| operand.item(index, self.meter)).transpose()?.flatten()
         } else {
             key.to_key().map(|key| operand.entry(&key, self.meter)).transpose()?.flatten()
         };
@@ -234,13 +233,13 @@ impl<'v> Evaluation<'_, 'v> {
         }
     }
 
-    /// Evaluates `&&` and `||`: a decisive operand decides even if the other one fails.
+    /// Evaluates `&&` and `||`. An operand with the `decisive` value decides even if the other one fails.
     fn logical(&mut self, operands: &'v [Node; 2], decisive: bool) -> Evaluated<'v> {
         let [left, right] = operands;
         let left = match self.bool(left) {
             Ok(value) if value == decisive => return Ok(Value::Bool(decisive)),
             Ok(value) => Ok(value),
-            Err(error) => Err(self.meter.go_on_after(error)?),
+            Err(error) => Err(self.meter.absorb(error)?),
         };
         match (left, self.bool(right)?) {
             (_, right) if right == decisive => Ok(Value::Bool(decisive)),
@@ -264,7 +263,7 @@ impl<'v> Evaluation<'_, 'v> {
         };
         match operator {
             Operator::Equal | Operator::NotEqual => {
-                // They are never equal, which the author hardly intended.
+                // An optional never equals another value, so this comparison is probably a mistake.
                 if matches!(left, Value::Optional(_)) != matches!(right, Value::Optional(_)) {
                     return Err(mismatch(operator, left, right));
                 }
@@ -309,8 +308,8 @@ impl<'v> Evaluation<'_, 'v> {
             many.resize(count, Value::Null);
             &mut many
         };
-        for (place, argument) in arguments.iter_mut().zip(&invocation.arguments) {
-            *place = self.value(argument)?;
+        for (index, argument) in arguments.iter_mut().zip(&invocation.arguments) {
+            *index = self.value(argument)?;
         }
         let function = invocation.function;
         let mut call = Call {
@@ -342,7 +341,7 @@ impl<'v> Evaluation<'_, 'v> {
         for (key_node, element) in entries {
             let key = self.value(key_node)?;
             let key = key.to_key().ok_or_else(|| {
-                EvaluationError::new(format!("the key of a map cannot be {}", key.described())).within(key_node.span)
+                EvaluationError::new(format!("the key of a map cannot be {}", key.describe())).within(key_node.span)
             })?;
             let value = self.value(&element.value)?;
             let value = if element.optional { value.unwrapped() } else { Some(value) };
@@ -371,11 +370,11 @@ impl<'v> Evaluation<'_, 'v> {
     #[cold]
     fn no_field(&mut self, value: &Value<'_>, field: &str) -> Result<EvaluationError, EvaluationError> {
         if !value.is_map() {
-            let found = value.described();
+            let found = value.describe();
             return Ok(EvaluationError::new(format!("{found} has no fields; `{field}` was asked for")));
         }
         let error = EvaluationError::new(format!("there is no field `{field}`"));
-        // Large maps are not searched, because a loop may create many such errors.
+        // The search for similar names skips large maps, because a loop may create many such errors.
         let is_small = value.lookup_cost() <= FEW_STEPS && value.count(self.meter)?.is_some_and(|count| count <= 32);
         let names = if is_small { value.entries(self.meter)?.unwrap_or_default() } else { Vec::new() };
         let names: Vec<_> = names.iter().map(|(key, _)| key.to_text()).collect();
@@ -383,8 +382,8 @@ impl<'v> Evaluation<'_, 'v> {
         let letters: usize = names.iter().map(|name| name.len().min(LONGEST_NAME)).sum();
         self.meter.charge(field.len() * letters / LETTERS)?;
         Ok(match closest(field, names.iter().map(|name| &**name)) {
-            Some(meant) => {
-                error.with_help(format!("did you mean `{meant}`? If it may be absent: .?{field}.orValue(...)"))
+            Some(suggestion) => {
+                error.with_help(format!("did you mean `{suggestion}`? If it may be absent: .?{field}.orValue(...)"))
             }
             None => error.with_help(format!("if it may be absent: .?{field}.orValue(...), or has(...)")),
         })
@@ -401,61 +400,61 @@ impl<'v> Evaluation<'_, 'v> {
                     (false, result) => Value::some(result, self.meter),
                     (true, result @ Value::Optional(_)) => Ok(result),
                     (true, result) => {
-                        Err(EvaluationError::new(format!("optFlatMap gives an optional, not {}", result.described()))
+                        Err(EvaluationError::new(format!("optFlatMap gives an optional, not {}", result.describe()))
                             .with_help("use optMap")
                             .within(body.span))
                     }
                 }
             }
-            value => Err(EvaluationError::new(format!("optMap is called on an optional, not {}", value.described()))
+            value => Err(EvaluationError::new(format!("optMap is called on an optional, not {}", value.describe()))
                 .within(target.span)),
         }
     }
 
     #[inline(never)]
-    fn looped(&mut self, looped: &'v Loop) -> Evaluated<'v> {
-        let range = self.value(&looped.range)?;
+    fn iterate(&mut self, iteration: &'v Loop) -> Evaluated<'v> {
+        let range = self.value(&iteration.range)?;
         let items = if let Some(items) = range.items(self.meter)? {
             items
         } else if let Some(entries) = range.entries(self.meter)? {
             self.meter.charge_items(entries.len())?;
             Items::Own(entries.iter().map(|(key, _)| key.to_value()).collect())
         } else {
-            let error = EvaluationError::new(format!("a loop goes over a list or a map, not {}", range.described()));
+            let error = EvaluationError::new(format!("a loop goes over a list or a map, not {}", range.describe()));
             let error = match range {
                 Value::Optional(_) => error.with_help("say what counts if it is absent: .orValue([])"),
                 _ => error,
             };
-            return Err(error.within(looped.range.span));
+            return Err(error.within(iteration.range.span));
         };
-        match looped.kind {
-            LoopKind::All => self.search(&items, &looped.body, false),
-            LoopKind::Exists => self.search(&items, &looped.body, true),
+        match iteration.kind {
+            LoopKind::All => self.search(&items, &iteration.body, false),
+            LoopKind::Exists => self.search(&items, &iteration.body, true),
             LoopKind::ExistsOne => {
                 let mut found = 0_usize;
                 for item in items.iter() {
-                    found += usize::from(self.test(item, &looped.body)?);
+                    found += usize::from(self.test(item, &iteration.body)?);
                 }
                 Ok(Value::Bool(found == 1))
             }
             LoopKind::Filter => {
-                let mut kept = ListBuilder::new();
+                let mut filtered = ListBuilder::new();
                 for item in items.iter() {
-                    if self.test(item, &looped.body)? {
-                        kept.push(item.clone(), self.meter)?;
+                    if self.test(item, &iteration.body)? {
+                        filtered.push(item.clone(), self.meter)?;
                     }
                 }
-                kept.finish(self.meter)
+                filtered.finish(self.meter)
             }
             LoopKind::Map => {
                 let mut mapped = ListBuilder::new();
                 for item in items.iter() {
-                    if let Some(filter) = &looped.filter
+                    if let Some(filter) = &iteration.filter
                         && !self.test(item, filter)?
                     {
                         continue;
                     }
-                    let value = self.with_local(item.clone(), &looped.body)?;
+                    let value = self.with_local(item.clone(), &iteration.body)?;
                     mapped.push(value, self.meter)?;
                 }
                 mapped.finish(self.meter)
@@ -464,10 +463,10 @@ impl<'v> Evaluation<'_, 'v> {
                 self.meter.charge_items(items.len().saturating_mul(2))?;
                 let mut keyed = Vec::with_capacity(items.len());
                 for item in items.iter() {
-                    keyed.push((self.with_local(item.clone(), &looped.body)?, item.clone()));
+                    keyed.push((self.with_local(item.clone(), &iteration.body)?, item.clone()));
                 }
                 collections::sort(&mut keyed, |(key, _)| key, self.meter)
-                    .map_err(|error| error.within(looped.body.span))?;
+                    .map_err(|error| error.within(iteration.body.span))?;
                 Value::list(keyed.into_iter().map(|(_, item)| item), self.meter)
             }
         }
@@ -480,8 +479,8 @@ impl<'v> Evaluation<'_, 'v> {
         result
     }
 
-    /// Searches for an item for which the condition gives the decisive result. It also decides if the condition fails
-    /// for other items.
+    /// Searches for an item for which the condition gives the `decisive` result. Such an item decides even if the
+    /// condition fails for other items.
     fn search(&mut self, items: &[Value<'v>], condition: &'v Node, decisive: bool) -> Evaluated<'v> {
         let mut failed = None;
         for item in items {
@@ -489,7 +488,7 @@ impl<'v> Evaluation<'_, 'v> {
                 Ok(value) if value == decisive => return Ok(Value::Bool(decisive)),
                 Ok(_) => {}
                 Err(error) => {
-                    let error = self.meter.go_on_after(error)?;
+                    let error = self.meter.absorb(error)?;
                     failed.get_or_insert(error);
                 }
             }
@@ -498,21 +497,21 @@ impl<'v> Evaluation<'_, 'v> {
     }
 }
 
-/// Pairs of characters that are compared in one step.
+/// The number of compared pairs of characters that cost one step.
 const LETTERS: usize = 8;
 
 /// The maximum number of steps for a lookup in a small map.
 const FEW_STEPS: usize = 16;
 
 #[cold]
-fn elsewhere(error: EvaluationError, span: Span) -> EvaluationError {
-    error.elsewhere().within(span)
+fn without_range(error: EvaluationError, span: Span) -> EvaluationError {
+    error.without_range().within(span)
 }
 
 #[cold]
 fn no_index(operand: &Value<'_>, key: &Value<'_>, meter: &mut Meter) -> Result<EvaluationError, EvaluationError> {
-    let wanted = key.to_text().unwrap_or_else(|_| Cow::Borrowed(key.described()));
-    let wanted = shown(&wanted);
+    let wanted = key.to_text().unwrap_or_else(|_| Cow::Borrowed(key.describe()));
+    let wanted = truncated(&wanted);
     if operand.is_list() {
         let count = operand.count(meter)?.unwrap_or(0);
         return Ok(EvaluationError::new(format!("there is no item {wanted} in a list of {count}"))
@@ -522,6 +521,6 @@ fn no_index(operand: &Value<'_>, key: &Value<'_>, meter: &mut Meter) -> Result<E
         return Ok(EvaluationError::new(format!("there is no key {wanted:?}"))
             .with_help(format!("if it may be absent: [?{wanted:?}].orValue(...)")));
     }
-    let found = operand.described();
+    let found = operand.describe();
     Ok(EvaluationError::new(format!("{found} is neither a list nor a map and cannot be indexed")))
 }

@@ -29,7 +29,7 @@ pub(crate) enum TokenKind {
     End,
 }
 
-/// Sorted so that longer symbols precede their prefixes.
+/// Longer symbols precede their prefixes.
 const SYMBOLS: [&str; 27] = [
     "||", "&&", "==", "!=", "<=", ">=", "<", ">", "!", "+", "-", "*", "/", "%", "?", ":", ".", ",", "(", ")", "[", "]",
     "{", "}", "=", "&", "|",
@@ -314,18 +314,18 @@ mod tests {
         kinds.pop().unwrap()
     }
 
-    fn fault(text: &str) -> ExpressionError {
+    fn error_of(text: &str) -> ExpressionError {
         let mut lexer = Lexer::new(text, 0);
         loop {
             match lexer.next() {
-                Ok(token) => assert_ne!(token.kind, TokenKind::End, "{text} has no fault"),
+                Ok(token) => assert_ne!(token.kind, TokenKind::End, "{text} has no error"),
                 Err(error) => return error,
             }
         }
     }
 
     #[test]
-    fn strings_of_every_kind_are_read() {
+    fn reads_all_kinds_of_strings() {
         let string = |text: &str| TokenKind::String(text.to_owned());
         assert_eq!(only("'i'"), string("i"));
         assert_eq!(only(r#"'a "b" }'"#), string("a \"b\" }"));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_every_kind_are_read() {
+    fn reads_all_kinds_of_numbers() {
         assert_eq!(
             kinds("1 0x1F 2u 1.5 1e3 .5 9223372036854775808"),
             [
@@ -354,26 +354,26 @@ mod tests {
                 TokenKind::Int(0x8000_0000_0000_0000),
             ]
         );
-        // This is a list's item by index, and a member of it.
+        // A digit must follow the dot of a number, so this is a member of a number.
         assert_eq!(kinds("1.x")[1], TokenKind::Symbol("."));
     }
 
     #[test]
-    fn comments_are_blanks() {
+    fn skips_comments() {
         assert_eq!(kinds("1 // } 'x\n+ 2"), [TokenKind::Int(1), TokenKind::Symbol("+"), TokenKind::Int(2)]);
     }
 
     #[test]
-    fn faults_say_where_they_are_and_what_to_do() {
-        assert_eq!(fault("a + 'b").range, 4..6);
-        assert_eq!(fault("a + 'b\n'").range, 4..8);
-        assert_eq!(fault(r"'a\qb'").range, 2..4);
-        assert_eq!(fault(r"'\ud800'").range, 1..7);
-        assert_eq!(fault("12ab").range, 0..4);
-        assert!(fault("$(POD_NAME)").help.unwrap().contains("quotes"));
-        assert!(fault("${x}").help.unwrap().contains("already"));
-        assert_eq!(fault("18446744073709551615").message, "this number is too large");
-        assert_eq!(fault("a.`b").range, 2..4);
-        assert_eq!(fault(r"'\x4é'").range, 1..5);
+    fn errors_have_range_and_help() {
+        assert_eq!(error_of("a + 'b").range, 4..6);
+        assert_eq!(error_of("a + 'b\n'").range, 4..8);
+        assert_eq!(error_of(r"'a\qb'").range, 2..4);
+        assert_eq!(error_of(r"'\ud800'").range, 1..7);
+        assert_eq!(error_of("12ab").range, 0..4);
+        assert!(error_of("$(POD_NAME)").help.unwrap().contains("quotes"));
+        assert!(error_of("${x}").help.unwrap().contains("already"));
+        assert_eq!(error_of("18446744073709551615").message, "this number is too large");
+        assert_eq!(error_of("a.`b").range, 2..4);
+        assert_eq!(error_of(r"'\x4é'").range, 1..5);
     }
 }

@@ -5,10 +5,10 @@
 //! reproducible.
 //!
 //! 1. [`Text`] finds the expressions in the strings of a template.
-//! 2. [`Expression::compile`] checks an expression once, when a profile is stored. It checks the size first, so that no
-//!    text can exhaust the stack, then names and functions against a [`Scope`].
-//! 3. [`Expression::evaluate`] reads only the [`Bindings`] that the expression reaches, and stops when a [`Meter`] is
-//!    used up.
+//! 2. [`Expression::compile`] checks an expression once, when a profile is stored. It checks the size first, so that
+//!    no text can exhaust the stack, then names and functions against a [`Scope`].
+//! 3. [`Expression::evaluate`] requests only the [`Bindings`] that the expression reaches, and stops at a limit of
+//!    its [`Meter`].
 //!
 //! Values borrow from their source, see [`Value`]: reading a field of a pod copies nothing.
 //!
@@ -60,12 +60,12 @@ pub use compile::{Expression, Path};
 pub use error::{EvaluationError, ExpressionError};
 pub use evaluate::Bindings;
 pub use functions::signatures;
-pub use meter::{Allowances, Limit, Meter, Owner, Purpose};
+pub use meter::{Allowances, Meter, Owner, Purpose};
 pub use output::Outcome;
 pub use quantity::Quantity;
-pub use scope::{MAXIMUM_PATTERN_MEMORY, MAXIMUM_PROFILE_NODES, Scope, closest};
+pub use scope::{Scope, closest};
 pub use text::{Part, Source, Text};
-pub use value::{Extended, Items, Key, ListBuilder, Map, MapBuilder, Text as TextValue, TextBuilder, Value};
+pub use value::{Extended, Items, Key, ListBuilder, MapBuilder, Text as TextValue, Value};
 
 /// The maximum length of an expression in bytes.
 pub const MAXIMUM_SOURCE: usize = 1024;
@@ -77,7 +77,7 @@ pub const MAXIMUM_NODES: usize = 256;
 pub const MAXIMUM_DEPTH: usize = 32;
 
 /// The maximum nesting of loops (`map`, `filter`, `all`, ...).
-pub const MAXIMUM_LOOPS: usize = 2;
+const MAXIMUM_LOOPS: usize = 2;
 
 /// The maximum size in bytes of a string, or of the whole result of an expression.
 pub const MAXIMUM_RESULT: usize = 256 * 1024;

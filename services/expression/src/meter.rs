@@ -1,8 +1,9 @@
 //! The meter grants the steps, memory, depth and time that expressions use.
 //!
 //! Every computation needs a meter. The builders in [`value`](super::value) create computed values with it, and
-//! patterns and loops need it too. Each charges the meter before it uses a resource, even if it then fails. Steps are
-//! counted, not timed, so an expression on the same object always has the same result. The deadline is a last resort.
+//! patterns and loops need it too. Each charges the meter before it uses a resource, even if it then fails. The meter
+//! counts steps instead of time, so an expression has the same result each time for the same object. The deadline is
+//! a last resort.
 //!
 //! A step is about one evaluated node, one visited item, or sixteen written bytes: at most 25 ns of CPU time.
 
@@ -25,7 +26,7 @@ pub struct Meter {
     clock_at: usize,
     /// The limit that was reached. All later charges are rejected.
     reached: Option<Limit>,
-    /// The pool to which the rest is returned.
+    /// The pool that receives the unused budget.
     allowance: Option<Allowance>,
     /// Compiled patterns that are not literals, so that a loop compiles them once.
     patterns: Vec<(Box<str>, Pattern)>,
@@ -49,7 +50,7 @@ struct Pool {
 #[derive(Debug)]
 struct Allowance {
     pools: Rc<[Pool; 4]>,
-    place: usize,
+    index: usize,
 }
 
 /// The owner of the profile that a meter is for.
@@ -66,8 +67,8 @@ pub enum Owner {
 pub enum Purpose {
     /// Deciding what a profile does.
     Decide,
-    /// Recognizing what it did in an earlier pass. The budget is separate, so that a profile that could be applied can
-    /// also be recognized.
+    /// Recognizing what the profile did in an earlier pass. This budget is separate, so that every profile that could
+    /// be applied can also be recognized.
     Recognize,
 }
 
@@ -82,25 +83,25 @@ impl Allowances {
         Self { pools: Rc::new([pool(), pool(), pool(), pool()]), deadline }
     }
 
-    /// Creates a meter for at most this number of steps. Its rest is returned when it is dropped.
+    /// Creates a meter for at most this number of steps. Dropping it returns the unused budget.
     #[must_use]
     pub fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
-        let place = 2 * owner as usize + purpose as usize;
+        let index = 2 * owner as usize + purpose as usize;
         let mut meter = Meter::of(steps);
-        if let Some(pool) = self.pools.get(place) {
+        if let Some(pool) = self.pools.get(index) {
             meter.steps = steps.min(pool.steps.get());
             meter.memory = pool.memory.replace(0);
             pool.steps.set(pool.steps.get() - meter.steps);
         }
-        meter.allowance = Some(Allowance { pools: Rc::clone(&self.pools), place });
+        meter.allowance = Some(Allowance { pools: Rc::clone(&self.pools), index });
         meter.until(self.deadline)
     }
 }
 
 impl Drop for Meter {
     fn drop(&mut self) {
-        let Some(Allowance { pools, place }) = self.allowance.take() else { return };
-        if let Some(pool) = pools.get(place) {
+        let Some(Allowance { pools, index }) = self.allowance.take() else { return };
+        if let Some(pool) = pools.get(index) {
             pool.steps.set(pool.steps.get() + self.steps);
             pool.memory.set(pool.memory.get() + self.memory);
         }
@@ -109,7 +110,7 @@ impl Drop for Meter {
 
 /// A limit that ended an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
+pub(crate) enum Limit {
     /// More steps than were granted.
     Steps,
     /// More memory than was granted.
@@ -126,14 +127,14 @@ const MAXIMUM_PATTERNS: usize = 8;
 /// The maximum depth of expressions that evaluate others through variables.
 const MAXIMUM_NESTED: usize = 24;
 
-/// The maximum depth of computed values. The parsers bound the depth of values from JSON. So no walk over a value needs
-/// more stack than a request's thread has.
+/// The maximum depth of computed values. The parsers bound the depth of values from JSON. So no recursion over a
+/// value exhausts the stack of a request's thread.
 pub(crate) const MAXIMUM_VALUE_DEPTH: u8 = 64;
 
 /// Steps between two reads of the clock: less than a millisecond.
 const CLOCK_INTERVAL: usize = 20_000;
 
-/// Steps for an error that does not end the evaluation, because its message is created.
+/// Steps for creating the message of an error that does not end the evaluation.
 const ERROR: usize = 20;
 
 impl Meter {
@@ -192,17 +193,10 @@ impl Meter {
         self.memory
     }
 
-    /// Returns the limit that was reached, if any.
-    #[must_use]
-    #[inline]
-    pub const fn reached(&self) -> Option<Limit> {
-        self.reached
-    }
-
     /// Charges steps.
     ///
     /// # Errors
-    /// This or an earlier charge reached a limit.
+    /// Fails if this or an earlier charge reached a limit.
     #[inline]
     pub fn charge(&mut self, steps: usize) -> Result<(), EvaluationError> {
         match self.steps.checked_sub(steps) {
@@ -255,7 +249,7 @@ impl Meter {
         }
     }
 
-    /// Charges a string of this length, which [`MAXIMUM_RESULT`] bounds.
+    /// Charges a string of this length, up to [`MAXIMUM_RESULT`].
     pub(crate) fn charge_text(&mut self, bytes: usize) -> Result<(), EvaluationError> {
         if bytes > MAXIMUM_RESULT {
             self.charge(ERROR)?;
@@ -274,16 +268,16 @@ impl Meter {
         self.charge(comparisons.saturating_mul(1 + longest / 64))
     }
 
-    /// Checks a level of nesting around values of this depth; returns the depth of the new value.
-    pub(crate) fn charge_depth(&mut self, within: u8) -> Result<u8, EvaluationError> {
-        match within.checked_add(1) {
+    /// Checks the nesting of a new value around values of depth `inner`, and returns the new value's depth.
+    pub(crate) fn charge_depth(&mut self, inner: u8) -> Result<u8, EvaluationError> {
+        match inner.checked_add(1) {
             Some(depth) if depth <= MAXIMUM_VALUE_DEPTH => Ok(depth),
             _ => Err(self.reach(Limit::Depth)),
         }
     }
 
     /// Charges an error that does not end the evaluation. The error of a reached limit is returned as a failure.
-    pub(crate) fn go_on_after(&mut self, error: EvaluationError) -> Result<EvaluationError, EvaluationError> {
+    pub(crate) fn absorb(&mut self, error: EvaluationError) -> Result<EvaluationError, EvaluationError> {
         if error.is_exhausted() {
             return Err(error);
         }
@@ -296,7 +290,7 @@ impl Meter {
         self.patterns.iter().find(|(pattern, _)| **pattern == *text).map(|(_, compiled)| compiled.clone())
     }
 
-    pub(crate) fn remember(&mut self, text: &str, pattern: &Pattern) {
+    pub(crate) fn cache_pattern(&mut self, text: &str, pattern: &Pattern) {
         if self.patterns.len() < MAXIMUM_PATTERNS {
             self.patterns.push((text.into(), pattern.clone()));
         }

@@ -8,12 +8,12 @@ use super::parse::Operator;
 use super::value::{ListBuilder, TextBuilder, Value};
 
 /// Converts an integer to the nearest double.
-#[expect(clippy::cast_precision_loss, reason = "the nearest double is what is asked for")]
+#[expect(clippy::cast_precision_loss, reason = "the result is the nearest double")]
 pub(crate) fn nearest(number: i64) -> f64 {
     number as f64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "the nearest double is what is asked for")]
+#[expect(clippy::cast_precision_loss, reason = "the result is the nearest double")]
 fn nearest_unsigned(number: u64) -> f64 {
     number as f64
 }
@@ -34,7 +34,7 @@ pub(crate) fn double_text(number: f64) -> String {
 }
 
 /// Whether two values are equal. Numbers of different types are compared by value, lists and maps by their contents.
-/// Values of other different types are never equal.
+/// Other values of different types are never equal.
 pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> Result<bool, EvaluationError> {
     Ok(match (left, right) {
         (Value::Null, Value::Null) => true,
@@ -48,7 +48,7 @@ pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> R
             **left == **right
         }
         (Value::Duration(left), Value::Duration(right)) => left == right,
-        (Value::Quantity(left), Value::Quantity(right)) => left.worth() == right.worth(),
+        (Value::Quantity(left), Value::Quantity(right)) => left.billionths() == right.billionths(),
         (Value::Type(left), Value::Type(right)) => left == right,
         (Value::Optional(left), Value::Optional(right)) => match (left, right) {
             (Some(left), Some(right)) => equal(left.value(), right.value(), meter)?,
@@ -92,24 +92,24 @@ pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> R
 /// Returns the order of two values; `None` if they have none.
 ///
 /// # Errors
-/// The meter does not grant the comparison.
+/// Fails if the meter does not grant the comparison.
 pub(crate) fn order(
     left: &Value<'_>,
     right: &Value<'_>,
     meter: &mut Meter,
 ) -> Result<Option<Ordering>, EvaluationError> {
     meter.charge_bytes(left.length().min(right.length()))?;
-    Ok(granted_order(left, right))
+    Ok(unmetered_order(left, right))
 }
 
 /// Returns the order of two values. The caller has charged the meter for the comparison.
-pub(crate) fn granted_order(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
+pub(crate) fn unmetered_order(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
     match (left, right) {
         (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),
         (Value::String(left), Value::String(right)) => Some((**left).cmp(&**right)),
         (Value::Bytes(left), Value::Bytes(right)) => Some((**left).cmp(&**right)),
         (Value::Duration(left), Value::Duration(right)) => Some(left.cmp(right)),
-        (Value::Quantity(left), Value::Quantity(right)) => Some(left.worth().cmp(&right.worth())),
+        (Value::Quantity(left), Value::Quantity(right)) => Some(left.billionths().cmp(&right.billionths())),
         _ => number_order(left, right),
     }
 }
@@ -135,7 +135,7 @@ pub(crate) fn negate<'v>(value: &Value<'v>) -> Result<Value<'v>, EvaluationError
         Value::Int(number) => number.checked_neg().map(Value::Int).ok_or_else(overflow),
         Value::Double(number) => Ok(Value::Double(-number)),
         Value::Duration(span) => span.checked_neg().map(Value::Duration).ok_or_else(overflow),
-        _ => Err(EvaluationError::new(format!("- does not take {}", value.described()))),
+        _ => Err(EvaluationError::new(format!("- does not take {}", value.describe()))),
     }
 }
 
@@ -226,8 +226,8 @@ pub(crate) fn mismatch(operator: Operator, left: &Value<'_>, right: &Value<'_>) 
     let error = EvaluationError::new(format!(
         "{} does not take {} and {}",
         operator.symbol(),
-        left.described(),
-        right.described()
+        left.describe(),
+        right.describe()
     ));
     match (left, right) {
         (Value::Optional(_), _) | (_, Value::Optional(_)) => {

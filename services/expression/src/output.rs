@@ -25,8 +25,8 @@ impl Value<'_> {
     /// Converts the value for a field or element. Nested empty optionals are left out.
     ///
     /// # Errors
-    /// The value is not representable in JSON (bytes, types, a double that is not a number), is larger than
-    /// [`MAXIMUM_RESULT`], or is not granted by the meter.
+    /// Fails if the value is not representable in JSON (bytes, types, a double that is not a number) or is larger
+    /// than [`MAXIMUM_RESULT`], or if the meter does not grant it.
     pub fn to_outcome(&self, meter: &mut Meter) -> Result<Outcome, EvaluationError> {
         Ok(match self.to_json(meter)? {
             Some(serde_json::Value::Null) | None => Outcome::Absent,
@@ -37,7 +37,7 @@ impl Value<'_> {
     /// Converts the value to JSON; `None` for an empty optional.
     ///
     /// # Errors
-    /// The same as those of [`Value::to_outcome`].
+    /// Fails like [`Value::to_outcome`].
     pub fn to_json(&self, meter: &mut Meter) -> Result<Option<serde_json::Value>, EvaluationError> {
         self.write_json(&mut Output { left: MAXIMUM_RESULT, meter })
     }
@@ -74,7 +74,7 @@ impl Value<'_> {
                     "use string(...)"
                 };
                 return Err(
-                    EvaluationError::new(format!("{} cannot stand in an object", self.described())).with_help(help)
+                    EvaluationError::new(format!("{} cannot stand in an object", self.describe())).with_help(help)
                 );
             }
             Self::List(_) => {
@@ -102,15 +102,13 @@ impl Value<'_> {
     /// Converts the value to a condition.
     ///
     /// # Errors
-    /// The value is not a bool.
+    /// Fails if the value is not a bool.
     pub(crate) fn to_bool(&self) -> Result<bool, EvaluationError> {
         match self {
             Self::Bool(value) => Ok(*value),
-            Self::Optional(_) => {
-                Err(EvaluationError::new(format!("the condition is {}, not a bool", self.described()))
-                    .with_help("say what counts if it is absent: .orValue(false)"))
-            }
-            _ => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.described()))
+            Self::Optional(_) => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
+                .with_help("say what counts if it is absent: .orValue(false)")),
+            _ => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
                 .with_help("compare it: x == 'value', x != '', list.size() > 0")),
         }
     }
@@ -118,7 +116,7 @@ impl Value<'_> {
     /// Converts a string, number or bool to a part of a longer string.
     ///
     /// # Errors
-    /// The value has another type.
+    /// Fails if the value has another type.
     pub fn to_text(&self) -> Result<Cow<'_, str>, EvaluationError> {
         Ok(match self {
             Self::String(text) => Cow::Borrowed(text),
@@ -127,7 +125,7 @@ impl Value<'_> {
             Self::UInt(number) => number.to_string().into(),
             Self::Double(number) => operators::double_text(*number).into(),
             _ => {
-                let error = EvaluationError::new(format!("{} cannot be put into a text", self.described()));
+                let error = EvaluationError::new(format!("{} cannot be put into a text", self.describe()));
                 return Err(match self {
                     Self::Optional(_) => error.with_help("say what stands there if it is absent: .orValue('')"),
                     Self::List(_) => error.with_help("use .join(',') or toJson(...)"),
@@ -147,7 +145,8 @@ struct Output<'m> {
     meter: &'m mut Meter,
 }
 
-/// Bytes that each value counts in addition to its string, so that a list of a million nulls is not small.
+/// The size in bytes that each value counts in addition to its string. It limits lists of many small values, such as
+/// nulls.
 const SCALAR: usize = 4;
 
 /// Bytes of memory of a value, in addition to its string.

@@ -265,7 +265,7 @@ impl Parser<'_> {
         Ok(ast)
     }
 
-    /// Parses a number with its sign. The smallest integer is not the negation of a valid integer.
+    /// Parses a number with its sign, because the smallest integer is not the negation of a valid integer.
     fn negative(&mut self, sign: Span) -> Result<Ast, ExpressionError> {
         let span = sign.to(self.span());
         let literal = match self.next.kind {
@@ -291,7 +291,7 @@ impl Parser<'_> {
                 let optional = self.take("?")?;
                 let index = self.expression()?;
                 self.expect("]", "of the index")?;
-                let span = ast.span.to(self.behind());
+                let span = ast.span.to(self.after_last());
                 ast = self.node(AstKind::Index { operand: Box::new(ast), index: Box::new(index), optional }, span)?;
             } else {
                 return Ok(ast);
@@ -317,7 +317,7 @@ impl Parser<'_> {
         self.advance()?;
         if !optional && !quoted && self.take("(")? {
             let arguments = self.list(")", Self::expression)?;
-            let span = operand.span.to(self.behind());
+            let span = operand.span.to(self.after_last());
             return self
                 .node(AstKind::Call { target: Some(Box::new(operand)), name: field, name_span, arguments }, span);
         }
@@ -346,17 +346,17 @@ impl Parser<'_> {
                 self.advance()?;
                 let ast = self.expression()?;
                 self.expect(")", "that closes the parenthesis")?;
-                return Ok(Ast { span: span.to(self.behind()), ..ast });
+                return Ok(Ast { span: span.to(self.after_last()), ..ast });
             }
             TokenKind::Symbol("[") => {
                 self.advance()?;
                 let items = self.list("]", Self::item)?;
-                return self.node(AstKind::List(items), span.to(self.behind()));
+                return self.node(AstKind::List(items), span.to(self.after_last()));
             }
             TokenKind::Symbol("{") => {
                 self.advance()?;
                 let entries = self.list("}", Self::entry)?;
-                return self.node(AstKind::Map(entries), span.to(self.behind()));
+                return self.node(AstKind::Map(entries), span.to(self.after_last()));
             }
             _ => return Err(self.unexpected("a value")),
         };
@@ -381,7 +381,7 @@ impl Parser<'_> {
         self.advance()?;
         if self.take("(")? {
             let arguments = self.list(")", Self::expression)?;
-            let whole = span.to(self.behind());
+            let whole = span.to(self.after_last());
             return self.node(AstKind::Call { target: None, name, name_span: span, arguments }, whole);
         }
         if self.next.kind == TokenKind::Symbol("{") {
@@ -404,7 +404,7 @@ impl Parser<'_> {
         Ok(Entry { optional, key, value: self.expression()? })
     }
 
-    /// Parses elements separated by commas, including the closing symbol. A comma after the last one is permitted.
+    /// Parses elements separated by commas, including the closing symbol. A trailing comma is permitted.
     fn list<T>(
         &mut self,
         close: &'static str,
@@ -449,13 +449,13 @@ impl Parser<'_> {
         Ok(Ast { kind, span, depth })
     }
 
-    #[expect(clippy::unused_self, reason = "it is an error of this parser, as the others are")]
+    #[expect(clippy::unused_self, reason = "it is a method like the other errors of the parser")]
     fn too_deep(&self, span: Span) -> ExpressionError {
         ExpressionError::at(span, format!("the expression nests more than {MAXIMUM_DEPTH} deep"))
             .with_help("put parts of it into variables")
     }
 
-    fn unexpected(&self, wanted: &str) -> ExpressionError {
+    fn unexpected(&self, expected: &str) -> ExpressionError {
         let found = match &self.next.kind {
             TokenKind::End => "the expression ends".to_owned(),
             TokenKind::Symbol(symbol) => format!("there is `{symbol}`"),
@@ -465,7 +465,7 @@ impl Parser<'_> {
             TokenKind::Bytes(_) => "there are bytes".to_owned(),
             TokenKind::Int(_) | TokenKind::UInt(_) | TokenKind::Double(_) => "there is a number".to_owned(),
         };
-        let error = ExpressionError::at(self.span(), format!("expected {wanted}, but {found}"));
+        let error = ExpressionError::at(self.span(), format!("expected {expected}, but {found}"));
         match &self.next.kind {
             TokenKind::Symbol("=") => error.with_help("equality is written =="),
             TokenKind::Symbol("&") => error.with_help("and is written &&"),
@@ -500,7 +500,7 @@ impl Parser<'_> {
     }
 
     /// Returns the position after the last consumed token.
-    fn behind(&self) -> Span {
+    fn after_last(&self) -> Span {
         Span::new(self.last_end, self.last_end)
     }
 }

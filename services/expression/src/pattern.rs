@@ -1,8 +1,8 @@
-//! Compiled regular expressions: RE2's syntax, and search time linear in the text.
+//! Compiled regular expressions with RE2's syntax. The time of a search is linear in the length of the text.
 //!
 //! The time per byte depends on the pattern. A pattern with a small deterministic automaton takes a few nanoseconds.
-//! Any other pattern may visit all of its states for each byte. A [`Pattern`] records its class, so that the meter is
-//! charged accordingly before each search.
+//! Any other pattern may visit all of its states for each byte. A [`Pattern`] records which kind it is, so that the
+//! meter is charged accordingly before each search.
 
 use std::sync::Arc;
 
@@ -27,13 +27,14 @@ struct Compiled {
     memory: usize,
 }
 
-/// The maximum length of a pattern in bytes, the same as of an expression with a literal pattern.
+/// The maximum length of a pattern in bytes. It equals the maximum length of an expression, which may contain a
+/// literal pattern.
 const LONGEST: usize = MAXIMUM_SOURCE;
 
 /// The maximum memory of a pattern's automaton in bytes.
 const SIZE: usize = 256 * 1024;
 
-/// The same limit for a pattern that is computed for a request.
+/// The maximum memory in bytes of the automaton of a pattern that an expression computes.
 pub(crate) const COMPUTED_SIZE: usize = 32 * 1024;
 
 /// The maximum memory in bytes of a deterministic automaton with cheap searches.
@@ -49,7 +50,7 @@ impl Pattern {
     /// Compiles a pattern.
     ///
     /// # Errors
-    /// The pattern is invalid.
+    /// Fails if the pattern is invalid or too large.
     pub(crate) fn compile(pattern: &str) -> Result<Self, String> {
         Self::compile_at_most(pattern, SIZE)
     }
@@ -87,7 +88,7 @@ impl Pattern {
         // A search runs forward to the end of a match, and back from there to its beginning.
         let is_cheap = forward.is_some_and(|automaton| is_small(&automaton, StartKind::Unanchored))
             && reverse.is_some_and(|automaton| is_small(&automaton, StartKind::Anchored));
-        // Both directions, and the caches of searches.
+        // The memory of the automatons of both directions, and of the caches of searches.
         let memory = 2 * size + 2 * if is_cheap { CHEAP } else { SIZE };
         Ok(Self(Arc::new(Compiled { regex, states, is_cheap, memory })))
     }
@@ -106,7 +107,7 @@ impl Pattern {
         1 + if self.0.is_cheap { bytes / BYTES } else { self.all_states(bytes) }
     }
 
-    /// Returns the additional steps for a search with groups, which are found state by state.
+    /// Returns the additional steps for a search with groups, which visits all states.
     pub(crate) fn group_steps(&self, bytes: usize) -> usize {
         if self.0.regex.captures_len() > 1 { self.all_states(bytes) } else { 0 }
     }
@@ -116,7 +117,8 @@ impl Pattern {
     }
 }
 
-/// Rewrites `\w`, `\d`, `\s` and `\b` to their ASCII meaning, as in RE2. Their Unicode meaning needs a thousand ranges.
+/// Rewrites `\w`, `\d`, `\s` and `\b` to their ASCII meaning, as in RE2. Their Unicode meaning would need automatons
+/// with a thousand ranges.
 fn with_ascii_classes(pattern: &str) -> String {
     let mut written = String::with_capacity(pattern.len());
     let mut letters = pattern.chars();
@@ -158,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_mean_ascii_as_in_re2() {
+    fn classes_match_ascii_only() {
         for (pattern, text, expected) in [
             (r"^\w+$", "a_1", true),
             (r"^\w$", "\u{e9}", false),

@@ -3,8 +3,8 @@
 /// An amount of CPU, memory and the like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantity {
-    /// In billionths.
-    worth: i128,
+    /// The value in billionths.
+    billionths: i128,
     format: Format,
 }
 
@@ -20,62 +20,82 @@ enum Format {
     Exponent,
 }
 
-/// The maximum length in bytes: thirty digits with a sign, a point and a suffix are shorter.
+/// The maximum length in bytes. Thirty digits with a sign, a point and a suffix are shorter.
 const LONGEST: usize = 64;
 
-const BILLION: i128 = 1_000_000_000;
+const ONE: i128 = 1_000_000_000;
 
-/// Suffixes in descending order.
+/// Suffixes with their factors, in descending order.
 const DECIMAL: [(&str, i128); 10] = [
-    ("E", BILLION * 1_000_000_000_000_000_000),
-    ("P", BILLION * 1_000_000_000_000_000),
-    ("T", BILLION * 1_000_000_000_000),
-    ("G", BILLION * 1_000_000_000),
-    ("M", BILLION * 1_000_000),
-    ("k", BILLION * 1_000),
-    ("", BILLION),
-    ("m", BILLION / 1_000),
-    ("u", BILLION / 1_000_000),
+    ("E", ONE * 1_000_000_000_000_000_000),
+    ("P", ONE * 1_000_000_000_000_000),
+    ("T", ONE * 1_000_000_000_000),
+    ("G", ONE * 1_000_000_000),
+    ("M", ONE * 1_000_000),
+    ("k", ONE * 1_000),
+    ("", ONE),
+    ("m", ONE / 1_000),
+    ("u", ONE / 1_000_000),
     ("n", 1),
 ];
 
-const BINARY: [(&str, i128); 6] = [
-    ("Ei", BILLION << 60),
-    ("Pi", BILLION << 50),
-    ("Ti", BILLION << 40),
-    ("Gi", BILLION << 30),
-    ("Mi", BILLION << 20),
-    ("Ki", BILLION << 10),
-];
+const BINARY: [(&str, i128); 6] =
+    [("Ei", ONE << 60), ("Pi", ONE << 50), ("Ti", ONE << 40), ("Gi", ONE << 30), ("Mi", ONE << 20), ("Ki", ONE << 10)];
 
 /// Kubernetes' maximum for quantities.
-const LARGEST: i128 = i64::MAX as i128 * BILLION;
+const LARGEST: i128 = i64::MAX as i128 * ONE;
 
 impl Quantity {
     pub(crate) fn of(number: i64) -> Self {
-        Self { worth: i128::from(number) * BILLION, format: Format::Decimal }
+        Self { billionths: i128::from(number) * ONE, format: Format::Decimal }
     }
 
-    pub(crate) fn worth(self) -> i128 {
-        self.worth
+    pub(crate) fn billionths(self) -> i128 {
+        self.billionths
     }
 
     /// Parses a quantity; `None` if the string is invalid.
     #[must_use]
     pub fn read(text: &str) -> Option<Self> {
-        parse(text)
+        if text.len() > LONGEST {
+            return None;
+        }
+        let (sign, unsigned) = match text.strip_prefix('-') {
+            Some(rest) => (-1, rest),
+            None => (1, text.strip_prefix('+').unwrap_or(text)),
+        };
+        let length = unsigned.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
+        let (number, suffix) = unsigned.split_at_checked(length)?;
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if number.len() > 30 || (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
+            return None;
+        }
+        let (scale, format) = scale(suffix)?;
+        let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<i128>().ok() };
+        let billionths = digits(whole)?.checked_mul(scale);
+        // Sums the fraction from its last digit to its first. Fractions of a billionth are rounded up, as in Kubernetes.
+        let (mut part, mut lost) = (0, false);
+        for digit in fraction.bytes().rev() {
+            part += i128::from(digit - b'0') * scale;
+            lost |= part % 10 != 0;
+            part /= 10;
+        }
+        let billionths = billionths.and_then(|billionths| billionths.checked_add(part)?.checked_add(i128::from(lost)));
+        // Larger values become the maximum, as in Kubernetes, so that a range can still bound them.
+        let billionths = billionths.map_or(LARGEST, |billionths| billionths.min(LARGEST));
+        Some(Self { billionths: billionths * sign, format })
     }
 
-    /// Returns the sum, in the format of the first.
+    /// Returns the sum, in the format of the first quantity. It is at most Kubernetes' maximum.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
-        Self { worth: (self.worth + other.worth).min(LARGEST), ..self }
+        Self { billionths: (self.billionths + other.billionths).min(LARGEST), ..self }
     }
 
-    /// Returns the difference, or zero if it is negative.
+    /// Returns the difference in the format of the first quantity, or zero if it is negative.
     #[must_use]
     pub fn above(self, other: Self) -> Self {
-        Self { worth: (self.worth - other.worth).max(0), ..self }
+        Self { billionths: (self.billionths - other.billionths).max(0), ..self }
     }
 
     /// Returns the larger quantity; the first one if they are equal.
@@ -87,59 +107,59 @@ impl Quantity {
     /// Whether it is larger than another quantity.
     #[must_use]
     pub fn is_more_than(self, other: Self) -> bool {
-        self.worth > other.worth
+        self.billionths > other.billionths
     }
 
     /// Whether a string is a valid quantity.
     #[must_use]
     pub fn is_written(text: &str) -> bool {
-        parse(text).is_some()
+        Self::read(text).is_some()
     }
 
     /// Parses the approximate value of a string; `None` if it is not a quantity.
     pub fn size(text: &str) -> Option<f64> {
-        parse(text).map(Self::approximately)
+        Self::read(text).map(Self::approximately)
     }
 
     /// Returns the value as an integer, if it is one.
     pub(crate) fn whole(self) -> Option<i64> {
-        (self.worth % BILLION == 0).then(|| i64::try_from(self.worth / BILLION).ok()).flatten()
+        (self.billionths % ONE == 0).then(|| i64::try_from(self.billionths / ONE).ok()).flatten()
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "it says that it is approximate")]
+    #[expect(clippy::cast_precision_loss, reason = "the result is approximate")]
     pub(crate) fn approximately(self) -> f64 {
-        (self.worth / BILLION) as f64 + (self.worth % BILLION) as f64 / 1e9
+        (self.billionths / ONE) as f64 + (self.billionths % ONE) as f64 / 1e9
     }
 
-    /// Returns the sum, in the format of the first.
+    /// Returns the sum, in the format of the first quantity; `None` if it is out of range.
     pub(crate) fn checked_add(self, other: Self) -> Option<Self> {
-        self.with_worth(self.worth.checked_add(other.worth))
+        self.with_billionths(self.billionths.checked_add(other.billionths))
     }
 
-    /// Returns the difference, in the format of the first.
+    /// Returns the difference, in the format of the first quantity; `None` if it is out of range.
     pub(crate) fn checked_sub(self, other: Self) -> Option<Self> {
-        self.with_worth(self.worth.checked_sub(other.worth))
+        self.with_billionths(self.billionths.checked_sub(other.billionths))
     }
 
     /// Returns the product with an integer.
     pub(crate) fn checked_mul(self, factor: i64) -> Option<Self> {
-        self.with_worth(self.worth.checked_mul(i128::from(factor)))
+        self.with_billionths(self.billionths.checked_mul(i128::from(factor)))
     }
 
-    /// Returns the product with a double, whose precision is a millionth.
+    /// Returns the product with a double, which is rounded to a millionth.
     pub(crate) fn scaled(self, factor: f64) -> Option<Self> {
-        self.with_worth(times(self.worth, factor))
+        self.with_billionths(times(self.billionths, factor))
     }
 
     /// Returns the quotient by an integer.
     pub(crate) fn checked_div(self, divisor: i64) -> Option<Self> {
-        self.with_worth(self.worth.checked_div(i128::from(divisor)))
+        self.with_billionths(self.billionths.checked_div(i128::from(divisor)))
     }
 
-    /// Replaces the value, if it is within the range. `unsigned_abs` also handles the smallest integer.
-    fn with_worth(self, worth: Option<i128>) -> Option<Self> {
-        let worth = worth.filter(|worth| worth.unsigned_abs() <= LARGEST.unsigned_abs())?;
-        Some(Self { worth, ..self })
+    /// Replaces the value, if the new one is within the range. `unsigned_abs` also handles the smallest integer.
+    fn with_billionths(self, billionths: Option<i128>) -> Option<Self> {
+        let billionths = billionths.filter(|billionths| billionths.unsigned_abs() <= LARGEST.unsigned_abs())?;
+        Some(Self { billionths, ..self })
     }
 }
 
@@ -149,43 +169,13 @@ impl std::fmt::Display for Quantity {
     }
 }
 
-pub(crate) fn parse(text: &str) -> Option<Quantity> {
-    if text.len() > LONGEST {
-        return None;
-    }
-    let (sign, unsigned) = match text.strip_prefix('-') {
-        Some(rest) => (-1, rest),
-        None => (1, text.strip_prefix('+').unwrap_or(text)),
-    };
-    let length = unsigned.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
-    let (number, suffix) = unsigned.split_at_checked(length)?;
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if number.len() > 30 || (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
-        return None;
-    }
-    let (scale, format) = scale(suffix)?;
-    let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<i128>().ok() };
-    let worth = digits(whole)?.checked_mul(scale);
-    // From the last digit to the first. Fractions of a billionth are rounded up, as in Kubernetes.
-    let (mut part, mut lost) = (0, false);
-    for digit in fraction.bytes().rev() {
-        part += i128::from(digit - b'0') * scale;
-        lost |= part % 10 != 0;
-        part /= 10;
-    }
-    let worth = worth.and_then(|worth| worth.checked_add(part)?.checked_add(i128::from(lost)));
-    // Larger values become the maximum, as in Kubernetes, so that a range can still bound them.
-    let worth = worth.map_or(LARGEST, |worth| worth.min(LARGEST));
-    Some(Quantity { worth: worth * sign, format })
-}
-
 /// Converts a double through its shortest decimal notation, as Kubernetes does.
 pub(crate) fn of_double(number: f64) -> Option<Quantity> {
     // Smaller values round up to a billionth. Their notation could have hundreds of digits.
     if number != 0.0 && number.abs() < 1e-9 {
-        return Some(Quantity { worth: if number < 0.0 { -1 } else { 1 }, format: Format::Decimal });
+        return Some(Quantity { billionths: if number < 0.0 { -1 } else { 1 }, format: Format::Decimal });
     }
-    parse(&number.to_string())
+    Quantity::read(&number.to_string())
 }
 
 fn scale(suffix: &str) -> Option<(i128, Format)> {
@@ -203,30 +193,30 @@ fn scale(suffix: &str) -> Option<(i128, Format)> {
 
 /// Formats a quantity as Kubernetes does: with the largest suffix that needs no fraction.
 pub(crate) fn to_text(quantity: &Quantity) -> String {
-    let Quantity { worth, format } = *quantity;
-    if worth == 0 {
+    let Quantity { billionths, format } = *quantity;
+    if billionths == 0 {
         return "0".to_owned();
     }
-    let fitting = |table: &[(&'static str, i128)]| table.iter().find(|(_, scale)| worth % scale == 0).copied();
+    let fitting = |table: &[(&'static str, i128)]| table.iter().find(|(_, scale)| billionths % scale == 0).copied();
     if format == Format::Binary
-        && worth.unsigned_abs() >= 1024 * BILLION.unsigned_abs()
+        && billionths.unsigned_abs() >= 1024 * ONE.unsigned_abs()
         && let Some((suffix, scale)) = fitting(&BINARY)
     {
-        return format!("{}{suffix}", worth / scale);
+        return format!("{}{suffix}", billionths / scale);
     }
     let (suffix, scale) = fitting(&DECIMAL).unwrap_or(("n", 1));
     if format == Format::Exponent && !suffix.is_empty() {
         let power = scale.ilog10().cast_signed() - 9;
-        return format!("{}e{power}", worth / scale);
+        return format!("{}e{power}", billionths / scale);
     }
-    format!("{}{suffix}", worth / scale)
+    format!("{}{suffix}", billionths / scale)
 }
 
 /// Multiplies by a factor that is rounded to a millionth.
-#[expect(clippy::cast_possible_truncation, reason = "the factor is checked to be small")]
-fn times(worth: i128, factor: f64) -> Option<i128> {
+#[expect(clippy::cast_possible_truncation, reason = "the factor is below 1e9")]
+fn times(billionths: i128, factor: f64) -> Option<i128> {
     (factor.abs() < 1e9)
         .then(|| (factor * 1e6).round() as i128)
-        .and_then(|millionths| worth.checked_mul(millionths))
-        .map(|worth| worth / 1_000_000)
+        .and_then(|millionths| billionths.checked_mul(millionths))
+        .map(|billionths| billionths / 1_000_000)
 }

@@ -9,7 +9,7 @@ use super::pattern::Pattern;
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     names: BTreeMap<String, Contents>,
-    /// The compiled parts, shared by all scopes of a profile.
+    /// The counts and patterns that all scopes of a profile share.
     compiled: Arc<Mutex<Compiled>>,
     /// Names that are in scope elsewhere, with the reason why they are not in scope here.
     absent: BTreeMap<&'static str, &'static str>,
@@ -35,10 +35,10 @@ struct Compiled {
 }
 
 /// The maximum number of parts of all expressions of one profile.
-pub const MAXIMUM_PROFILE_NODES: usize = 16 * 1024;
+const MAXIMUM_PROFILE_NODES: usize = 16 * 1024;
 
 /// The maximum memory in bytes of all regular expressions of one profile, including the caches of searches.
-pub const MAXIMUM_PATTERN_MEMORY: usize = 4 << 20;
+const MAXIMUM_PATTERN_MEMORY: usize = 4 << 20;
 
 /// The maximum memory of a part of an expression in bytes, without its string.
 const NODE_BYTES: usize = 128;
@@ -50,7 +50,7 @@ impl Scope {
         Self::default()
     }
 
-    /// Shares the limits of another scope of the same profile.
+    /// Shares the joint limits with another scope of the same profile.
     #[must_use]
     pub fn of_the_profile_of(mut self, other: &Self) -> Self {
         self.compiled = Arc::clone(&other.compiled);
@@ -60,7 +60,7 @@ impl Scope {
     /// Counts the parts of an expression.
     ///
     /// # Errors
-    /// The expressions of the profile have too many parts in total.
+    /// Fails if the expressions of the profile have too many parts in total.
     pub(crate) fn add_nodes(&self, count: usize) -> Result<(), String> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         compiled.nodes += count;
@@ -82,7 +82,7 @@ impl Scope {
     /// Compiles a pattern, or shares one that was compiled for the same profile.
     ///
     /// # Errors
-    /// The pattern is invalid, or all patterns of the profile take too much memory.
+    /// Fails if the pattern is invalid, or if all patterns of the profile take too much memory.
     pub(crate) fn pattern(&self, text: &str) -> Result<Pattern, String> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pattern) = compiled.patterns.get(text) {
@@ -126,7 +126,7 @@ impl Scope {
         self
     }
 
-    /// Removes a name that is in scope elsewhere, with the reason.
+    /// Removes a name that is in scope elsewhere. Errors about the name give the reason.
     #[must_use]
     pub fn without(mut self, name: &'static str, why: &'static str) -> Self {
         self.names.remove(name);
@@ -168,7 +168,7 @@ fn too_many_patterns() -> String {
     )
 }
 
-/// The maximum length in bytes of compared names, because the work grows with their length.
+/// The maximum length in bytes of compared names. The work of a comparison grows with their lengths.
 pub(crate) const LONGEST_NAME: usize = 100;
 
 /// Returns the candidate that is most similar to a name, if any is similar.
@@ -186,7 +186,7 @@ pub fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// Returns the number of letters to add, remove, change or swap with a neighbour.
+/// Returns the edit distance: the number of letters to add, remove, change or swap with a neighbour.
 fn distance(left: &str, right: &str) -> usize {
     let right: Vec<_> = right.chars().collect();
     let mut before: Vec<usize> = Vec::new();
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closest_name_is_found_if_one_is_close() {
+    fn finds_similar_name() {
         let names = ["object", "oldObject", "params", "namespaceObject"];
         assert_eq!(closest("objekt", names), Some("object"));
         assert_eq!(closest("Params", names), Some("params"));

@@ -38,7 +38,7 @@ impl Text {
     /// Parses a string.
     ///
     /// # Errors
-    /// A `${` is not closed. The error has its range in the string.
+    /// Fails if a `${` is not closed. The error contains its range in the string.
     pub fn parse(text: &str) -> Result<Self, ExpressionError> {
         let mut parts = Vec::new();
         let mut literal = String::new();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn text_without_expressions_is_text() {
+    fn text_without_expressions_is_literal() {
         for text in ["", "plain", "$", "$(POD_NAME)", "a $ b { c }", "$$", "}"] {
             assert_eq!(Text::parse(text).unwrap(), literal(text));
         }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn one_expression_alone_keeps_its_type() {
+    fn single_expression_is_whole() {
         assert_eq!(Text::parse("${a.b}").unwrap(), Text::Whole(source("a.b", 2)));
         for inner in [
             "{'a': {'b': 1}}",
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn text_and_expressions_are_told_apart() {
+    fn separates_text_and_expressions() {
         let text = "a-${x}-$(Y)-$${z}-${ {'b': 1}.b }";
         assert_eq!(
             Text::parse(text).unwrap(),
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_closed_is_told_with_its_place() {
+    fn reports_range_of_unclosed_expression() {
         for (text, range) in [
             ("${", 0..2),
             ("ab ${c", 3..6),

@@ -1,7 +1,7 @@
 //! The values of expressions.
 //!
-//! Values borrow: an object of a request stays a reference into its tape, and only accessed parts become values of
-//! their own. Cloning a value is cheap.
+//! Values borrow: an object of a request stays a reference into its tape, and only accessed parts become separate
+//! values. Cloning a value is cheap.
 //!
 //! Computed lists, maps, strings and optionals have private fields. The builders in [`build`] create them and charge
 //! the [`Meter`] for every part. Each value records its nesting depth, so that no recursion exhausts the stack.
@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 use indexmap::{Equivalent, IndexMap};
 
-pub use self::build::{ListBuilder, MapBuilder, TextBuilder};
+pub(crate) use self::build::TextBuilder;
+pub use self::build::{ListBuilder, MapBuilder};
 use super::error::EvaluationError;
 use super::meter::Meter;
 use super::quantity::Quantity;
@@ -97,9 +98,9 @@ pub struct Present<'v> {
 }
 
 /// The entries of a map in insertion order.
-pub type Map<'v> = IndexMap<Key<'v>, Value<'v>>;
+type Map<'v> = IndexMap<Key<'v>, Value<'v>>;
 
-/// The key of a map. Equal integers are the same key, whatever their type.
+/// The key of a map. Equal integers are the same key, regardless of their type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key<'v> {
     /// A string.
@@ -128,7 +129,7 @@ pub enum Items<'v> {
     Own(Vec<Value<'v>>),
 }
 
-/// The maximum length in bytes of a short object or list, whose entries are not counted.
+/// The length in bytes below which a lookup in an object or list is charged by its length, without counting entries.
 const SHORT: usize = 2048;
 
 /// A string for lookups among keys.
@@ -139,7 +140,7 @@ struct Name<'k>(&'k str);
 #[expect(
     clippy::cast_possible_truncation,
     clippy::float_cmp,
-    reason = "the range is checked, and exactness is the question"
+    reason = "the range is checked first, and the comparison must be exact"
 )]
 pub(crate) fn whole(number: f64) -> Option<i64> {
     (number.abs() < 9.0e18 && number.trunc() == number).then_some(number as i64)
@@ -193,7 +194,7 @@ impl<'v> Value<'v> {
     }
 
     /// Describes the type for messages.
-    pub(crate) fn described(&self) -> &'static str {
+    pub(crate) fn describe(&self) -> &'static str {
         match self {
             Self::Optional(None) => "an empty optional",
             Self::Optional(Some(_)) => "an optional",
@@ -244,7 +245,7 @@ impl<'v> Value<'v> {
     /// Returns the member of a map by name; `None` if it is absent, or the value is not a map.
     ///
     /// # Errors
-    /// The meter does not grant the search.
+    /// Fails if the meter does not grant the search.
     pub(crate) fn member(&self, name: &str, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match self {
             Self::Map(map) => {
@@ -270,13 +271,13 @@ impl<'v> Value<'v> {
     /// Returns the value of a map by key.
     ///
     /// # Errors
-    /// The meter does not grant the search.
+    /// Fails if the meter does not grant the search.
     pub(crate) fn entry(&self, key: &Key<'_>, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match (self, key) {
             (_, Key::String(name)) => self.member(name, meter),
             // Keys of other types never exist in JSON objects.
             (Self::Map(map), _) => {
-                let found = place_of(&map.entries, key).and_then(|place| map.entries.get_index(place));
+                let found = index_of_key(&map.entries, key).and_then(|index| map.entries.get_index(index));
                 Ok(found.map(|(_, value)| value.clone()))
             }
             _ => Ok(None),
@@ -286,15 +287,15 @@ impl<'v> Value<'v> {
     /// Returns the item of a list by index.
     ///
     /// # Errors
-    /// The meter does not grant the search.
-    pub(crate) fn item(&self, place: usize, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
+    /// Fails if the meter does not grant the search.
+    pub(crate) fn item(&self, index: usize, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match self {
-            Self::List(list) => Ok(list.items.get(place).cloned()),
+            Self::List(list) => Ok(list.items.get(index).cloned()),
             Self::Tape(value) => {
                 meter.charge(self.lookup_cost())?;
-                value.items().nth(place).map(|value| Self::read(value, meter)).transpose()
+                value.items().nth(index).map(|value| Self::read(value, meter)).transpose()
             }
-            Self::Json(value) => Ok(value.get(place).map(Self::from)),
+            Self::Json(value) => Ok(value.get(index).map(Self::from)),
             _ => Ok(None),
         }
     }
@@ -302,7 +303,7 @@ impl<'v> Value<'v> {
     /// Returns the items of a list; `None` if it is not a list.
     ///
     /// # Errors
-    /// The meter does not grant them.
+    /// Fails if the meter does not grant the items.
     pub fn items(&self, meter: &mut Meter) -> Result<Option<Items<'v>>, EvaluationError> {
         let mut own = Vec::new();
         match self {
@@ -340,7 +341,7 @@ impl<'v> Value<'v> {
     /// Returns the entries of a map, sorted by key; `None` if it is not a map.
     ///
     /// # Errors
-    /// The meter does not grant them.
+    /// Fails if the meter does not grant the entries.
     pub fn sorted_entries(&self, meter: &mut Meter) -> Result<Option<Vec<(Self, Self)>>, EvaluationError> {
         let Some(mut entries) = self.entries(meter)? else { return Ok(None) };
         let longest = entries.iter().map(|(key, _)| key.length()).max().unwrap_or(0);
@@ -352,7 +353,7 @@ impl<'v> Value<'v> {
     /// Returns the entries of a map; `None` if it is not a map.
     ///
     /// # Errors
-    /// The meter does not grant them.
+    /// Fails if the meter does not grant the entries.
     pub(crate) fn entries(&self, meter: &mut Meter) -> Result<Option<Vec<(Key<'v>, Self)>>, EvaluationError> {
         let grant = |count: usize, meter: &mut Meter| meter.charge_items(count.saturating_mul(2));
         match self {
@@ -380,8 +381,8 @@ impl<'v> Value<'v> {
             }
             Self::Extended(extended) => {
                 let Some(mut entries) = extended.base.entries(meter)? else { return Ok(None) };
-                let laid_over = |key: &Key<'_>| extended.members.iter().flatten().any(|(name, _)| key.is(name));
-                entries.retain(|(key, _)| !laid_over(key));
+                let is_overridden = |key: &Key<'_>| extended.members.iter().flatten().any(|(name, _)| key.is(name));
+                entries.retain(|(key, _)| !is_overridden(key));
                 let members = extended.members.iter().flatten();
                 entries.extend(members.map(|(name, value)| (Key::String(Text::Borrowed(name)), value.clone())));
                 Ok(Some(entries))
@@ -393,7 +394,7 @@ impl<'v> Value<'v> {
     /// Returns the same map, converted so that lookups do not visit all entries.
     ///
     /// # Errors
-    /// The meter does not grant it.
+    /// Fails if the meter does not grant the conversion.
     pub(crate) fn searchable(&self, meter: &mut Meter) -> Result<Self, EvaluationError> {
         match self {
             Self::Tape(_) | Self::Extended(_) if self.lookup_cost() > 1 => match self.entries(meter)? {
@@ -407,7 +408,7 @@ impl<'v> Value<'v> {
     /// Returns the number of items or entries; `None` for other types.
     ///
     /// # Errors
-    /// The meter does not grant the counting.
+    /// Fails if the meter does not grant the counting.
     pub(crate) fn count(&self, meter: &mut Meter) -> Result<Option<usize>, EvaluationError> {
         Ok(match self {
             Self::List(list) => Some(list.items.len()),
@@ -435,7 +436,7 @@ impl<'v> Value<'v> {
             Self::Tape(value) => value.items().next().is_none() && value.members().next().is_none(),
             Self::Json(serde_json::Value::Array(items)) => items.is_empty(),
             Self::Json(serde_json::Value::Object(members)) => members.is_empty(),
-            // An extended object has members, and scalars are not empty.
+            // An extended object always has members, and numbers and bools are not empty.
             _ => false,
         }
     }
@@ -474,7 +475,7 @@ impl<'v> Value<'v> {
 }
 
 impl Meter {
-    /// Charges this number of values: a step and their memory.
+    /// Charges this number of values: a step for each, and their memory.
     pub(crate) fn charge_items(&mut self, count: usize) -> Result<(), EvaluationError> {
         self.charge(count)?;
         self.take_memory(count.saturating_mul(size_of::<Value<'_>>()))
@@ -499,7 +500,7 @@ impl Deref for SharedBytes {
 }
 
 /// Returns the index of a key among a map's entries.
-fn place_of<'s>(map: &Map<'s>, key: &Key<'s>) -> Option<usize> {
+fn index_of_key<'s>(map: &Map<'s>, key: &Key<'s>) -> Option<usize> {
     map.get_index_of(key)
 }
 
@@ -559,7 +560,7 @@ impl<'v> Key<'v> {
 impl Hash for Key<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {
-            // The hash equals that of `Name`, so that a lookup by string needs no copy.
+            // The hash equals the hash of `Name`, so that a lookup by string needs no copy.
             Self::String(text) => (**text).hash(state),
             Self::Int(number) => number.hash(state),
             Self::UInt(number) => number.hash(state),

@@ -1,6 +1,6 @@
 //! Searches a string for a byte, eight bytes at a time. Most strings do not contain it and are read in full.
 
-/// A word whose eight bytes are all one.
+/// A word of eight bytes with the value 1.
 pub(crate) const ONES: u64 = u64::MAX / 255;
 
 /// Whether a string contains an ASCII byte.
@@ -13,11 +13,11 @@ pub fn has_byte(text: &str, byte: u8) -> bool {
 /// Returns the part of a string before an ASCII byte; all of it if the byte is absent.
 #[inline]
 pub(crate) fn before_byte(text: &str, byte: u8) -> &str {
-    let place = find(text.as_bytes(), |word| marked(word, byte), |other| other == byte);
-    place.and_then(|place| text.get(..place)).unwrap_or(text)
+    let position = find(text.as_bytes(), |word| marked(word, byte), |other| other == byte);
+    position.and_then(|position| text.get(..position)).unwrap_or(text)
 }
 
-/// Whether a test holds for any byte. `of_word` tests eight bytes at once.
+/// Whether any byte passes a test. `of_word` tests eight bytes at once.
 #[inline]
 pub(crate) fn any(text: &[u8], of_word: impl Fn(u64) -> bool, of_byte: impl Fn(u8) -> bool) -> bool {
     // The last eight bytes are tested as one word, which may overlap the words before it.
@@ -44,8 +44,8 @@ pub(crate) fn find(text: &[u8], of_word: impl Fn(u64) -> u64, of_byte: impl Fn(u
             return Some(index * 8 + marks.trailing_zeros() as usize / 8);
         }
     }
-    let place = rest.iter().position(|byte| of_byte(*byte))?;
-    Some(text.len() - rest.len() + place)
+    let position = rest.iter().position(|byte| of_byte(*byte))?;
+    Some(text.len() - rest.len() + position)
 }
 
 /// Marks the bytes of a word that equal an ASCII byte, by their highest bits. Marks above the first one may be false.
@@ -60,13 +60,13 @@ mod tests {
     use super::{before_byte, has_byte};
 
     #[test]
-    fn a_byte_is_found_at_every_place() {
+    fn finds_byte_at_every_position() {
         for length in 0..20 {
             assert!(!has_byte(&"é".repeat(length), b'i'), "{length}");
-            for place in 0..length {
-                let text: String = (0..length).map(|at| if at == place { '\\' } else { ']' }).collect();
+            for position in 0..length {
+                let text: String = (0..length).map(|at| if at == position { '\\' } else { ']' }).collect();
                 assert!(has_byte(&text, b'\\') && !has_byte(&text, b'['), "{text}");
-                assert_eq!((before_byte(&text, b'\\'), before_byte(&text, b'[')), (&text[..place], &*text));
+                assert_eq!((before_byte(&text, b'\\'), before_byte(&text, b'[')), (&text[..position], &*text));
             }
         }
     }

@@ -64,8 +64,8 @@ struct Slot<'a> {
     key: Option<Key<'a>>,
     content: Content<'a>,
     state: State,
-    /// Whether its state at the mark is saved.
-    is_remembered: bool,
+    /// Whether its state at the mark is in [`Document::before`].
+    is_saved: bool,
     first: Option<SlotId>,
     last: Option<SlotId>,
     next: Option<SlotId>,
@@ -90,8 +90,8 @@ pub struct Document<'a> {
     upheavals: u32,
     /// Whether any slot that existed initially was ever removed.
     has_removed: bool,
-    /// Whether all values to open are known to have no duplicate keys.
-    keys_are_known: bool,
+    /// Whether the keys need no check for duplicates, because another document checks them.
+    skips_key_check: bool,
     mark: Mark,
     /// The saved states of slots that existed at the mark and have changed since.
     before: Vec<(SlotId, Slot<'a>)>,
@@ -106,7 +106,8 @@ struct Mark {
 }
 
 impl SlotId {
-    /// Creates the number of a slot. A document has fewer slots than a tape has nodes, whose number fits.
+    /// Creates a slot's number from a count. A document has fewer slots than a tape has nodes, and the number of
+    /// nodes fits in 32 bits.
     #[inline]
     fn number(number: usize) -> Self {
         Self(u32::try_from(number).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX))
@@ -122,7 +123,8 @@ impl<'a> Document<'a> {
     /// The slot of the whole value.
     pub const ROOT: SlotId = SlotId(NonZeroU32::MIN);
 
-    /// The initial capacity in slots. A pod with one sidecar opens about fifty, one with three twice as many.
+    /// The initial capacity in slots. A pod with one sidecar opens about 50 slots, and a pod with three sidecars
+    /// about 100.
     const CAPACITY: usize = 160;
 
     /// The initial capacity for changes since the mark.
@@ -142,46 +144,43 @@ impl<'a> Document<'a> {
             originals: Vec::new(),
             upheavals: 0,
             has_removed: false,
-            keys_are_known: false,
+            skips_key_check: false,
             mark: Mark::default(),
             before: Vec::new(),
         }
     }
 
-    /// Creates a document for a value of which another document opens at least as much. That document checks the keys.
-    #[must_use]
-    pub fn beside(root: Value<'a>) -> Self {
-        Self { keys_are_known: true, ..Self::new(root) }
+    /// Creates a document for comparison with another document of the same value, which opens at least as much. That
+    /// document checks the keys.
+    pub(crate) fn for_comparison(root: Value<'a>) -> Self {
+        Self { skips_key_check: true, ..Self::new(root) }
     }
 
     /// Sets the mark to the current state.
     pub fn mark(&mut self) {
         self.mark = Mark { slots: self.slots.len(), texts: self.texts.len(), originals: self.originals.len() };
-        let mut before = std::mem::take(&mut self.before);
-        for (id, _) in before.drain(..) {
+        for (id, _) in self.before.drain(..) {
             if let Some(slot) = self.slots.get_mut(id.place()) {
-                slot.is_remembered = false;
+                slot.is_saved = false;
             }
         }
-        before.reserve(Self::CHANGES);
-        self.before = before;
+        self.before.reserve(Self::CHANGES);
     }
 
     /// Returns to the state at the mark. Later slots become invalid.
     pub fn go_back(&mut self) {
-        let mut before = std::mem::take(&mut self.before);
         self.slots.truncate(self.mark.slots);
         self.texts.truncate(self.mark.texts);
         self.originals.truncate(self.mark.originals);
         self.upheavals += 1;
-        for (id, slot) in before.drain(..) {
+        for (id, slot) in self.before.drain(..) {
             if let Some(changed) = self.slots.get_mut(id.place()) {
                 *changed = slot;
             }
         }
     }
 
-    /// Returns the number of the next slot.
+    /// Returns the number that the next new slot will get.
     #[inline]
     #[must_use]
     pub fn end(&self) -> SlotId {
@@ -196,7 +195,7 @@ impl<'a> Document<'a> {
         self.upheavals
     }
 
-    /// Stores a new scalar as JSON text.
+    /// Stores the JSON text of a new scalar.
     pub fn keep(&mut self, text: impl Into<String>) -> Content<'a> {
         let id = TextId(u32::try_from(self.texts.len()).unwrap_or(u32::MAX));
         self.texts.push(text.into());
@@ -235,7 +234,7 @@ impl<'a> Document<'a> {
     }
 
     /// Whether a replaced slot has its initial value again.
-    pub(crate) fn is_as_it_was(&self, id: SlotId) -> bool {
+    pub(crate) fn has_initial_value(&self, id: SlotId) -> bool {
         let original = self.originals.iter().find(|(slot, _)| *slot == id);
         original.is_some_and(|(_, original)| self.raw(id) == Some(original.raw()))
     }
@@ -298,7 +297,8 @@ impl<'a> Document<'a> {
         self.entries(id).filter(|entry| !entry.is_removed()).map(|entry| entry.id)
     }
 
-    /// Returns the number of compared members, and the member of an open object. Removed members are skipped.
+    /// Returns the member of an open object with this key, and the number of members compared. Removed members are
+    /// skipped.
     #[inline]
     #[must_use]
     pub fn look_for(&self, id: SlotId, key: &str) -> (usize, Option<SlotId>) {
@@ -325,11 +325,11 @@ impl<'a> Document<'a> {
             Kind::Object => {
                 let start = self.slots.len();
                 let members = value.members().map(|(key, value)| (Some(key), value));
-                self.take_apart(id, Content::Map, members, state);
-                if self.keys_are_known { Ok(()) } else { self.check_keys(start) }
+                self.open_parts(id, Content::Map, members, state);
+                if self.skips_key_check { Ok(()) } else { self.check_keys(start) }
             }
             Kind::Array => {
-                self.take_apart(id, Content::List, value.items().map(|item| (None, item)), state);
+                self.open_parts(id, Content::List, value.items().map(|item| (None, item)), state);
                 Ok(())
             }
             _ => Ok(()),
@@ -337,7 +337,7 @@ impl<'a> Document<'a> {
     }
 
     /// Turns the parts of a value into linked slots.
-    fn take_apart(
+    fn open_parts(
         &mut self,
         id: SlotId,
         content: Content<'a>,
@@ -383,7 +383,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Returns the JSON text of an unopened member; `None` if it is absent or open.
+    /// Returns the JSON text of an unopened member; `None` if the member is absent or open.
     #[inline]
     pub fn raw_of(&self, id: SlotId, key: &str) -> Option<&str> {
         match self.content(id) {
@@ -399,12 +399,8 @@ impl<'a> Document<'a> {
             Content::Value(value) => out.push_str(value.raw()),
             Content::Scalar(text) => out.push_str(text),
             Content::Made(text) => out.push_str(self.made(text).unwrap_or_default()),
-            Content::Map => {
-                self.write_children(id, out, '{', '}');
-            }
-            Content::List => {
-                self.write_children(id, out, '[', ']');
-            }
+            Content::Map => self.write_children(id, out, '{', '}'),
+            Content::List => self.write_children(id, out, '[', ']'),
         }
     }
 
@@ -447,12 +443,12 @@ impl<'a> Document<'a> {
         self.slots.get(id.place())
     }
 
-    /// Returns a slot to change. All changes use this function, so that they can be undone.
+    /// Returns a slot to change. Every change must use this function, so that [`go_back`](Self::go_back) can undo it.
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<'a>> {
         let slot = self.slots.get_mut(id.place())?;
-        if id.place() < self.mark.slots && !slot.is_remembered {
+        if id.place() < self.mark.slots && !slot.is_saved {
             self.before.push((id, *slot));
-            slot.is_remembered = true;
+            slot.is_saved = true;
         }
         Some(slot)
     }
@@ -473,23 +469,22 @@ impl<'d, 'a> Entry<'d, 'a> {
         &self.slot.content
     }
 
-    /// Whether it is removed.
+    /// Whether the slot is removed.
     #[inline]
     pub(crate) fn is_removed(self) -> bool {
         self.slot.state == State::Removed
     }
 
-    /// Whether it and everything below it is unchanged.
+    /// Whether the slot and everything below it are unchanged.
     #[inline]
-    #[must_use]
-    pub fn is_untouched(self) -> bool {
+    pub(crate) fn is_untouched(self) -> bool {
         self.slot.state == State::Original && matches!(self.slot.content, Content::Value(_))
     }
 }
 
 impl<'a> Slot<'a> {
     const fn new(key: Option<Key<'a>>, content: Content<'a>, state: State) -> Self {
-        Self { key, content, state, is_remembered: false, first: None, last: None, next: None }
+        Self { key, content, state, is_saved: false, first: None, last: None, next: None }
     }
 }
 

@@ -24,7 +24,6 @@
 //! ```
 
 mod bytes;
-mod pointer;
 mod string;
 mod tape;
 mod document;
@@ -37,7 +36,8 @@ pub use bytes::has_byte;
 pub use document::{Content, Document, Entry, Malformed, SlotId, State, TextId};
 pub(crate) use parse::is_scalar;
 pub use parse::{Limits, SyntaxError};
-pub use pointer::{needs_escape, split_at_escape};
-pub(crate) use string::behind_plain;
-pub use string::{Key, Sink, is_plain, key_that_stands_twice, write_escaped, write_string};
+pub(crate) use string::after_plain;
+pub use string::{
+    Key, Sink, is_plain, key_that_stands_twice, needs_escape, split_at_escape, write_escaped, write_string,
+};
 pub use tape::{BorrowedTape, Kind, OwnedTape, Value};

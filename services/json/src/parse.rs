@@ -6,10 +6,10 @@
 
 use thiserror::Error;
 
-use super::string::behind_plain;
+use super::string::after_plain;
 use super::tape::{BorrowedTape, Kind, Node, OwnedTape};
 
-/// The number of nodes of a value without nested values, and of a key with such a value.
+/// The number of nodes of a scalar (`VALUE`), and of a key with a scalar (`KEY`).
 const VALUE: u32 = 1;
 const KEY: u32 = 2;
 
@@ -23,8 +23,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Permits the depth that Kubernetes' own decoder accepts for practical objects, and the number of values of two
-    /// objects of etcd's maximum size.
+    /// The depth is enough for every object that Kubernetes stores in practice. The nodes are enough for two objects
+    /// of etcd's maximum size.
     fn default() -> Self {
         Self { depth: 128, nodes: 1 << 20 }
     }
@@ -43,148 +43,149 @@ pub struct SyntaxError {
 /// Parses a text into the table of its values.
 ///
 /// # Errors
-/// The text is not JSON, has more than white space after the value, or exceeds the limits.
+/// Fails if the text is not JSON, has anything but white space after the value, or exceeds the limits.
 pub(crate) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxError> {
-    let fault = |what| SyntaxError { offset: 0, what };
+    let error = |what| SyntaxError { offset: 0, what };
     if u32::try_from(text.len()).is_err() {
-        return Err(fault("a text of four gigabytes or more"));
+        return Err(error("a text of four gigabytes or more"));
     }
     // A value of a Kubernetes object takes about nine bytes including its key. Spare capacity costs less than growing.
     let nodes = Vec::with_capacity((text.len() / 7 + 4).min(limits.nodes));
-    let mut parser = Parser { length: text.len(), nodes, limits, fault: None };
-    match parser.whole(text) {
+    let mut parser = Parser { length: text.len(), nodes, limits, error: None };
+    match parser.document(text) {
         Some(()) => Ok(parser.nodes),
-        None => Err(parser.fault.unwrap_or_else(|| fault("a text that cannot be read"))),
+        None => Err(parser.error.unwrap_or_else(|| error("a text that cannot be read"))),
     }
 }
 
 /// Whether a text is a string, a number, `true`, `false` or `null`.
 pub(crate) fn is_scalar(text: &str) -> bool {
     match text.as_bytes() {
-        [b'"', within @ ..] if is_common_string(within) => true,
+        [b'"', inner @ ..] if has_simple_escapes(inner) => true,
         [b'{' | b'[', ..] => false,
         text => nodes(text, Limits { nodes: 1, ..Limits::default() }).is_ok(),
     }
 }
 
 /// Whether the text after an opening quote is a string whose only escapes are those of quotes and backslashes.
-fn is_common_string(within: &[u8]) -> bool {
-    let mut rest = within;
+fn has_simple_escapes(inner: &[u8]) -> bool {
+    let mut rest = inner;
     loop {
-        match behind_plain(rest) {
-            [b'\\', b'"' | b'\\', behind @ ..] => rest = behind,
+        match after_plain(rest) {
+            [b'\\', b'"' | b'\\', tail @ ..] => rest = tail,
             rest => return rest == b"\"",
         }
     }
 }
 
-/// The state of the parser. Every function takes the remaining text, and returns the rest after what it parsed; `None`
-/// on errors. So the position stays in registers, without checks against the end or overflow.
+/// The state of the parser. Every function takes the remaining text and returns the rest after what it parsed, or
+/// `None` on errors. So the position stays in registers, without checks against the end or overflow.
 struct Parser {
     /// The length of the whole text in bytes.
     length: usize,
     nodes: Vec<Node>,
     limits: Limits,
-    /// The error, if a function returned `None`. It is not part of the results, because the parser checks a result for
+    /// The error, if a function returned `None`. Results do not contain it, because the parser checks a result for
     /// every few bytes.
-    fault: Option<SyntaxError>,
+    error: Option<SyntaxError>,
 }
 
 impl Parser {
-    fn whole(&mut self, text: &[u8]) -> Option<()> {
-        let rest = behind_space(self.value(text, 0)?);
+    fn document(&mut self, text: &[u8]) -> Option<()> {
+        let rest = after_space(self.value(text, 0)?);
         if rest.is_empty() { Some(()) } else { self.fail(rest, "something behind the end of the value") }
     }
 
     fn value<'t>(&mut self, text: &'t [u8], depth: usize) -> Option<&'t [u8]> {
         match text {
-            [b'"', within @ ..] => self.string(within, VALUE),
-            [b'{', within @ ..] => self.object(within, depth),
-            [b'[', within @ ..] => self.array(within, depth),
+            [b'"', inner @ ..] => self.string(inner, VALUE),
+            [b'{', inner @ ..] => self.object(inner, depth),
+            [b'[', inner @ ..] => self.array(inner, depth),
             [b't', ..] => self.word(text, b"true", Kind::True),
             [b'f', ..] => self.word(text, b"false", Kind::False),
             [b'n', ..] => self.word(text, b"null", Kind::Null),
             [b'-' | b'0'..=b'9', ..] => self.number(text),
-            [b' ' | b'\n' | b'\r' | b'\t', ..] => self.value(behind_space(text), depth),
+            [b' ' | b'\n' | b'\r' | b'\t', ..] => self.value(after_space(text), depth),
             [_, ..] => self.fail(text, "expected a value"),
             [] => self.fail(text, "the text ends where a value was expected"),
         }
     }
 
     /// Parses an object after its opening brace.
-    fn object<'t>(&mut self, within: &'t [u8], depth: usize) -> Option<&'t [u8]> {
-        let index = self.enter(Kind::Object, within, depth)?;
-        if let Some(behind) = behind(within, b'}') {
-            return self.leave(index, behind);
+    fn object<'t>(&mut self, inner: &'t [u8], depth: usize) -> Option<&'t [u8]> {
+        let index = self.enter(Kind::Object, inner, depth)?;
+        if let Some(tail) = after_byte(inner, b'}') {
+            return self.leave(index, tail);
         }
-        let mut rest = within;
+        let mut rest = inner;
         loop {
-            let Some(key) = behind(rest, b'"') else { return self.fail(rest, "expected a key in quotes") };
+            let Some(key) = after_byte(rest, b'"') else { return self.fail(rest, "expected a key in quotes") };
             let place = self.nodes.len();
             rest = self.string(key, KEY)?;
-            let Some(value) = behind(rest, b':') else { return self.fail(rest, "expected a colon behind the key") };
+            let Some(value) = after_byte(rest, b':') else { return self.fail(rest, "expected a colon behind the key") };
             rest = match value {
-                // Most values are strings or, in managedFields, empty objects. They need no recursive call here.
-                [b'"', within @ ..] => self.string(within, VALUE)?,
-                [b'{', b'}', behind @ ..] if depth + 1 < self.limits.depth => {
-                    self.push(Kind::Object, self.offset(value), VALUE, behind)?;
-                    behind
+                // Most values are strings or, in managedFields, empty objects. Handling them here saves a recursive
+                // call.
+                [b'"', inner @ ..] => self.string(inner, VALUE)?,
+                [b'{', b'}', tail @ ..] if depth + 1 < self.limits.depth => {
+                    self.push(Kind::Object, self.offset(value), VALUE, tail)?;
+                    tail
                 }
                 _ => {
-                    let behind = self.value(value, depth + 1)?;
+                    let tail = self.value(value, depth + 1)?;
                     self.span(place);
-                    behind
+                    tail
                 }
             };
-            // The API server writes no white space.
-            let next = if let [b',' | b'}', ..] = rest { rest } else { behind_space(rest) };
+            // The API server writes no white space, so this test usually avoids the call.
+            let next = if let [b',' | b'}', ..] = rest { rest } else { after_space(rest) };
             rest = match next {
                 [b',', next @ ..] => next,
-                [b'}', behind @ ..] => return self.leave(index, behind),
+                [b'}', tail @ ..] => return self.leave(index, tail),
                 _ => return self.fail(rest, "expected a comma or the end of the object"),
             };
         }
     }
 
     /// Parses a list after its opening bracket.
-    fn array<'t>(&mut self, within: &'t [u8], depth: usize) -> Option<&'t [u8]> {
-        let index = self.enter(Kind::Array, within, depth)?;
-        if let Some(behind) = behind(within, b']') {
-            return self.leave(index, behind);
+    fn array<'t>(&mut self, inner: &'t [u8], depth: usize) -> Option<&'t [u8]> {
+        let index = self.enter(Kind::Array, inner, depth)?;
+        if let Some(tail) = after_byte(inner, b']') {
+            return self.leave(index, tail);
         }
-        let mut rest = within;
+        let mut rest = inner;
         loop {
             rest = self.value(rest, depth + 1)?;
-            let next = if let [b',' | b']', ..] = rest { rest } else { behind_space(rest) };
+            let next = if let [b',' | b']', ..] = rest { rest } else { after_space(rest) };
             rest = match next {
                 [b',', next @ ..] => next,
-                [b']', behind @ ..] => return self.leave(index, behind),
+                [b']', tail @ ..] => return self.leave(index, tail),
                 _ => return self.fail(rest, "expected a comma or the end of the list"),
             };
         }
     }
 
-    /// Records the start of an object or list, one byte before the remaining text.
-    fn enter(&mut self, kind: Kind, within: &[u8], depth: usize) -> Option<usize> {
+    /// Records the start of an object or list. It starts one byte before the remaining text.
+    fn enter(&mut self, kind: Kind, inner: &[u8], depth: usize) -> Option<usize> {
         if depth >= self.limits.depth {
-            return self.fail(within, "nested too deeply");
+            return self.fail(inner, "nested too deeply");
         }
         let index = self.nodes.len();
-        let start = self.offset(within).wrapping_sub(1);
-        self.push(kind, start, VALUE, within)?;
+        let start = self.offset(inner).wrapping_sub(1);
+        self.push(kind, start, VALUE, inner)?;
         Some(index)
     }
 
     /// Records the end of an object or list.
     #[inline]
-    fn leave<'t>(&mut self, index: usize, behind: &'t [u8]) -> Option<&'t [u8]> {
-        let end = self.offset(behind);
-        let Some(node) = self.span(index) else { return self.fail(behind, "the table of values is broken") };
+    fn leave<'t>(&mut self, index: usize, tail: &'t [u8]) -> Option<&'t [u8]> {
+        let end = self.offset(tail);
+        let Some(node) = self.span(index) else { return self.fail(tail, "the table of values is broken") };
         node.end = end;
-        Some(behind)
+        Some(tail)
     }
 
-    /// Sets the span of a node to all nodes since.
+    /// Sets the span of a node: the number of nodes from it to the end of the table.
     #[inline]
     fn span(&mut self, index: usize) -> Option<&mut Node> {
         let count = self.nodes.len();
@@ -194,33 +195,30 @@ impl Parser {
     }
 
     /// Parses a string after its opening quote. `span` is its number of nodes.
-    #[expect(
-        clippy::inline_always,
-        reason = "there are more strings than all else; a call is a fifth of what one costs"
-    )]
+    #[expect(clippy::inline_always, reason = "most values are strings, and a call would take a fifth of their time")]
     #[inline(always)]
-    fn string<'t>(&mut self, within: &'t [u8], span: u32) -> Option<&'t [u8]> {
-        let start = self.offset(within).wrapping_sub(1);
-        match behind_plain(within) {
-            [b'"', behind @ ..] => {
-                self.push(Kind::String, start, span, behind)?;
-                Some(behind)
+    fn string<'t>(&mut self, inner: &'t [u8], span: u32) -> Option<&'t [u8]> {
+        let start = self.offset(inner).wrapping_sub(1);
+        match after_plain(inner) {
+            [b'"', tail @ ..] => {
+                self.push(Kind::String, start, span, tail)?;
+                Some(tail)
             }
-            rest => self.uncommon_string(start, span, rest),
+            rest => self.string_with_escapes(start, span, rest),
         }
     }
 
     /// Parses the rest of a string from its first escape or invalid byte.
     #[cold]
-    fn uncommon_string<'t>(&mut self, start: u32, span: u32, from: &'t [u8]) -> Option<&'t [u8]> {
+    fn string_with_escapes<'t>(&mut self, start: u32, span: u32, from: &'t [u8]) -> Option<&'t [u8]> {
         let mut rest = from;
         loop {
             match rest {
-                [b'"', behind @ ..] => {
-                    self.push(Kind::EscapedString, start, span, behind)?;
-                    return Some(behind);
+                [b'"', tail @ ..] => {
+                    self.push(Kind::EscapedString, start, span, tail)?;
+                    return Some(tail);
                 }
-                [b'\\', behind @ ..] => rest = behind_plain(self.escape(behind)?),
+                [b'\\', tail @ ..] => rest = after_plain(self.escape(tail)?),
                 [_, ..] => return self.fail(rest, "a control character in a string"),
                 [] => return self.fail(rest, "the text ends in a string"),
             }
@@ -230,14 +228,14 @@ impl Parser {
     /// Parses an escape after its backslash.
     fn escape<'t>(&mut self, text: &'t [u8]) -> Option<&'t [u8]> {
         match text {
-            [b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't', behind @ ..] => Some(behind),
-            [b'u', behind @ ..] => match self.unit(behind)? {
-                (0xD800..=0xDBFF, [b'\\', b'u', behind @ ..]) => match self.unit(behind)? {
-                    (0xDC00..=0xDFFF, behind) => Some(behind),
-                    (_, behind) => self.fail(behind, "half of a surrogate pair"),
+            [b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't', tail @ ..] => Some(tail),
+            [b'u', tail @ ..] => match self.unit(tail)? {
+                (0xD800..=0xDBFF, [b'\\', b'u', tail @ ..]) => match self.unit(tail)? {
+                    (0xDC00..=0xDFFF, tail) => Some(tail),
+                    (_, tail) => self.fail(tail, "half of a surrogate pair"),
                 },
-                (0xD800..=0xDFFF, behind) => self.fail(behind, "half of a surrogate pair"),
-                (_, behind) => Some(behind),
+                (0xD800..=0xDFFF, tail) => self.fail(tail, "half of a surrogate pair"),
+                (_, tail) => Some(tail),
             },
             _ => self.fail(text, "an unknown escape in a string"),
         }
@@ -248,10 +246,10 @@ impl Parser {
         let mut unit = 0;
         let mut rest = text;
         for _ in 0..4 {
-            let digit = rest.split_first().and_then(|(byte, behind)| Some((char::from(*byte).to_digit(16)?, behind)));
-            let Some((digit, behind)) = digit else { return self.fail(rest, "expected four hexadecimal digits") };
+            let digit = rest.split_first().and_then(|(byte, tail)| Some((char::from(*byte).to_digit(16)?, tail)));
+            let Some((digit, tail)) = digit else { return self.fail(rest, "expected four hexadecimal digits") };
             unit = unit * 16 + digit;
-            rest = behind;
+            rest = tail;
         }
         Some((unit, rest))
     }
@@ -259,14 +257,14 @@ impl Parser {
     fn number<'t>(&mut self, text: &'t [u8]) -> Option<&'t [u8]> {
         let mut rest = text.strip_prefix(b"-").unwrap_or(text);
         rest = match rest {
-            [b'0', behind @ ..] => behind,
+            [b'0', tail @ ..] => tail,
             _ => self.digits(rest)?,
         };
-        if let [b'.', behind @ ..] = rest {
-            rest = self.digits(behind)?;
+        if let [b'.', tail @ ..] = rest {
+            rest = self.digits(tail)?;
         }
-        if let [b'e' | b'E', b'+' | b'-', behind @ ..] | [b'e' | b'E', behind @ ..] = rest {
-            rest = self.digits(behind)?;
+        if let [b'e' | b'E', b'+' | b'-', tail @ ..] | [b'e' | b'E', tail @ ..] = rest {
+            rest = self.digits(tail)?;
         }
         self.push(Kind::Number, self.offset(text), VALUE, rest)?;
         Some(rest)
@@ -274,38 +272,38 @@ impl Parser {
 
     fn digits<'t>(&mut self, text: &'t [u8]) -> Option<&'t [u8]> {
         let mut rest = text;
-        while let [b'0'..=b'9', behind @ ..] = rest {
-            rest = behind;
+        while let [b'0'..=b'9', tail @ ..] = rest {
+            rest = tail;
         }
         if rest.len() == text.len() { self.fail(rest, "expected a digit") } else { Some(rest) }
     }
 
     fn word<'t>(&mut self, text: &'t [u8], word: &[u8], kind: Kind) -> Option<&'t [u8]> {
-        let Some(behind) = text.strip_prefix(word) else { return self.fail(text, "expected a value") };
-        self.push(kind, self.offset(text), VALUE, behind)?;
-        Some(behind)
+        let Some(tail) = text.strip_prefix(word) else { return self.fail(text, "expected a value") };
+        self.push(kind, self.offset(text), VALUE, tail)?;
+        Some(tail)
     }
 
     /// Records a value by its start and by the remaining text after its end.
-    #[expect(clippy::inline_always, reason = "as above: every value is noted")]
+    #[expect(clippy::inline_always, reason = "it is called for every value")]
     #[inline(always)]
-    fn push(&mut self, kind: Kind, start: u32, span: u32, behind: &[u8]) -> Option<()> {
+    fn push(&mut self, kind: Kind, start: u32, span: u32, tail: &[u8]) -> Option<()> {
         if self.nodes.len() == self.nodes.capacity() {
-            self.grow(behind)?;
+            self.grow(tail)?;
         }
-        let end = self.offset(behind);
+        let end = self.offset(tail);
         self.nodes.push(Node { start, end, span, kind });
         Some(())
     }
 
-    /// Reserves memory for more nodes, up to the limit. The capacity never exceeds it, so it is checked only when the
-    /// vector is full.
+    /// Reserves memory for more nodes, up to the limit. The capacity never exceeds the limit, so a full vector is the
+    /// only case to check.
     #[cold]
-    fn grow(&mut self, behind: &[u8]) -> Option<()> {
+    fn grow(&mut self, tail: &[u8]) -> Option<()> {
         let count = self.nodes.len();
         let room = self.limits.nodes.saturating_sub(count).min(count.max(16));
         if room == 0 {
-            return self.fail(behind, "too many values");
+            return self.fail(tail, "too many values");
         }
         self.nodes.reserve_exact(room);
         Some(())
@@ -319,34 +317,32 @@ impl Parser {
     /// Records an error at the start of the remaining text, after white space.
     #[cold]
     fn fail<T>(&mut self, rest: &[u8], what: &'static str) -> Option<T> {
-        self.fault = Some(SyntaxError { offset: self.length.saturating_sub(behind_space(rest).len()), what });
+        self.error = Some(SyntaxError { offset: self.length.saturating_sub(after_space(rest).len()), what });
         None
     }
 }
 
 /// Returns the rest after a byte of the grammar and preceding white space; `None` if the byte is absent.
 #[inline]
-fn behind(text: &[u8], byte: u8) -> Option<&[u8]> {
+fn after_byte(text: &[u8], byte: u8) -> Option<&[u8]> {
     match text {
-        [first, behind @ ..] if *first == byte => Some(behind),
-        // The API server writes no white space.
-        [0..=b' ', ..] => {
-            behind_space(text).split_first().filter(|(first, _)| **first == byte).map(|(_, behind)| behind)
-        }
+        [first, tail @ ..] if *first == byte => Some(tail),
+        // The API server writes no white space, so this arm is rare.
+        [0..=b' ', ..] => after_space(text).split_first().filter(|(first, _)| **first == byte).map(|(_, tail)| tail),
         _ => None,
     }
 }
 
 #[inline(never)]
-fn behind_space(text: &[u8]) -> &[u8] {
+fn after_space(text: &[u8]) -> &[u8] {
     let mut rest = text;
-    while let [b' ' | b'\n' | b'\r' | b'\t', behind @ ..] = rest {
-        rest = behind;
+    while let [b' ' | b'\n' | b'\r' | b'\t', tail @ ..] = rest {
+        rest = tail;
     }
     rest
 }
 
-/// Narrows an offset. The length of the text was checked to fit first.
+/// Narrows a position to 32 bits. [`nodes`] has checked that the length of the text fits.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "positions are below the length of the text, which fits in 32 bits"
@@ -359,7 +355,7 @@ impl OwnedTape {
     /// Parses a text, and owns it together with its table.
     ///
     /// # Errors
-    /// The text is not JSON.
+    /// Fails if the text is not JSON.
     pub fn parse(text: impl Into<Box<str>>) -> Result<Self, SyntaxError> {
         let text = text.into();
         let nodes = nodes(text.as_bytes(), Limits::default())?;
@@ -371,7 +367,7 @@ impl<'t> BorrowedTape<'t> {
     /// Parses a borrowed text.
     ///
     /// # Errors
-    /// The text is not JSON, or exceeds the limits.
+    /// Fails if the text is not JSON, or exceeds the limits.
     pub fn parse(text: &'t str, limits: Limits) -> Result<Self, SyntaxError> {
         Ok(Self::from_parts(text, nodes(text.as_bytes(), limits)?))
     }
@@ -388,16 +384,16 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_names_its_place() {
-        let fault = |text: &str| nodes(text.as_bytes(), Limits::default()).unwrap_err();
-        assert_eq!(fault(r#"{"a":1,}"#), SyntaxError { offset: 7, what: "expected a key in quotes" });
-        assert_eq!(fault("[1 2]").offset, 3);
-        assert_eq!(fault("").what, "the text ends where a value was expected");
-        assert_eq!(fault("{} x").what, "something behind the end of the value");
+    fn errors_have_offsets() {
+        let error = |text: &str| nodes(text.as_bytes(), Limits::default()).unwrap_err();
+        assert_eq!(error(r#"{"a":1,}"#), SyntaxError { offset: 7, what: "expected a key in quotes" });
+        assert_eq!(error("[1 2]").offset, 3);
+        assert_eq!(error("").what, "the text ends where a value was expected");
+        assert_eq!(error("{} x").what, "something behind the end of the value");
     }
 
     #[test]
-    fn depth_and_number_are_bounded() {
+    fn bounds_depth_and_number_of_values() {
         let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
         assert!(accepts(&nested(128)));
         assert!(!accepts(&nested(129)));
@@ -413,25 +409,26 @@ mod tests {
     proptest! {
         /// The parser accepts exactly the texts that `serde_json` accepts.
         #[test]
-        fn the_grammar_is_that_of_serde_json(
+        fn accepts_same_grammar_as_serde_json(
             text in r#"[\[\]{}:, \n\t0-9eE+.truefalsnx"\\u\-dD8bcC0-9/é]{0,24}"#
         ) {
-            let theirs: Result<serde::de::IgnoredAny, _> = serde_json::from_str(&text);
+            let reference: Result<serde::de::IgnoredAny, _> = serde_json::from_str(&text);
             let value: Result<serde_json::Value, _> = serde_json::from_str(&text);
             // serde_json's `Value` also rejects unpaired surrogates and numbers beyond f64. The tape keeps the text.
             let number_out_of_range = value.as_ref().is_err_and(|e| e.to_string().contains("number out of range"));
-            prop_assert_eq!(accepts(&text), (theirs.is_ok() && value.is_ok()) || (number_out_of_range && theirs.is_ok()));
+            prop_assert_eq!(accepts(&text), (reference.is_ok() && value.is_ok()) || (number_out_of_range && reference.is_ok()));
         }
 
         #[test]
-        fn every_json_value_is_accepted(value in any_json()) {
+        fn accepts_every_json_value(value in any_json()) {
             prop_assert!(accepts(&value.to_string()));
             prop_assert!(accepts(&serde_json::to_string_pretty(&value).unwrap()));
         }
 
         #[test]
-        fn arbitrary_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            // Accepted bytes must be UTF-8, so that slices are valid strings, and valid JSON for other parsers.
+        fn accepted_bytes_are_json(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            // Accepted bytes must be valid JSON for `serde_json`. So they are also UTF-8, and slices of them are
+            // valid strings.
             if nodes(&bytes, Limits::default()).is_ok() {
                 prop_assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_ok(), "{bytes:?}");
             }

@@ -14,7 +14,7 @@ use crate::{Content, Document, SlotId, State, split_at_escape, write_escaped};
 
 pub use check::{CheckFault, check};
 
-/// The operations up to their paths.
+/// The start of each operation, up to its path.
 const ADD: &str = "{\"op\":\"add\",\"path\":\"";
 const REPLACE: &str = "{\"op\":\"replace\",\"path\":\"";
 const REMOVE: &str = "{\"op\":\"remove\",\"path\":\"";
@@ -40,7 +40,7 @@ pub fn length(document: &Document<'_>) -> usize {
     write(document).map_or(0, |written| written.text.len())
 }
 
-/// The initial capacity in bytes: the patch of three sidecars.
+/// The initial capacity in bytes, enough for the patch of three sidecars.
 const CAPACITY: usize = 8192;
 
 /// The initial capacity in operations.
@@ -79,7 +79,7 @@ impl Writer<'_, '_> {
     fn slot(&mut self, id: SlotId) {
         match self.document.state(id) {
             State::Added => self.operation(ADD, Some(id)),
-            State::Replaced if self.document.is_as_it_was(id) => {}
+            State::Replaced if self.document.has_initial_value(id) => {}
             State::Replaced => self.operation(REPLACE, Some(id)),
             State::Removed => self.operation(REMOVE, None),
             State::Original => match self.document.content(id) {
@@ -102,7 +102,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Indices are valid at the time of the operation: earlier removals do not count, earlier additions do.
+    /// Indices are valid at the time of the operation: earlier removals do not count, but earlier additions do.
     fn list(&mut self, id: SlotId) {
         let (document, length) = (self.document, self.path.len());
         let mut index = 0_usize;
@@ -137,10 +137,10 @@ impl Writer<'_, '_> {
 /// Writes a key as a token of a pointer (RFC 6901), escaped for JSON.
 fn push_token(path: &mut String, key: &str) {
     let mut rest = key;
-    while let Some((plain, escape, behind)) = split_at_escape(rest) {
+    while let Some((plain, escape, tail)) = split_at_escape(rest) {
         write_escaped(path, plain);
         path.push_str(escape);
-        rest = behind;
+        rest = tail;
     }
     write_escaped(path, rest);
 }
@@ -168,11 +168,11 @@ mod tests {
         Some(String::from_utf8(check(tape.root(), patch, &document).unwrap()).unwrap())
     }
 
-    /// Creates a patch from text. Each value ends with its operation.
+    /// Creates a patch from a text in which each value ends where its operation ends.
     fn written(text: &str) -> Written {
         let ends = text.match_indices('}').map(|(place, _)| place).filter(|place| {
-            let behind = &text[place + 1..];
-            behind == "]" || behind.starts_with(",{\"op\"")
+            let tail = &text[place + 1..];
+            tail == "]" || tail.starts_with(",{\"op\"")
         });
         let has_value =
             |end: &usize| text[..*end].rfind("\"op\"").is_some_and(|start| text[start..*end].contains("\"value\""));
@@ -184,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_changed_is_no_patch() {
+    fn unchanged_document_has_no_patch() {
         assert_eq!(patch_of(r#"{"a":[1]}"#, |document| document.open(Document::ROOT).unwrap()), None);
     }
 
     #[test]
-    fn pointers_are_escaped() {
+    fn escapes_pointers() {
         let patch = patch_of(r#"{"a/b~c\"d":{}}"#, |document| {
             let inner = member(document, &["a/b~c\"d"]);
             document.open(inner).unwrap();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_addition_below_an_addition_is_one_operation() {
+    fn nested_additions_are_one_operation() {
         let patch = patch_of("{}", |document| {
             document.open(Document::ROOT).unwrap();
             let map = document.add_member(Document::ROOT, Key::new("m"), Content::Map);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn list_indices_are_those_of_their_moment() {
+    fn list_indices_follow_earlier_operations() {
         let patch = patch_of(r#"{"l":["a","b","c"]}"#, |document| {
             let list = member(document, &["l"]);
             document.open(list).unwrap();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_that_does_not_apply_is_found() {
+    fn check_finds_inapplicable_patch() {
         let tape = OwnedTape::parse(r#"{"metadata":{},"l":[1]}"#).unwrap();
         let fault = |patch: &str| check(tape.root(), written(patch), &Document::new(tape.root())).unwrap_err();
         let absent = "/metadata/annotations/x";
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_that_does_something_else_is_found() {
+    fn check_finds_wrong_result() {
         let tape = OwnedTape::parse(r#"{"a":{"b":1}}"#).unwrap();
         let mut document = Document::new(tape.root());
         let b = member(&mut document, &["a", "b"]);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn an_addition_of_something_else_is_found() {
+    fn check_finds_wrong_addition() {
         let tape = OwnedTape::parse("{}").unwrap();
         let mut document = Document::new(tape.root());
         document.open(Document::ROOT).unwrap();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_looked_at_again() {
+    fn check_parses_created_values() {
         let tape = OwnedTape::parse("{}").unwrap();
         let checked = |key: &'static str, made: &str| {
             let mut document = Document::new(tape.root());
@@ -317,12 +317,12 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_one_that_the_api_server_reads_in_the_same_way() {
+    fn check_rejects_ambiguous_paths() {
         let tape = OwnedTape::parse(r#"{"a/b":1,"c~d":2,"m":{"x":1}}"#).unwrap();
-        let checked = |operations: &[&str], meant: &dyn Fn(&mut Document<'_>)| {
+        let checked = |operations: &[&str], expected_object: &dyn Fn(&mut Document<'_>)| {
             let mut document = Document::new(tape.root());
             document.open(Document::ROOT).unwrap();
-            meant(&mut document);
+            expected_object(&mut document);
             let mut written = Written { text: "[".to_owned(), ends: Vec::new() };
             for (index, operation) in operations.iter().enumerate() {
                 written.text.push_str(if index > 0 { "," } else { "" });
@@ -367,7 +367,8 @@ mod tests {
         for path in ["/c~2d", "/c~d", "/c~"] {
             assert!(removed(path, "c~d").is_err(), "{path}");
         }
-        // The check could not compare the first of two values at one path, or a value below a removed one.
+        // These patches are rejected because the check cannot compare the first of two values at one path, or a value
+        // below a removed one.
         let k = |document: &mut Document<'_>| {
             document.add_member(Document::ROOT, Key::new("k"), Content::Scalar("1"));
         };
@@ -383,7 +384,7 @@ mod tests {
         assert_eq!(checked(&[r#"{"op":"remove","path":"/m"}"#], &gone), Ok(()));
     }
 
-    /// An edit for property tests: its path and its value.
+    /// An edit of the property test, at a row and a place or at the number of a cell.
     #[derive(Clone, Debug)]
     enum Edit {
         Insert(usize, usize),
@@ -392,9 +393,9 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with json-patch: it must turn the object into the document by our patch.
+        /// The reference implementation json-patch applies our patch. The result must be the edited document.
         #[test]
-        fn the_patch_makes_what_the_document_is(
+        fn patch_gives_edited_document(
             rows in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..4), 1..4),
             edits in proptest::collection::vec(
                 prop_oneof![
@@ -431,15 +432,15 @@ mod tests {
                     Edit::Replace(_) | Edit::Remove(_) => {}
                 }
             }
-            let mut meant = String::new();
-            document.write(Document::ROOT, &mut meant);
-            let meant: serde_json::Value = serde_json::from_str(&meant).unwrap();
+            let mut expected_object = String::new();
+            document.write(Document::ROOT, &mut expected_object);
+            let expected_object: serde_json::Value = serde_json::from_str(&expected_object).unwrap();
             let mut patched = object;
             if let Some(patch) = write(&document) {
                 let patch = check(tape.root(), patch, &document).unwrap();
                 json_patch::patch(&mut patched, &serde_json::from_slice::<json_patch::Patch>(&patch).unwrap()).unwrap();
             }
-            prop_assert_eq!(patched, meant);
+            prop_assert_eq!(patched, expected_object);
         }
     }
 }

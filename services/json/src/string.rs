@@ -1,4 +1,4 @@
-//! JSON strings: decodes and writes escapes. Object keys are strings that are often compared and rarely read.
+//! Escapes of JSON strings and of JSON pointers (RFC 6901). Object keys are compared often and decoded rarely.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,8 +11,8 @@ pub trait Sink {
     fn put(&mut self, text: &str);
 }
 
-/// The key of a member, as written between its quotes. Keys are compared far more often than read, and few have
-/// escapes, so their presence is recorded.
+/// The key of a member, as written between its quotes. Keys are compared far more often than decoded, and few have
+/// escapes, so the key records whether it has any.
 #[derive(Clone, Copy)]
 pub struct Key<'t> {
     escaped: &'t str,
@@ -55,8 +55,8 @@ impl<'t> Key<'t> {
         if self.has_escapes { Cow::Owned(unescape(self.escaped)) } else { Cow::Borrowed(self.escaped) }
     }
 
-    /// Returns a 64-bit filter: equal for equal texts, and mostly different for other keys of an object. A key with
-    /// escapes has all bits set, because the same key may be written differently.
+    /// Returns a 64-bit filter. It is equal for equal texts, and mostly different for the keys of an object. A key
+    /// with escapes has all bits set, because the same key can be written without them.
     #[inline]
     fn bits(self) -> u64 {
         if self.has_escapes {
@@ -74,7 +74,7 @@ impl<'t> Key<'t> {
     #[must_use]
     pub fn is(self, text: &str) -> bool {
         if self.has_escapes {
-            may_stand_for(self.escaped, text) && unescape(self.escaped) == text
+            may_equal(self.escaped, text) && unescape(self.escaped) == text
         } else {
             self.escaped == text
         }
@@ -90,12 +90,12 @@ impl fmt::Debug for Key<'_> {
 /// Whether an escaped text is short enough to equal a string: an escape of six bytes decodes to at least one byte.
 /// Longer texts need not be decoded, so the string's length bounds the cost of a comparison.
 #[inline]
-pub(crate) const fn may_stand_for(escaped: &str, text: &str) -> bool {
+pub(crate) const fn may_equal(escaped: &str, text: &str) -> bool {
     escaped.len() <= text.len().saturating_mul(6)
 }
 
-/// Returns the first duplicate key. Keys are compared only if their filters overlap. This suits few keys; with many,
-/// each one would be compared with all before it.
+/// Returns the first duplicate key. It compares keys only if their filters overlap. This suits small objects; in
+/// large ones, it would compare each key with all keys before it.
 #[inline]
 pub fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() -> I) -> Option<Key<'t>> {
     let mut seen = 0;
@@ -111,7 +111,8 @@ pub fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() ->
     twice.map(|(_, key)| key)
 }
 
-/// Decodes the content of a string. The parser has checked the string; invalid escapes are left out nevertheless.
+/// Decodes the content of a string. The parser has checked the string, so invalid escapes cannot occur; this function
+/// would omit them.
 pub(crate) fn unescape(inner: &str) -> String {
     let mut text = String::with_capacity(inner.len());
     let mut rest = inner;
@@ -171,19 +172,19 @@ pub fn write_string(out: &mut impl Sink, text: &str) {
 /// Writes the content of a JSON string, escaped.
 pub fn write_escaped(out: &mut impl Sink, text: &str) {
     const DIGITS: &str = "0123456789abcdef";
-    // `rest` is not written yet; its first `known` bytes need no escape.
-    let (mut rest, mut known) = (text, 0);
+    // `rest` is not written yet; its first `skip` bytes need no escape.
+    let (mut rest, mut skip) = (text, 0);
     loop {
-        let special = behind_plain(rest.as_bytes().get(known..).unwrap_or_default());
-        let (plain, behind) = rest.split_at_checked(rest.len() - special.len()).unwrap_or_default();
+        let special = after_plain(rest.as_bytes().get(skip..).unwrap_or_default());
+        let (plain, tail) = rest.split_at_checked(rest.len() - special.len()).unwrap_or_default();
         out.put(plain);
-        let Some(byte) = behind.bytes().next() else { return };
-        known = 0;
+        let Some(byte) = tail.bytes().next() else { return };
+        skip = 0;
         match byte {
             // The escaped character equals the original, so it is written with the following bytes.
             b'"' | b'\\' => {
                 out.put("\\");
-                (rest, known) = (behind, 1);
+                (rest, skip) = (tail, 1);
                 continue;
             }
             b'\n' => out.put("\\n"),
@@ -196,7 +197,7 @@ pub fn write_escaped(out: &mut impl Sink, text: &str) {
                 out.put(digit(byte & 15));
             }
         }
-        rest = behind.get(1..).unwrap_or_default();
+        rest = tail.get(1..).unwrap_or_default();
     }
 }
 
@@ -210,7 +211,7 @@ pub fn is_plain(text: &str) -> bool {
 /// Returns the rest of a string after the leading bytes that need no escape in JSON. It reads eight bytes at a time,
 /// because strings are the larger part of every object.
 #[inline]
-pub(crate) fn behind_plain(text: &[u8]) -> &[u8] {
+pub(crate) fn after_plain(text: &[u8]) -> &[u8] {
     let mut rest = text;
     while let Some((word, tail)) = rest.split_first_chunk() {
         let special = special_bytes(u64::from_le_bytes(*word));
@@ -236,6 +237,27 @@ const fn special_bytes(word: u64) -> u64 {
     (quote_or_control | backslash) & !word & (ONES << 7)
 }
 
+/// Whether a key has a character that a pointer escapes. Almost all keys have none.
+pub fn needs_escape(key: &str) -> bool {
+    bytes::any(key.as_bytes(), |word| pointer_specials(word) != 0, is_pointer_special)
+}
+
+/// Splits a key at the first character that a pointer escapes: the part before it, its escape, and the rest. Returns
+/// `None` if there is no such character.
+pub fn split_at_escape(key: &str) -> Option<(&str, &'static str, &str)> {
+    let place = bytes::find(key.as_bytes(), pointer_specials, is_pointer_special)?;
+    let (plain, tail) = key.split_at_checked(place)?;
+    Some((plain, if tail.starts_with('~') { "~0" } else { "~1" }, tail.get(1..)?))
+}
+
+fn pointer_specials(word: u64) -> u64 {
+    bytes::marked(word, b'~') | bytes::marked(word, b'/')
+}
+
+fn is_pointer_special(byte: u8) -> bool {
+    matches!(byte, b'~' | b'/')
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -243,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn special_bytes_are_found_at_every_place() {
+    fn finds_special_byte_at_every_position() {
         for special in [b'"', b'\\', 0, 0x1f] {
             for place in 0..8 {
                 let mut bytes = *b"abc\xc3\xa9 ~\x7f";
@@ -255,9 +277,26 @@ mod tests {
         assert_eq!(special_bytes(u64::from_le_bytes(*b" !#[]\x7f\xff\x80")), 0);
     }
 
+    #[test]
+    fn finds_escaped_character_at_every_position() {
+        for length in 1..20 {
+            assert!(!needs_escape(&"x".repeat(length)));
+            for place in 0..length {
+                for special in ['~', '/'] {
+                    let key: String = (0..length).map(|at| if at == place { special } else { '.' }).collect();
+                    assert!(needs_escape(&key), "{key}");
+                    let escape = if special == '~' { "~0" } else { "~1" };
+                    assert_eq!(split_at_escape(&key), Some((&key[..place], escape, &key[place + 1..])));
+                }
+            }
+        }
+        assert_eq!(split_at_escape("a.b"), None);
+        assert!(!needs_escape("0.}\u{7f}é\u{ae}\u{af}"));
+    }
+
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(text in any::<String>()) {
+        fn written_string_reads_back(text in any::<String>()) {
             let (mut written, mut bytes) = (String::new(), Vec::new());
             write_string(&mut written, &text);
             write_string(&mut bytes, &text);
@@ -270,7 +309,7 @@ mod tests {
         }
 
         #[test]
-        fn what_others_escape_is_read(text in any::<String>()) {
+        fn decodes_unicode_escapes(text in any::<String>()) {
             let escaped: Vec<_> = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
             prop_assert_eq!(unescape(&escaped.concat()), text);
         }

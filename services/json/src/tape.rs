@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use super::string::{Key, may_stand_for, unescape, write_string};
+use super::string::{Key, may_equal, unescape, write_string};
 
 /// The kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,7 +205,7 @@ impl<'t> Value<'t> {
     pub fn is(self, text: &str) -> bool {
         match self.kind() {
             Kind::String => self.raw_len() == text.len() + 2 && self.inner().as_bytes() == text.as_bytes(),
-            Kind::EscapedString => may_stand_for(self.inner(), text) && unescape(self.inner()) == text,
+            Kind::EscapedString => may_equal(self.inner(), text) && unescape(self.inner()) == text,
             _ => false,
         }
     }
@@ -219,7 +219,7 @@ impl<'t> Value<'t> {
         if node.kind != Kind::Object {
             return None;
         }
-        // The length includes the quotes. No text is long enough for the fallback to matter.
+        // The length includes the quotes. No text is long enough for the fallback or wrapping to matter.
         let length = u32::try_from(key.len()).unwrap_or(u32::MAX).wrapping_add(2);
         let (mut rest, mut found) = (members, None);
         while let [name, ..] = rest {
@@ -255,9 +255,9 @@ impl<'t> Value<'t> {
     pub fn members(self) -> impl Iterator<Item = (Key<'t>, Self)> {
         let Children { text, mut rest } = self.children(Kind::Object);
         std::iter::from_fn(move || {
-            let (member, behind) = rest.split_at_checked(rest.first()?.span as usize)?;
+            let (member, tail) = rest.split_at_checked(rest.first()?.span as usize)?;
             let (name, nodes) = member.split_first()?;
-            rest = behind;
+            rest = tail;
             let key = text.get(name.start as usize + 1..(name.end as usize).checked_sub(1)?)?;
             Some((Key::read(key, name.kind == Kind::EscapedString), Self { text, nodes }))
         })
@@ -303,22 +303,22 @@ impl<'t> Value<'t> {
         members.into_iter()
     }
 
-    /// Whether it is a scalar that is the whole text, as newly created scalars are.
+    /// Whether the value is a scalar and the whole text. Newly created scalars are.
     #[inline]
-    pub(crate) fn stands_alone(self) -> bool {
+    pub(crate) fn is_whole_text(self) -> bool {
         self.is_scalar() && matches!(self.nodes, [node] if node.start == 0 && node.end as usize == self.text.len())
     }
 
     /// Whether both values are the same node.
     #[inline]
-    pub(crate) fn same_place(self, other: Self) -> bool {
+    pub(crate) fn is_same_node(self, other: Self) -> bool {
         std::ptr::eq(self.nodes, other.nodes)
     }
 
     #[inline]
     fn children(self, kind: Kind) -> Children<'t> {
         match self.nodes {
-            [node, within @ ..] if node.kind == kind => Children { text: self.text, rest: within },
+            [node, inner_nodes @ ..] if node.kind == kind => Children { text: self.text, rest: inner_nodes },
             _ => Children { text: self.text, rest: &[] },
         }
     }
@@ -349,7 +349,7 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-/// The nodes directly below another one, keys and values alike.
+/// Iterates over the nodes directly below another one, both keys and values.
 struct Children<'t> {
     text: &'t str,
     rest: &'t [Node],
@@ -360,8 +360,8 @@ impl<'t> Iterator for Children<'t> {
 
     #[inline]
     fn next(&mut self) -> Option<Value<'t>> {
-        let (nodes, behind) = self.rest.split_at_checked(self.rest.first()?.span as usize)?;
-        self.rest = behind;
+        let (nodes, tail) = self.rest.split_at_checked(self.rest.first()?.span as usize)?;
+        self.rest = tail;
         Some(Value { text: self.text, nodes })
     }
 }
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_found_by_its_path_and_is_the_slice_that_it_was() {
+    fn finds_values_by_path() {
         let tape = tape(r#" {"a": {"b":[1, {"c" : 1e999}],"d":null} , "e":"x"} "#);
         let root = tape.root();
         assert_eq!(root.at(&["a", "b"]).unwrap().raw(), r#"[1, {"c" : 1e999}]"#);
@@ -388,23 +388,23 @@ mod tests {
     }
 
     #[test]
-    fn of_two_members_with_one_key_the_last_counts() {
+    fn last_of_duplicate_members_counts() {
         assert_eq!(tape(r#"{"a":1,"b":0,"\u0061":2}"#).root().get("a").unwrap().raw(), "2");
     }
 
     #[test]
-    fn a_string_that_is_made_is_one_that_is_read() {
+    fn created_string_equals_parsed_string() {
         for text in ["", "plain", "\"q\" \\ \n \u{1} é 😀"] {
-            let made = OwnedTape::of_string(text);
-            let read = tape(made.root().raw());
-            assert_eq!((made.root().kind(), made.root().as_str()), (read.root().kind(), read.root().as_str()));
-            assert_eq!(made.root().as_str().unwrap(), text);
-            assert_eq!(made.root().raw(), read.root().raw());
+            let created = OwnedTape::of_string(text);
+            let read = tape(created.root().raw());
+            assert_eq!((created.root().kind(), created.root().as_str()), (read.root().kind(), read.root().as_str()));
+            assert_eq!(created.root().as_str().unwrap(), text);
+            assert_eq!(created.root().raw(), read.root().raw());
         }
     }
 
     #[test]
-    fn strings_are_read_whatever_their_escapes() {
+    fn decodes_every_escape() {
         let tape = tape(r#"["plain","\"q\" \\ \/ \b\f\n\r\t \u00e9 \ud83d\ude00"]"#);
         let texts: Vec<_> = tape.root().items().map(|item| item.as_str().unwrap().into_owned()).collect();
         assert_eq!(texts, ["plain", "\"q\" \\ / \u{8}\u{c}\n\r\t é 😀"]);

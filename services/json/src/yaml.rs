@@ -2,13 +2,13 @@
 
 use serde_json::Value as Json;
 
-/// Values that a text may have, with those that its aliases repeat.
+/// The maximum number of values in a text. Values repeated by aliases count each time.
 pub const MAXIMUM_NODES: usize = 20_000;
 
-/// Reads a text.
+/// Parses a text.
 ///
 /// # Errors
-/// What is wrong with it, on one line.
+/// Returns the reason on one line.
 pub fn parse(text: &str) -> Result<Json, String> {
     serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
         let message = error.to_string();
@@ -16,7 +16,7 @@ pub fn parse(text: &str) -> Result<Json, String> {
     })
 }
 
-/// An alias may not make much of little.
+/// The limits keep a short text with aliases from expanding into a large document.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         legacy_octal_numbers: true,
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_alias_makes_not_much_of_little() {
+    fn bounds_aliases() {
         assert_eq!(parse("a: &x [1]\nb: *x\n").unwrap(), serde_json::json!({"a": [1], "b": [1]}));
         let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
         for level in 1..12 {

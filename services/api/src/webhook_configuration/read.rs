@@ -1,4 +1,4 @@
-//! Reads settings back from a stored configuration, for tools that do not have them.
+//! Reads settings back from a stored configuration, for tools that lack them.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
@@ -8,12 +8,13 @@ use super::rules::{OwnCalls, Validated, rules_of, targets_of};
 use crate::names::{InjectionLevel, NAMESPACE_NAME_LABEL};
 use crate::opt_in::{OptIn, OptInLabel};
 
-/// By which labels namespaces opt in, as a configuration has the API server call; `None` if its entries say nothing of it, or
-/// contradict one another.
+/// Returns the labels by which namespaces opt in, according to a configuration. `None` means that its entries have no
+/// such labels or contradict one another.
 #[must_use]
 pub fn opt_in_of(configuration: &MutatingWebhookConfiguration) -> Option<OptIn> {
     let entries: Vec<_> = configuration.webhooks.iter().flatten().filter_map(read).collect();
-    // Each entry names its label and all that decide before it, so whoever names the most names them in their order.
+    // Each entry has its own label and all labels with precedence over it. So the entry with the most labels has all
+    // of them, in order.
     let keys = entries.iter().map(|entry| &entry.keys).max_by_key(|keys| keys.len())?;
     if !entries.iter().all(|entry| keys.starts_with(&entry.keys)) {
         return None;
@@ -26,7 +27,7 @@ pub fn opt_in_of(configuration: &MutatingWebhookConfiguration) -> Option<OptIn> 
     OptIn::new(labels.collect()).ok()
 }
 
-/// What a configuration has the API server call the validating paths for.
+/// Returns what the API server calls the validating paths for, according to a configuration.
 #[must_use]
 pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated {
     let (mut everywhere, mut own) = (Vec::new(), OwnCalls::new());
@@ -37,7 +38,8 @@ pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated
         }
         let selector = entry.namespace_selector.as_ref();
         let mut requirements = selector.and_then(|selector| selector.match_expressions.as_ref()).into_iter().flatten();
-        let named = requirements.find(|one| one.key == NAMESPACE_NAME_LABEL && one.operator == "In");
+        let named =
+            requirements.find(|requirement| requirement.key == NAMESPACE_NAME_LABEL && requirement.operator == "In");
         let targets = entry.rules.iter().flatten().flat_map(targets_of);
         let Some(named) = named else {
             everywhere.extend(targets);
@@ -55,22 +57,24 @@ pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated
     Validated { everywhere: rules_of(everywhere), own }
 }
 
-/// What an entry says.
+/// The parts of an entry that concern opting in.
 struct Entry<'c> {
     level: InjectionLevel,
-    /// The labels that decide before its own, and its own.
+    /// The labels with precedence over the entry's own label, followed by that label.
     keys: Vec<&'c str>,
     values: Vec<&'c str>,
 }
 
-/// `None`: it is none that is called for namespaces that opt in.
+/// Reads an entry. `None` means that the entry is not for namespaces that opt in.
 fn read(entry: &MutatingWebhook) -> Option<Entry<'_>> {
     let path = entry.client_config.service.as_ref()?.path.as_deref()?;
     let level = InjectionLevel::ALL.into_iter().find(|level| level.path() == path)?;
     let requirements = entry.namespace_selector.as_ref()?.match_expressions.as_ref()?;
-    let of_labels = || requirements.iter().filter(|one| one.key != NAMESPACE_NAME_LABEL);
-    let own = of_labels().find(|one| one.operator == "In")?;
-    let earlier = of_labels().filter(|one| one.operator == "DoesNotExist").map(|one| &*one.key);
+    let label_requirements = || requirements.iter().filter(|requirement| requirement.key != NAMESPACE_NAME_LABEL);
+    let own = label_requirements().find(|requirement| requirement.operator == "In")?;
+    let earlier = label_requirements()
+        .filter(|requirement| requirement.operator == "DoesNotExist")
+        .map(|requirement| &*requirement.key);
     let keys = earlier.chain([&*own.key]).collect();
     Some(Entry { level, keys, values: own.values.iter().flatten().map(String::as_str).collect() })
 }
@@ -86,7 +90,7 @@ mod tests {
             &[][..],
             &["istio-injection=enabled"],
             &["istio-injection=enabled", "istio-injection=strict:required", "sidecar-injector=enabled"],
-            // In the middle, one that only says what there is no entry for.
+            // The first label has only a failure mode without an entry.
             &["a=b:held", "c=d"],
         ] {
             let opt_in = OptIn::with(others.iter().copied()).unwrap();
@@ -96,9 +100,9 @@ mod tests {
             assert_eq!(keys(&read), keys(&opt_in));
             for label in opt_in.labels() {
                 for (value, level) in &label.values {
-                    let told = |opt_in: &OptIn| opt_in.level(|key| (key == label.key).then_some(value));
+                    let level_of = |opt_in: &OptIn| opt_in.level(|key| (key == label.key).then_some(value));
                     let expected = settings.levels.contains(level).then_some(*level);
-                    assert_eq!((told(&opt_in), told(&read)), (Some(*level), expected), "{}={value}", label.key);
+                    assert_eq!((level_of(&opt_in), level_of(&read)), (Some(*level), expected), "{}={value}", label.key);
                 }
             }
         }
@@ -107,13 +111,13 @@ mod tests {
     #[test]
     fn rejects_empty_or_contradictory_entries() {
         assert_eq!(opt_in_of(&MutatingWebhookConfiguration::default()), None);
-        let of = |label: &str| {
+        let entries_for = |label: &str| {
             let mut labels = OptIn::with([label]).unwrap().labels().to_vec();
             labels.remove(0);
             let settings = Settings { opt_in: OptIn::new(labels).unwrap(), ..Settings::new("pillion-system", "") };
             mutating(&settings).webhooks.unwrap()
         };
-        let webhooks = Some([of("a=b"), of("c=d")].concat());
+        let webhooks = Some([entries_for("a=b"), entries_for("c=d")].concat());
         assert_eq!(opt_in_of(&MutatingWebhookConfiguration { webhooks, ..Default::default() }), None);
     }
 }

@@ -15,32 +15,33 @@ const PODS: &str = "pods";
 /// What the API server calls the validating paths for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Validated {
-    /// In all namespaces that opt in: what cluster profiles validate.
+    /// The rules for all namespaces that opt in, from cluster profiles.
     pub everywhere: Vec<RuleWithOperations>,
-    /// What only profiles of namespaces validate.
+    /// The calls that only namespaced profiles need.
     pub own: OwnCalls,
 }
 
-/// Resources of pods with an operation, and the namespaces in which they are called for.
+/// Pod resources with an operation, and the namespaces whose requests the API server sends.
 pub type OwnCalls = BTreeMap<(String, Operation), BTreeSet<String>>;
 
-/// The rules of one entry in each level.
+/// The rules of one entry for each failure mode.
 pub(super) struct Scope<'a> {
-    /// Stands in the entry's name, behind the level.
+    /// Follows the failure mode in the entry's name.
     pub(super) suffix: String,
     pub(super) rules: Vec<RuleWithOperations>,
-    /// `None`: all that opt in.
+    /// The namespaces of the entry. `None` means all that opt in.
     pub(super) namespaces: Option<&'a BTreeSet<String>>,
-    /// A deletion is never refused because no replica answers: it may be the way out of a fault.
+    /// Whether the entry is for deletions. The API server never rejects a deletion because replicas are unavailable:
+    /// deleting an object may be the way to recover.
     pub(super) deletes: bool,
 }
 
-/// An entry each in every level. No request is called for by two of them.
+/// Returns the scopes that each get an entry for every failure mode. No request matches two of them.
 pub(super) fn scopes(validated: &Validated) -> Vec<Scope<'_>> {
     let everywhere = [(false, ""), (true, "-delete")].map(|(deletes, suffix)| {
         let rules = validated.everywhere.iter().filter_map(|rule| {
             let operations = rule.operations.iter().flatten();
-            let operations: Vec<_> = operations.filter(|one| is_delete(one) == deletes).cloned().collect();
+            let operations: Vec<_> = operations.filter(|operation| is_delete(operation) == deletes).cloned().collect();
             (!operations.is_empty()).then(|| RuleWithOperations { operations: Some(operations), ..rule.clone() })
         });
         Scope { suffix: suffix.to_owned(), rules: rules.collect(), namespaces: None, deletes }
@@ -58,46 +59,46 @@ fn is_delete(operation: &str) -> bool {
     operation == Operation::Delete.as_str()
 }
 
-/// The rules for all that is injected into: pods when they are created, always, and what else the targets name. Of pods only
-/// the creation is called for, of other objects also updates; nothing is injected into what is deleted, or into a part of an
-/// object.
+/// Returns the rules for the objects that profiles inject into: always pods on creation, and other objects that
+/// `targets` name. For pods, only creations match; for other objects, creations and updates. Deletions and
+/// subresources never match.
 ///
-/// `targets` are those of profiles that inject.
+/// `targets` are those of profiles with templates.
 #[must_use]
 pub fn mutating_rules(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
-    let of_templates = targets.into_iter().map(|target| {
+    let template_targets = targets.into_iter().map(|target| {
         let is_pods = |resource: &String| target.group.is_empty() && resource == PODS;
         let resources: Vec<_> = target.resources.iter().filter(|resource| !resource.contains('/')).cloned().collect();
         let has_pods = resources.iter().any(is_pods);
-        let lasts = |operation: &Operation| match operation {
+        let is_reviewed = |operation: &Operation| match operation {
             Operation::Create => true,
             Operation::Update => !has_pods,
             Operation::Delete => false,
         };
-        let named = operations(&target);
-        Target { resources, operations: named.into_iter().filter(lasts).collect(), ..target }
+        let requested = operations(&target);
+        Target { resources, operations: requested.into_iter().filter(is_reviewed).collect(), ..target }
     });
-    let of_templates = of_templates.filter(|target| !target.operations.is_empty());
-    rules_of([Target::pods()].into_iter().chain(of_templates))
+    let template_targets = template_targets.filter(|target| !target.operations.is_empty());
+    rules_of([Target::pods()].into_iter().chain(template_targets))
 }
 
-/// The rules for all that these profiles validate.
+/// Returns the rules for the targets of all profiles with validations.
 #[must_use]
 pub fn validating_rules<'s>(profiles: impl IntoIterator<Item = &'s ProfileSpec>) -> Vec<RuleWithOperations> {
     let validating = profiles.into_iter().filter(|profile| !profile.validations.is_empty());
     rules_of(validating.map(|profile| profile.target.clone().unwrap_or_else(Target::pods)))
 }
 
-/// The rules for these targets: one for each resource and version, with the operations of all targets together, in an order
-/// that does not depend on that of the targets.
+/// Returns the rules for these targets: one for each resource and version, with the operations of all targets. Their
+/// order does not depend on the order of the targets.
 #[must_use]
 pub fn rules_of(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
     let mut rules: BTreeMap<(String, String, String), BTreeSet<&'static str>> = BTreeMap::new();
     for target in targets {
-        let named = operations(&target);
-        for resource in target.resources.iter().filter(|resource| may_be_called_for(&target, resource)) {
+        let requested = operations(&target);
+        for resource in target.resources.iter().filter(|resource| is_allowed(&target, resource)) {
             let key = (target.group.clone(), target.version.clone(), resource.clone());
-            rules.entry(key).or_default().extend(named.iter().map(|operation| operation.as_str()));
+            rules.entry(key).or_default().extend(requested.iter().map(|operation| operation.as_str()));
         }
     }
     let rules = rules.into_iter().map(|((group, version, resource), operations)| {
@@ -124,28 +125,30 @@ pub(super) fn rule(
     }
 }
 
-/// The targets that a rule is made of. Wildcards and `CONNECT` are left out.
-pub(super) fn targets_of(rule: &RuleWithOperations) -> impl Iterator<Item = Target> {
-    let words = |list: &Option<Vec<String>>| list.clone().unwrap_or_default();
-    let named = words(&rule.operations);
-    let all = [Operation::Create, Operation::Update, Operation::Delete];
-    let operations: Vec<_> = all.into_iter().filter(|one| named.iter().any(|word| word == one.as_str())).collect();
-    let (groups, versions, resources) = (words(&rule.api_groups), words(&rule.api_versions), words(&rule.resources));
-    let pairs =
-        groups.into_iter().flat_map(move |group| versions.clone().into_iter().map(move |one| (group.clone(), one)));
-    let targets = pairs.map(move |(group, version)| {
-        let (resources, operations) = (resources.clone(), operations.clone());
-        Target { group, version, resources, operations }
-    });
-    targets.filter(|target| !target.operations.is_empty())
+/// Returns the targets that a rule consists of, without wildcards and `CONNECT`.
+pub(super) fn targets_of(rule: &RuleWithOperations) -> Vec<Target> {
+    let strings = |list: &Option<Vec<String>>| list.clone().unwrap_or_default();
+    let requested = strings(&rule.operations);
+    let mut operations = vec![Operation::Create, Operation::Update, Operation::Delete];
+    operations.retain(|operation| requested.iter().any(|name| name == operation.as_str()));
+    let mut targets = Vec::new();
+    for group in strings(&rule.api_groups) {
+        for version in strings(&rule.api_versions) {
+            let (resources, operations) = (strings(&rule.resources), operations.clone());
+            targets.push(Target { group: group.clone(), version, resources, operations });
+        }
+    }
+    targets.retain(|target| !target.operations.is_empty());
+    targets
 }
 
 fn operations(target: &Target) -> Vec<Operation> {
     if target.operations.is_empty() { vec![Operation::Create] } else { target.operations.clone() }
 }
 
-/// Whoever compiles profiles refuses more than this. These would stop a cluster, or keep it from being repaired.
-fn may_be_called_for(target: &Target, resource: &str) -> bool {
+/// Whether a rule may match this resource. Compiling a profile rejects more; these resources would stop a cluster or
+/// prevent its repair.
+fn is_allowed(target: &Target, resource: &str) -> bool {
     let is_wildcard = [&target.group, &target.version, resource].into_iter().any(|text| text.contains('*'));
     let is_vital = target.group == GROUP || (target.group == "coordination.k8s.io" && resource == "leases");
     !is_wildcard && !is_vital && !resource.is_empty() && !target.version.is_empty()

@@ -1,4 +1,4 @@
-//! What is called for, by whom, and what happens when nobody answers.
+//! Tests which requests each entry matches, which path it calls, and what happens while no replica is ready.
 
 use super::*;
 use crate::names::INJECTION_LABEL;
@@ -11,7 +11,7 @@ fn webhooks(levels: &[InjectionLevel]) -> Vec<MutatingWebhook> {
 
 #[test]
 fn failure_modes_have_path_and_failure_policy() {
-    let told: Vec<_> = webhooks(&InjectionLevel::ALL)
+    let found: Vec<_> = webhooks(&InjectionLevel::ALL)
         .into_iter()
         .map(|entry| (entry.name, entry.failure_policy.unwrap(), entry.client_config.service.unwrap().path.unwrap()))
         .collect();
@@ -20,7 +20,7 @@ fn failure_modes_have_path_and_failure_policy() {
         ("required.pillion.dev", "Fail", "/mutate/required"),
         ("held.pillion.dev", "Ignore", "/mutate/held"),
     ];
-    assert_eq!(told, expected.map(|(n, f, p)| (n.to_owned(), f.to_owned(), p.to_owned())));
+    assert_eq!(found, expected.map(|(n, f, p)| (n.to_owned(), f.to_owned(), p.to_owned())));
 }
 
 #[test]
@@ -67,19 +67,15 @@ fn validation_rules_match_targets_only() {
     let games = json!({"group": "agones.dev", "version": "v1", "resources": ["gameservers"]});
     let profiles = [spec(games, true), spec(both, true), spec(Value::Null, true)];
     let rules = validating_rules(&profiles);
-    let told: Vec<_> = rules
-        .iter()
-        .map(|rule| (rule.resources.clone().unwrap().join(","), rule.operations.clone().unwrap().join(",")))
-        .collect();
     let expected = [("pods", "CREATE,UPDATE"), ("pods/ephemeralcontainers", "UPDATE"), ("gameservers", "CREATE")];
-    assert_eq!(told, expected.map(|(resource, operations)| (resource.to_owned(), operations.to_owned())));
+    assert_eq!(rule_texts(&rules), expected.map(|(resource, operations)| (resource.to_owned(), operations.to_owned())));
     assert_eq!(rules, validating_rules(profiles.iter().rev()));
     for (entry, level) in
         validating(&settings, &validated(rules.clone())).unwrap().webhooks.unwrap().into_iter().zip(InjectionLevel::ALL)
     {
         assert_eq!(entry.client_config.service.unwrap().path.as_deref(), Some(level.validate_path()));
         assert_eq!(entry.failure_policy.as_deref(), Some(failure_policy(&settings, level)));
-        assert_eq!(entry.object_selector, Some(LabelSelector::default()), "an opt-out is for the profile to allow");
+        assert_eq!(entry.object_selector, Some(LabelSelector::default()), "the profile decides about opt-out");
     }
 }
 
@@ -98,8 +94,8 @@ fn target(text: serde_json::Value) -> Target {
     serde_json::from_value(text).unwrap()
 }
 
-/// Resource and operations of each rule.
-fn told(rules: &[RuleWithOperations]) -> Vec<(String, String)> {
+/// The resources and operations of each rule.
+fn rule_texts(rules: &[RuleWithOperations]) -> Vec<(String, String)> {
     let joined = |texts: &Option<Vec<String>>| texts.as_ref().unwrap().join(",");
     rules.iter().map(|rule| (joined(&rule.resources), joined(&rule.operations))).collect()
 }
@@ -135,8 +131,8 @@ fn mutation_rules_match_targets_with_templates() {
     ] {
         let rules = mutating_rules(targets.into_iter().map(target));
         let expected: Vec<_> = expected.into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect();
-        assert_eq!(told(&rules), expected);
-        assert_eq!(rules[0], only_pods[0], "pods are called for as ever");
+        assert_eq!(rule_texts(&rules), expected);
+        assert_eq!(rules[0], only_pods[0], "the rule for pods is unchanged");
         assert!(rules.iter().all(|rule| rule.scope.as_deref() == Some("Namespaced")));
     }
 }
@@ -157,7 +153,7 @@ fn no_namespace_matches_two_entries() {
     assert_eq!(names, [own, required, held].concat());
     for number in 0..values.len().pow(3) {
         let label = |key: &str| match keys.iter().position(|known| *known == key) {
-            Some(place) => values[number / values.len().pow(u32::try_from(place).unwrap()) % values.len()],
+            Some(index) => values[number / values.len().pow(u32::try_from(index).unwrap()) % values.len()],
             None => Some("shop"),
         };
         let selects = |entry: &&MutatingWebhook| {
@@ -183,12 +179,12 @@ fn no_namespace_matches_two_entries() {
 fn failure_modes_have_own_timeouts() {
     let timeouts = Timeouts { enabled: 1, required: 90, held: 0 };
     let settings = Settings { levels: InjectionLevel::ALL.to_vec(), timeouts, ..Settings::new("system", "") };
-    let told: Vec<_> = mutating(&settings).webhooks.unwrap().iter().map(|entry| entry.timeout_seconds).collect();
-    assert_eq!(told, [Some(1), Some(30), Some(1)]);
+    let found: Vec<_> = mutating(&settings).webhooks.unwrap().iter().map(|entry| entry.timeout_seconds).collect();
+    assert_eq!(found, [Some(1), Some(30), Some(1)]);
 }
 
 #[test]
-fn canaries_and_profiles_are_opt_in() {
+fn trust_probe_and_profile_entries_are_opt_in() {
     let settings = Settings { canary: true, canary_epoch: 7, validates_profiles: true, ..Settings::new("system", "") };
     let entries = mutating(&settings).webhooks.unwrap();
     let canary = entries.last().unwrap();
@@ -199,29 +195,29 @@ fn canaries_and_profiles_are_opt_in() {
         ("pillion-canary", Some("/canary/7"), Some(443))
     );
     assert_eq!(canary.rules.as_ref().unwrap()[0].scope.as_deref(), Some("Cluster"));
-    assert_eq!(told(canary.rules.as_ref().unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
+    assert_eq!(rule_texts(canary.rules.as_ref().unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
 
     let entries = validating(&settings, &Validated::default()).unwrap().webhooks.unwrap();
     let [profiles, canary] = entries.try_into().unwrap();
     assert_eq!((&*canary.name, canary.failure_policy.as_deref()), ("canary.pillion.dev", Some("Fail")));
     assert_eq!(canary.client_config.service.unwrap().path.as_deref(), Some("/canary/validate/7"));
-    assert_eq!(told(&canary.rules.unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
+    assert_eq!(rule_texts(&canary.rules.unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
     assert_eq!((&*profiles.name, profiles.failure_policy.as_deref()), (PROFILES_ENTRY, Some("Ignore")));
     assert_eq!(profiles.client_config.service.unwrap().path.as_deref(), Some("/validate-profiles"));
     let kinds = "clusterinjectionprofiles,injectionprofiles".to_owned();
-    assert_eq!(told(&profiles.rules.unwrap()), [(kinds, "CREATE,UPDATE".to_owned())]);
+    assert_eq!(rule_texts(&profiles.rules.unwrap()), [(kinds, "CREATE,UPDATE".to_owned())]);
 }
 
 #[test]
 fn connectivity_check_denies_nothing() {
-    let armed = Settings {
+    let checked = Settings {
         levels: InjectionLevel::ALL.to_vec(),
         canary: true,
         canary_epoch: 7,
         validates_profiles: true,
         ..Settings::new("pillion-system", "")
     };
-    let rehearsal = Settings { rehearses: true, ..armed.clone() };
+    let unchecked = Settings { rehearses: true, ..checked.clone() };
     let rules = mutating_rules([]);
     let policies = |settings: &Settings| -> Vec<String> {
         let mutating = mutating(settings).webhooks.unwrap().into_iter();
@@ -230,15 +226,15 @@ fn connectivity_check_denies_nothing() {
         let policies = policies.chain(validating.map(|entry| (entry.name, entry.failure_policy.unwrap())));
         policies.filter(|(_, policy)| policy == "Fail").map(|(name, _)| name).collect()
     };
-    let canaries = ["canary.pillion.dev"; 2];
-    assert_eq!(policies(&rehearsal), canaries, "which are for nobody but the controller");
-    let required = ["required.pillion.dev", canaries[0], "validate-required.pillion.dev", canaries[1]];
-    assert_eq!(policies(&armed), required);
+    let trust_probes = ["canary.pillion.dev"; 2];
+    assert_eq!(policies(&unchecked), trust_probes, "only trust probes can fail");
+    let required = ["required.pillion.dev", trust_probes[0], "validate-required.pillion.dev", trust_probes[1]];
+    assert_eq!(policies(&checked), required);
     let service = |settings: &Settings| {
         let canary = mutating(settings).webhooks.unwrap().pop().unwrap().client_config.service.unwrap();
         (canary.name, canary.path.unwrap())
     };
-    assert_eq!(service(&rehearsal), ("pillion".to_owned(), "/canary/7".to_owned()));
-    assert_eq!(service(&armed), ("pillion-canary".to_owned(), "/canary/7".to_owned()));
-    assert!(is_rehearsal(&mutating(&rehearsal), "pillion") && !is_rehearsal(&mutating(&armed), "pillion"));
+    assert_eq!(service(&unchecked), ("pillion".to_owned(), "/canary/7".to_owned()));
+    assert_eq!(service(&checked), ("pillion-canary".to_owned(), "/canary/7".to_owned()));
+    assert!(is_rehearsal(&mutating(&unchecked), "pillion") && !is_rehearsal(&mutating(&checked), "pillion"));
 }

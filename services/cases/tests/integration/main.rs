@@ -1,3 +1,3 @@
-//! Test cases of profiles, run against the results of other injectors.
+//! Tests of shipped profiles against the results of other injectors.
 
 mod peers;

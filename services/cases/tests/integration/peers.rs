@@ -1,25 +1,26 @@
-//! The peers as an oracle: what other injectors do, said by the shipped profiles, and compared with their own results.
+//! Compares the shipped profiles with the injectors that they replace, the peers. The peers' own test results are the
+//! oracle.
 //!
-//! The peers' inputs and results are other projects' files and are not kept here. They are read from the folder that
-//! `PILLION_PEERS` names (`just peers DIR`); what is not there is skipped, with a word. Nothing here knows which files there are: each peer has an adapter that makes cases of whatever files of its
-//! layout a folder has. A file that cannot be read is a case that failed, and so is a folder. So is a case under settings that
-//! the adapter does not know.
+//! The peers' inputs and results are files of other projects and are not part of this repository. The test reads them
+//! from the folder that `PILLION_PEERS` names (`just peers DIR`), and reports missing folders as skipped. No file
+//! names are built in: each peer has an adapter that creates cases from all files of its layout. A file or folder
+//! that cannot be read is a failed case. So is a case with a setting that its adapter does not know.
 //!
 //! * [`runner`]: runs cases, and prints the table.
 //! * [`files`]: files, YAML, patches.
-//! * [`workloads`]: the pods that controllers make of workloads.
-//! * the adapters, one for each peer, with the table that makes parameters of the peer's settings.
-//! * [`results`], [`istio_results`] and [`linkerd_results`]: settings that stand in the peer's own code only, as its results say them. What
-//!   is equal under these is told apart, as loose.
+//! * [`workloads`]: the pods that controllers create for workloads.
+//! * the adapters, one for each peer, with the table from the peer's settings to parameters.
+//! * [`istio_results`] and [`linkerd_results`]: infer settings from a result. Some settings exist only
+//!   in the peer's test code. A case that is equal only with inferred settings is reported as loose.
 //!
-//! `strange/` has files of every shape, and two results under such settings, which are of our own profiles.
+//! `strange/` has files of many shapes, and two results of our own profiles with settings that must be inferred.
 
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::panic,
     clippy::print_stderr,
-    reason = "helpers of tests fail by panicking, as tests do, and say what they run"
+    reason = "test helpers fail by panicking, and report progress"
 )]
 
 mod eks;
@@ -30,27 +31,26 @@ mod istio_settings;
 mod linkerd;
 mod linkerd_results;
 mod otel;
-mod results;
 mod runner;
 mod tumblr;
 mod workloads;
 
 use std::path::{Path, PathBuf};
 
-use runner::{PeerCase, Shipped, Tally};
+use runner::{PeerCase, Results, ShippedProfiles};
 
-/// The variable that names the folder with the peers' own cases.
+/// The environment variable with the folder of the peers' cases.
 const FOLDER: &str = "PILLION_PEERS";
 
 /// A peer.
 struct Peer {
-    /// What its folder is called.
+    /// The name of its folder.
     name: &'static str,
     cases: runner::Adapter,
-    /// What the names of the folders with our profiles begin with.
+    /// The prefix of the folders with our profiles for this peer.
     profiles: &'static str,
-    /// How many files there were when its cases were last looked at, and how many cases were as the peer has them. A folder
-    /// with so many files has to have so many still.
+    /// The number of files and of equal cases when the cases were last reviewed. A folder with this number of files
+    /// must have at least this number of equal cases.
     known: (usize, usize),
 }
 
@@ -63,54 +63,54 @@ const PEERS: [Peer; 5] = [
 ];
 
 #[test]
-#[ignore = "needs the cases of the injectors' own projects: just peers DIR"]
+#[ignore = "needs the test cases of other injectors: just peers DIR"]
 fn the_peers_cases() {
     let folder = std::env::var_os(FOLDER).map(PathBuf::from);
-    let folder = folder.expect("PILLION_PEERS names the folder with eks/, istio/ and so on");
-    let shipped = Shipped::load();
+    let folder = folder.expect("PILLION_PEERS must name the folder with eks/, istio/ and so on");
+    let shipped = ShippedProfiles::load();
     let mut tallies = Vec::new();
     for Peer { name, cases, profiles, known: (files, equal) } in PEERS {
         let below = folder.join(name);
         if !below.is_dir() {
-            eprintln!("skipped: there is no {}", below.display());
+            eprintln!("skipped: {} does not exist", below.display());
             continue;
         }
         let explained = runner::explained(profiles);
-        let unread = files::unread(&below).into_iter().map(|(name, why)| PeerCase::read(name, || Err(why)));
+        let unread = files::unread_folders(&below).into_iter().map(|(name, why)| PeerCase::read(name, || Err(why)));
         let cases = cases(&below, &shipped).into_iter().chain(unread).collect();
-        let mut tally = Tally::of(name, cases, &explained);
+        let mut tally = Results::of(name, cases, &explained);
         if files::all(&below).len() == files {
-            tally.has_to_have(equal);
+            tally.require(equal);
         }
         tallies.push(tally);
     }
-    assert!(!tallies.is_empty(), "{}: there is no peer's folder in it", folder.display());
+    assert!(!tallies.is_empty(), "{} contains no folder of a peer", folder.display());
     eprintln!("\n{}", runner::table(&tallies));
     if let Some(file) = std::env::var_os("PILLION_RESULT") {
         std::fs::write(file, format!("{}\n", runner::json(&tallies))).unwrap();
     }
-    assert!(tallies.iter().all(Tally::passes), "cases of the peers are not as the peers have them");
+    assert!(tallies.iter().all(Results::passes), "some cases differ from the peers' results");
 }
 
-/// Files that no adapter was written for: each is a case that failed, or none, and never the end of the others.
+/// Files with unexpected content must give a failed case or no case, and must not stop the other cases.
 #[test]
-fn files_of_any_shape_are_read_or_told() {
+fn unexpected_files_are_reported() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/peers/strange");
-    let shipped = Shipped::load();
+    let shipped = ShippedProfiles::load();
     let told: Vec<String> = PEERS
         .iter()
         .flat_map(|Peer { name, cases, .. }| {
             let cases = cases(&folder.join(name), &shipped);
-            Tally::of(name, cases, &std::collections::BTreeMap::new()).lines()
+            Results::of(name, cases, &std::collections::BTreeMap::new()).lines()
         })
         .collect();
     let expected = std::fs::read_to_string(folder.join("expected.txt")).unwrap();
     assert_eq!(told.join("\n"), expected.trim_end(), "\n{}", told.join("\n"));
 }
 
-/// Nothing in the profiles asks for a second look, such as a mount of a volume that nobody has.
+/// The shipped profiles cause no advice, such as the mount of a volume that does not exist.
 #[test]
-fn the_profiles_need_no_advice() {
-    let advice = Shipped::load().advice();
+fn shipped_profiles_cause_no_advice() {
+    let advice = ShippedProfiles::load().advice();
     assert!(advice.is_empty(), "{advice:#?}");
 }

@@ -1,5 +1,5 @@
-//! The work that the engine is measured by, and what each piece of it may cost. The benchmark, the gates on instructions
-//! and the gates on allocations all take it from here.
+//! The benchmark cases of the engine, and their limits. The benchmark and the tests of instructions and allocations
+//! share them.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
 
-/// A captured review of a real API server: a Deployment's pod, 7.5 KB.
+/// A review that a real API server sent, for a pod of a Deployment: 7.5 KB.
 const CAPTURED: &str = include_str!("../../tests/reviews/create-deployment-pod.json");
 
 const LOG_SHIPPER: &str = include_str!("../profiles/log-shipper.json");
@@ -19,35 +19,36 @@ const TRACE_AGENT: &str = include_str!("../profiles/trace-agent.json");
 const SECRET_AGENT: &str = include_str!("../profiles/secret-agent.json");
 const ENV_ENTRIES: &str = include_str!("../profiles/env-entries.json");
 
-/// A sidecar with its volume and an annotation, without any expression.
+/// A sidecar with a volume and an annotation, without expressions.
 const STATIC: &[&str] = &[LOG_SHIPPER];
-/// Ten expressions: parameters, a variable, a condition, environment of each container, mounts for each volume.
+/// Ten expressions: parameters, a variable, a condition, the environment of each container, and mounts for each
+/// volume.
 const EXPRESSIONS: &[&str] = &[LOG_COLLECTOR, TRACE_AGENT, SECRET_AGENT];
 const TWO: &[&str] = &[LOG_SHIPPER, SECRET_AGENT];
 
-/// What is measured.
+/// A benchmark case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
     /// One static profile on the captured pod.
     One,
     /// Three profiles with ten expressions on the captured pod.
     Three,
-    /// Five entries that refer to others, for a container that has a thousand.
+    /// Five variables that reference others, for a container with 1,000 variables.
     Env,
     /// One static profile on a pod of 218 KB.
     Large,
-    /// The same on one that is twice as large.
+    /// One static profile on a pod of 428 KB.
     TwiceAsLarge,
-    /// Two profiles that apply.
+    /// Two profiles, both applied.
     Two,
-    /// The same two among two thousand.
+    /// The same two profiles among 2,000.
     Many,
 }
 
-/// What an answer may cost at most.
+/// The maximum cost of a decision.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate {
-    /// Instructions, in those of one pass of `serde_json` over the same body that keeps nothing.
+    /// The number of instructions relative to parsing the same body with `serde_json` into `IgnoredAny`.
     pub(crate) scans: f64,
     pub(crate) allocations: u64,
 }
@@ -98,20 +99,20 @@ impl Case {
         let snapshot = Snapshot::new(ProfileSet::new(profiles))
             .with_namespace(&namespace, Some(Namespace::opted_in(InjectionLevel::Enabled)));
         let work = Work { body, snapshot };
-        // This also finds what is found once for a namespace.
-        assert_eq!(work.applied(), applied, "{self:?} would measure something else");
+        // This call also computes what the snapshot caches for a namespace.
+        assert_eq!(work.applied(), applied, "{self:?} applies other profiles");
         work
     }
 }
 
-/// A request and what it is decided by.
+/// A request, and the snapshot for its decision.
 pub(crate) struct Work {
     pub(crate) body: Vec<u8>,
     snapshot: Snapshot,
 }
 
 impl Work {
-    /// What the webhook does with a request between its last byte and the first of the answer.
+    /// Processes the request like the webhook, from the complete body to the response.
     pub(crate) fn answer(&self) -> Vec<u8> {
         let review = Review::parse(&self.body).unwrap();
         let facts = Facts { namespace: self.snapshot.namespace(review.namespace()), ..Facts::default() };
@@ -119,7 +120,7 @@ impl Work {
         review.respond(&decided)
     }
 
-    /// How many profiles are applied.
+    /// Returns the number of applied profiles.
     fn applied(&self) -> usize {
         let review = Review::parse(&self.body).unwrap();
         let facts = Facts { namespace: self.snapshot.namespace(review.namespace()), ..Facts::default() };
@@ -128,18 +129,18 @@ impl Work {
         profiles.filter(|profile| profile.outcome == ProfileOutcome::Applied).count()
     }
 
-    /// The unit: one pass over the body that keeps nothing.
+    /// The unit of cost: one pass over the body that stores nothing.
     pub(crate) fn scan(&self) {
         serde_json::from_slice::<serde::de::IgnoredAny>(&self.body).unwrap();
     }
 
-    /// How often an answer asks for memory.
+    /// Returns the number of allocations of a decision.
     pub(crate) fn allocations(&self) -> u64 {
         allocation_counter::measure(|| drop(self.answer())).count_total
     }
 }
 
-/// The captured review with more environment variables, whose values are of such a length.
+/// Returns the captured review with additional environment variables, whose values have this length.
 fn with_env(variables: usize, length: usize) -> Vec<u8> {
     let mut review: Json = serde_json::from_str(CAPTURED).unwrap();
     let env = review["request"]["object"]["spec"]["containers"][0]["env"].as_array_mut().unwrap();
@@ -148,13 +149,13 @@ fn with_env(variables: usize, length: usize) -> Vec<u8> {
     serde_json::to_vec(&review).unwrap()
 }
 
-/// Cluster profiles as `kubectl` would apply them.
+/// Compiles cluster profiles from manifests.
 fn compiled(texts: &[&str]) -> Vec<Arc<CompiledProfile>> {
     let objects = texts.iter().map(|text| serde_json::from_str::<Json>(text).unwrap());
     objects.map(|object| profile(object["metadata"]["name"].as_str().unwrap(), &object["spec"])).collect()
 }
 
-/// Profiles that nobody asks for.
+/// Returns profiles that no pod requests.
 fn others(count: usize) -> impl Iterator<Item = Arc<CompiledProfile>> {
     (0..count).map(|number| {
         let spec = json!({

@@ -1,11 +1,12 @@
-//! What an answer costs, from the bytes of a review to the bytes of its answer, for the work in [`cases`].
+//! Measures the cost of a decision, from the body of a review to the body of its response, for the cases in
+//! [`cases`].
 //!
-//! `cargo bench -p pillion-engine` measures times, instructions and allocations, and fails if a gate is broken; `just nightly`
-//! runs it. Only instructions and allocations are gates, because times depend on what else the machine does. valgrind counts
-//! the instructions; without it, their gates are skipped.
+//! `cargo bench -p pillion-engine` measures time, instructions and allocations, and fails if a limit is exceeded;
+//! `just nightly` runs it. Only instructions and allocations have limits, because times depend on the load of the
+//! machine. valgrind counts the instructions; without it, their limits are not checked.
 
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "it fails by panicking, as tests do")]
-#![allow(clippy::print_stdout, reason = "figures are what it is for")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "it fails by panicking, like a test")]
+#![allow(clippy::print_stdout, reason = "it prints measurements")]
 
 mod cases;
 
@@ -15,20 +16,20 @@ use std::time::{Duration, Instant};
 
 use cases::{Case, Work};
 
-/// The argument with which this program calls itself under valgrind: what follows is what to count.
+/// The argument with which this program calls itself under valgrind. The number of the case and of the piece follow.
 const COUNTED: &str = "--counted";
 
-/// How often the counted work is done: the counts of two runs differ by what hashing chooses at random.
+/// The number of repetitions in a count. Counts of single runs vary, because hashing is random.
 const REPETITIONS: u32 = 4;
 
-/// By how much the counts of two pieces of work that should cost the same may differ.
+/// The maximum ratio of two counts that should be equal.
 const ALIKE: f64 = 1.05;
 
-/// Rounds of which the fastest counts, and how long each takes.
+/// The number of timed rounds, of which the fastest counts, and the duration of a round.
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(200);
 
-/// What is counted.
+/// The code whose instructions are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
     Scan,
@@ -47,9 +48,9 @@ fn main() -> ExitCode {
     let has_valgrind = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_ok();
     let counts = is_optimised && has_valgrind;
     if !is_optimised {
-        println!("skipped: instructions are counted in an optimised build only; use --release");
+        println!("skipped: counting instructions needs an optimised build; use --release");
     } else if !has_valgrind {
-        println!("skipped: instructions are counted by valgrind, and there is none (Debian: apt-get install valgrind)");
+        println!("skipped: counting instructions needs valgrind (Debian: apt-get install valgrind)");
     }
     let mut all = Vec::new();
     for case in Case::ALL {
@@ -63,30 +64,34 @@ fn main() -> ExitCode {
     }
     let broken = broken_gates(&all);
     for sentence in &broken {
-        println!("broken: {sentence}");
+        println!("exceeded: {sentence}");
     }
     if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What an answer costs.
+/// The measured cost of a case.
 struct Cost {
     case: Case,
-    /// Instructions, in U; `None` if nobody counted them.
+    /// The number of instructions in U, the unit of [`Work::scan`]; `None` if they were not counted.
     scans: Option<f64>,
     allocations: u64,
 }
 
-/// The gates that do not hold, in words.
+/// Describes the exceeded limits.
 fn broken_gates(all: &[Cost]) -> Vec<String> {
     let scans = |wanted: Case| all.iter().find(|cost| cost.case == wanted).and_then(|cost| cost.scans);
     let mut broken = Vec::new();
     for Cost { case, scans, allocations } in all {
         let gate = case.gate();
         if let Some(scans) = scans.filter(|scans| *scans > gate.scans) {
-            broken.push(format!("{}: {scans:.2} U, and {} are allowed", case.name(), gate.scans));
+            broken.push(format!("{}: {scans:.2} U, at most {} are allowed", case.name(), gate.scans));
         }
         if *allocations > gate.allocations {
-            broken.push(format!("{}: {allocations} allocations, and {} are allowed", case.name(), gate.allocations));
+            broken.push(format!(
+                "{}: {allocations} allocations, at most {} are allowed",
+                case.name(),
+                gate.allocations
+            ));
         }
     }
     let alike = [
@@ -97,13 +102,13 @@ fn broken_gates(all: &[Cost]) -> Vec<String> {
         if let (Some(found), Some(expected)) = (scans(more), scans(less))
             && found > expected * ALIKE
         {
-            broken.push(format!("{sentence}: {found:.2} U, and {expected:.2} U for {}", less.name()));
+            broken.push(format!("{sentence}: {found:.2} U, but {expected:.2} U for {}", less.name()));
         }
     }
     broken
 }
 
-/// Does what is counted. Under valgrind only this function is looked at, by its name.
+/// Runs the code to count. valgrind counts only instructions within this function, which it finds by name.
 #[inline(never)]
 fn counted(work: &Work, piece: Piece) {
     for _ in 0..REPETITIONS {
@@ -114,7 +119,7 @@ fn counted(work: &Work, piece: Piece) {
     }
 }
 
-/// Instructions of one piece of work.
+/// Counts the instructions of a case.
 fn instructions(case: Case, piece: Piece) -> f64 {
     let place = Case::ALL.iter().position(|other| *other == case).unwrap();
     let mut command = Command::new("valgrind");
@@ -124,15 +129,15 @@ fn instructions(case: Case, piece: Piece) -> f64 {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "valgrind failed: {told}");
-    // `==42== Collected : 1234567`
+    // The format is `==42== Collected : 1234567`.
     let line = told.lines().find(|line| line.contains("Collected"));
     let count = line.and_then(|line| line.rsplit_once(':')).and_then(|(_, count)| count.trim().parse::<f64>().ok());
-    let count = count.unwrap_or_else(|| panic!("valgrind told no count: {told}"));
+    let count = count.unwrap_or_else(|| panic!("valgrind printed no count: {told}"));
     assert!(count > 10_000.0, "valgrind did not find the function to count: {told}");
     count / f64::from(REPETITIONS)
 }
 
-/// Microseconds of an answer, in the fastest round.
+/// Returns the time of a decision in microseconds, in the fastest round.
 fn microseconds(work: &Work) -> f64 {
     let round = || {
         let (start, mut count) = (Instant::now(), 0_u32);

@@ -1,6 +1,6 @@
-//! What the engine's tests share: captured reviews, and a profile like the ones that people write.
-#![allow(dead_code, reason = "each test file uses its own part of this module")]
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+//! Helpers that the engine's tests share: captured reviews, and a realistic profile.
+#![allow(dead_code, reason = "no test file uses all of this module")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use pillion_api::names::InjectionLevel;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 
-/// The captured review that speed is measured on.
+/// The captured review of the benchmark.
 pub(crate) const DEPLOYMENT: &str = "create-deployment-pod.json";
 
-/// Captured reviews of a real API server, by the names of their files.
+/// Returns the captured reviews of a real API server, by file name.
 pub(crate) fn captured() -> Vec<(String, Vec<u8>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reviews");
     let mut reviews: Vec<_> = std::fs::read_dir(folder)
@@ -23,7 +23,7 @@ pub(crate) fn captured() -> Vec<(String, Vec<u8>)> {
         .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&path).unwrap()))
         .collect();
     reviews.sort();
-    assert!(reviews.len() > 5, "the captured reviews are gone");
+    assert!(reviews.len() > 5, "the captured reviews are missing");
     reviews
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn captured_by_name(name: &str) -> Vec<u8> {
     captured().into_iter().find(|(file, _)| file == name).unwrap().1
 }
 
-/// A review as large as the largest that a cluster sees: a captured one whose pod has many more environment variables.
+/// Returns a review as large as the largest in real clusters: a captured one with many more environment variables.
 pub(crate) fn large_review(variables: usize) -> Vec<u8> {
     let mut review: Json = serde_json::from_slice(&captured_by_name(DEPLOYMENT)).unwrap();
     let env = review["request"]["object"]["spec"]["containers"][0]["env"].as_array_mut().unwrap();
@@ -39,7 +39,7 @@ pub(crate) fn large_review(variables: usize) -> Vec<u8> {
     serde_json::to_vec(&review).unwrap()
 }
 
-/// Container, native sidecar, volume, label and annotation.
+/// Returns a profile with a container, a native sidecar, a volume, a label and an annotation.
 pub(crate) fn sidecar(name: &str) -> Json {
     json!({
         "activation": "Always",
@@ -70,25 +70,30 @@ pub(crate) fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
         .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)))
 }
 
-/// Decides about a body and answers it.
-pub(crate) fn answer(body: &[u8], snapshot: &Snapshot) -> (Decided, Vec<u8>) {
+/// Decides about a body, and returns the decision and the response.
+pub(crate) fn respond(body: &[u8], snapshot: &Snapshot) -> (Decided, Vec<u8>) {
     let review = Review::parse(body).unwrap();
     let facts = Facts { namespace: snapshot.namespace(review.namespace()), ..Facts::default() };
     let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), snapshot, &facts).unwrap();
-    let answer = review.respond(&decided);
-    (decided, answer)
+    let response = review.respond(&decided);
+    (decided, response)
 }
 
-/// The object of a body after a patch.
-pub(crate) fn patched(body: &[u8], patch: Option<&[u8]>) -> Json {
-    let mut object = serde_json::from_slice::<Json>(body).unwrap()["request"]["object"].clone();
-    if let Some(patch) = patch {
-        json_patch::patch(&mut object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
+/// Applies the patch of a decision to an object.
+pub(crate) fn apply(object: &mut Json, decided: &Decided) {
+    if let Some(patch) = &decided.patch {
+        json_patch::patch(object, &serde_json::from_slice::<json_patch::Patch>(patch).unwrap()).unwrap();
     }
+}
+
+/// Returns the object of a body after the patch of a decision.
+pub(crate) fn patched(body: &[u8], decided: &Decided) -> Json {
+    let mut object = serde_json::from_slice::<Json>(body).unwrap()["request"]["object"].clone();
+    apply(&mut object, decided);
     object
 }
 
-/// The review of a pod's creation.
+/// Returns the review of a pod's creation.
 pub(crate) fn review(object: &Json) -> Vec<u8> {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -98,4 +103,27 @@ pub(crate) fn review(object: &Json) -> Vec<u8> {
         },
     });
     review.to_string().into_bytes()
+}
+
+/// Adds `managedFields` that assign the fields of `author` to a user, and no other fields.
+pub(crate) fn with_managed_fields(mut object: Json, author: &Json) -> Json {
+    fn fields(value: &Json) -> Json {
+        match value {
+            Json::Object(members) => {
+                members.iter().map(|(key, value)| (format!("f:{key}"), fields(value))).collect::<Map<_, _>>().into()
+            }
+            Json::Array(items) if items.iter().all(|item| item.get("name").is_some()) => {
+                let named = items.iter().map(|item| (format!("k:{}", json!({"name": item["name"]})), fields(item)));
+                named.collect::<Map<_, _>>().into()
+            }
+            _ => json!({}),
+        }
+    }
+    let mut author = author.clone();
+    author["metadata"].as_object_mut().unwrap().remove("managedFields");
+    object["metadata"]["managedFields"] = json!([{
+        "manager": "kubectl-create", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+        "fieldsV1": fields(&author),
+    }]);
+    object
 }

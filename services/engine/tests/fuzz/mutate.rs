@@ -1,11 +1,11 @@
-//! A small mutator for tests: inputs are changed as bytes, and as JSON where they are JSON, by a seed; so a run is the same
-//! everywhere, and needs no fuzzer.
+//! A small mutator for tests. It changes inputs as bytes, or as JSON where they are JSON. The seed determines all
+//! changes, so runs are reproducible without a fuzzer.
 
 use serde_json::{Map, Value as Json, json};
 
 use crate::fuzz::targets::SEPARATOR;
 
-/// Words that mean something to what is tested.
+/// Strings that have a meaning for the tested code.
 const WORDS: &[&str] = &[
     "$when",
     "$forEach",
@@ -135,7 +135,7 @@ const WORDS: &[&str] = &[
     "vault",
 ];
 
-/// Numbers by a seed (splitmix64).
+/// A random number generator with a seed (splitmix64).
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -151,7 +151,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below another one.
+    /// Returns a number below a bound.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % u64::try_from(bound.max(1)).unwrap()).unwrap()
     }
@@ -161,7 +161,7 @@ impl Random {
     }
 }
 
-/// An input that was made from some of the corpus.
+/// Returns an input that was created from the corpus.
 pub(crate) fn mutated(corpus: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let mut input = random.of(corpus).clone();
     let other = random.of(corpus);
@@ -207,7 +207,7 @@ fn changed_bytes(mut input: Vec<u8>, other: &[u8], random: &mut Random) -> Vec<u
     input
 }
 
-/// The same with one of its JSON documents changed; `None` if none of its parts is JSON.
+/// Changes one of the JSON documents of an input; `None` if the chosen part is not JSON.
 fn changed_json(input: &[u8], other: &[u8], random: &mut Random) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(input).ok()?;
     let mut parts: Vec<String> = text.split(SEPARATOR).map(str::to_owned).collect();
@@ -216,7 +216,7 @@ fn changed_json(input: &[u8], other: &[u8], random: &mut Random) -> Option<Vec<u
     let mut json: Json = serde_json::from_str(part).ok()?;
     let others = std::str::from_utf8(other).ok().into_iter().flat_map(|other| other.split(SEPARATOR));
     let others: Vec<Json> = others.filter_map(|other| serde_json::from_str(other).ok()).collect();
-    // A record is a text in which JSON stands.
+    // The replacement is a value of the other input, a string, a simple value, or another value of the same document.
     let replacement = match random.below(4) {
         0 if !others.is_empty() => {
             let donor = random.of(&others).clone();
@@ -275,7 +275,7 @@ fn change_list(items: &mut Vec<Json>, value: Json, random: &mut Random) {
     }
 }
 
-/// How many values there are in one, itself included.
+/// Returns the number of values in a value, including itself.
 fn count(json: &Json) -> usize {
     match json {
         Json::Object(members) => 1 + members.values().map(count).sum::<usize>(),

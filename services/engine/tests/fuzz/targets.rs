@@ -1,6 +1,7 @@
-//! What is fuzzed: functions that are given any bytes and panic where something does not hold that always has to.
+//! Fuzz targets: functions that take any bytes and panic if an invariant is violated.
 //!
-//! The targets of `fuzz/` call them, and so does the test that replays the corpus; so what a fuzzer found stays found.
+//! The targets of `fuzz/` call them, and so does the test that replays the corpus. So the tests find old mistakes
+//! again.
 
 use std::sync::{Arc, LazyLock};
 
@@ -25,13 +26,13 @@ pub const TARGETS: [Target; 5] = [
     ("record", record),
 ];
 
-/// What separates the two parts of an input that has two.
+/// The separator of an input with two parts.
 pub const SEPARATOR: &str = "\n---\n";
 
-/// Any body that is sent, for two profiles of the kind that people write.
+/// Tests any body, with two realistic profiles.
 ///
 /// # Panics
-/// If the answer is not one that the API server takes, or if a second pass changes something.
+/// Panics if the API server would reject the response, or if a second pass changes something.
 pub fn review_bytes(bytes: &[u8]) {
     static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(realistic);
     let ways = [
@@ -40,7 +41,7 @@ pub fn review_bytes(bytes: &[u8]) {
     ];
     for (endpoint, trust) in ways {
         if let Some((decided, answer)) = decide(bytes, &SNAPSHOT, endpoint, trust) {
-            let answer: Json = serde_json::from_slice(&answer).expect("the answer is JSON");
+            let answer: Json = serde_json::from_slice(&answer).expect("the response is JSON");
             assert!(answer["response"]["allowed"].is_boolean(), "{answer}");
             let Ok(review) = serde_json::from_slice::<Json>(bytes) else { continue };
             let _ = patched(&review["request"]["object"], &decided);
@@ -51,10 +52,10 @@ pub fn review_bytes(bytes: &[u8]) {
     }
 }
 
-/// Any text that is given as the spec of a profile.
+/// Tests any text as the spec of a profile.
 ///
 /// # Panics
-/// If it is refused without a reason, or if its patch does not apply.
+/// Panics if the profile is rejected without a reason, or if its patch does not apply.
 pub fn profile_yaml(bytes: &[u8]) {
     static POD: LazyLock<Json> = LazyLock::new(sample_pod);
     let Ok(text) = std::str::from_utf8(bytes) else { return };
@@ -63,16 +64,17 @@ pub fn profile_yaml(bytes: &[u8]) {
         let Some(profile) = compiled(&name, &spec) else { continue };
         let snapshot = snapshot([profile]);
         for trust in [RecordTrust::ManagedFields, RecordTrust::AsFound] {
-            let (decided, _) = decide(&review(&POD), &snapshot, Endpoint::Any, trust).expect("the review can be read");
+            let (decided, _) = decide(&review(&POD), &snapshot, Endpoint::Any, trust).expect("the review is valid");
             let _ = patched(&POD, &decided);
         }
     }
 }
 
-/// The spec of a profile and a pod, both as JSON.
+/// Tests the spec of a profile and a pod, both as JSON.
 ///
 /// # Panics
-/// If the patch does not apply, or if a second pass changes something although the profile does not contradict itself.
+/// Panics if the patch does not apply. Also panics if a second pass changes something, unless the profile may
+/// contradict itself.
 pub fn profile_and_pod(bytes: &[u8]) {
     let Some((spec, pod)) = std::str::from_utf8(bytes).ok().and_then(|text| text.split_once(SEPARATOR)) else { return };
     let (Ok(mut spec), Ok(pod)) = (serde_json::from_str::<Json>(spec), serde_json::from_str::<Json>(pod)) else {
@@ -102,7 +104,7 @@ pub fn profile_and_pod(bytes: &[u8]) {
             if let Some((decided, _)) = decide(&review(&pod), &snapshot, Endpoint::Any, trust) {
                 let after = patched(&pod, &decided);
                 let (second, _) =
-                    decide(&review(&after), &snapshot, Endpoint::Any, trust).expect("it could be read before");
+                    decide(&review(&after), &snapshot, Endpoint::Any, trust).expect("the review is still valid");
                 let _ = patched(&after, &second);
             }
         }
@@ -112,10 +114,10 @@ pub fn profile_and_pod(bytes: &[u8]) {
     }
 }
 
-/// The source of an expression.
+/// Tests the source of an expression.
 ///
 /// # Panics
-/// If it does more than its meter.
+/// Panics if the expression exceeds its meter, or has two different results.
 pub fn expression(bytes: &[u8]) {
     static WORLD: LazyLock<Json> = LazyLock::new(world);
     static SCOPE: LazyLock<Scope> = LazyLock::new(|| {
@@ -132,15 +134,15 @@ pub fn expression(bytes: &[u8]) {
     let first = expression.evaluate_outcome(&Borrowed(&WORLD), &mut meter);
     assert!(meter.left() <= Meter::EXPRESSION);
     let second = expression.evaluate_outcome(&Borrowed(&WORLD), &mut Meter::new());
-    assert_eq!(format!("{first:?}"), format!("{second:?}"), "the same expression has another value");
+    assert_eq!(format!("{first:?}"), format!("{second:?}"), "the expression has two results");
     let _ = expression.evaluate_text(&Borrowed(&WORLD), &mut Meter::new());
     let _ = expression.evaluate_bool(&Borrowed(&WORLD), &mut Meter::new());
 }
 
-/// The text of a record, and what managedFields say.
+/// Tests the text of an injection record with managedFields.
 ///
 /// # Panics
-/// If a patch does not apply, or if a record that is not believed makes a difference.
+/// Panics if a patch does not apply, or if an untrusted record makes a difference.
 pub fn record(bytes: &[u8]) {
     static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(realistic);
     let Ok(text) = std::str::from_utf8(bytes) else { return };
@@ -152,34 +154,34 @@ pub fn record(bytes: &[u8]) {
     let plain = pod.clone();
     pod["metadata"]["annotations"][INJECTED_ANNOTATION] = json!(record);
     for trust in [RecordTrust::ManagedFields, RecordTrust::AsFound] {
-        let (decided, _) = decide(&review(&pod), &SNAPSHOT, Endpoint::Any, trust).expect("the review can be read");
+        let (decided, _) = decide(&review(&pod), &SNAPSHOT, Endpoint::Any, trust).expect("the review is valid");
         let mut after = patched(&pod, &decided);
-        let (second, _) = decide(&review(&after), &SNAPSHOT, Endpoint::Any, trust).expect("it could be read before");
+        let (second, _) = decide(&review(&after), &SNAPSHOT, Endpoint::Any, trust).expect("the review is still valid");
         let _ = patched(&after, &second);
         if !decided.decision.notices.contains(&Notice::RecordDropped) {
             continue;
         }
-        let (without, _) = decide(&review(&plain), &SNAPSHOT, Endpoint::Any, trust).expect("it could be read before");
+        let (without, _) = decide(&review(&plain), &SNAPSHOT, Endpoint::Any, trust).expect("the review is still valid");
         let mut expected = patched(&plain, &without);
         for object in [&mut after, &mut expected] {
             if let Some(annotations) = object["metadata"]["annotations"].as_object_mut() {
                 annotations.remove(INJECTED_ANNOTATION);
             }
         }
-        assert_eq!(after, expected, "a record that is not believed makes a difference");
+        assert_eq!(after, expected, "an untrusted record makes a difference");
     }
 }
 
-/// Profiles of the kind that people write.
+/// Returns a snapshot with realistic profiles.
 #[must_use]
 pub fn realistic() -> Snapshot {
     let files = [include_str!("../cases/mesh.yaml"), include_str!("../cases/vault.yaml")];
     let profiles = files.into_iter().flat_map(|file| {
-        let file: Json = serde_saphyr::from_str(file).expect("a file of cases");
+        let file: Json = serde_saphyr::from_str(file).expect("the file is valid YAML");
         let profiles = file["profiles"].as_object().cloned().unwrap_or_default();
         profiles.into_iter().map(|(name, spec)| {
-            let spec = serde_json::from_value(spec).expect("a profile");
-            Arc::new(compile(&ProfileName::cluster(&*name), &spec).expect("a profile that is right"))
+            let spec = serde_json::from_value(spec).expect("the profile has the form of a spec");
+            Arc::new(compile(&ProfileName::cluster(&*name), &spec).expect("the profile compiles"))
         })
     });
     snapshot(profiles.collect::<Vec<_>>())
@@ -195,14 +197,14 @@ fn compiled(name: &ProfileName, spec: &ProfileSpec) -> Option<Arc<CompiledProfil
     match compile(name, spec) {
         Ok(profile) => Some(Arc::new(profile)),
         Err(reasons) => {
-            assert!(!reasons.is_empty(), "refused without a reason");
+            assert!(!reasons.is_empty(), "rejected without a reason");
             let _ = reasons.iter().map(ToString::to_string).collect::<String>();
             None
         }
     }
 }
 
-/// A review of a pod that is being created.
+/// Returns the review of a pod's creation.
 #[must_use]
 pub fn review(pod: &Json) -> Vec<u8> {
     let review = json!({
@@ -217,7 +219,7 @@ pub fn review(pod: &Json) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
-/// Decides about a body and answers it; `None` if it is not a review.
+/// Decides about a body, and returns the decision and the response; `None` if it is not a review.
 fn decide(
     body: &[u8],
     snapshot: &Snapshot,
@@ -236,13 +238,13 @@ fn decide(
 fn patched(object: &Json, decided: &Decided) -> Json {
     let mut object = object.clone();
     if let Some(patch) = &decided.patch {
-        let patch: json_patch::Patch = serde_json::from_slice(patch).expect("the patch is one");
+        let patch: json_patch::Patch = serde_json::from_slice(patch).expect("the patch is a JSON patch");
         json_patch::patch(&mut object, &patch).expect("the patch applies");
     }
     object
 }
 
-/// A second pass over the result of the first one changes nothing, where nobody forged a record.
+/// Asserts that a second pass changes nothing. The record of the pod is removed first, because it may be forged.
 fn assert_settles(pod: &Json, snapshot: &Snapshot) {
     let mut pod = pod.clone();
     if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Json::as_object_mut) {
@@ -250,12 +252,13 @@ fn assert_settles(pod: &Json, snapshot: &Snapshot) {
     }
     let Some((first, _)) = decide(&review(&pod), snapshot, Endpoint::Any, RecordTrust::AsFound) else { return };
     let after = patched(&pod, &first);
-    let (second, _) = decide(&review(&after), snapshot, Endpoint::Any, RecordTrust::AsFound).expect("it can be read");
+    let (second, _) =
+        decide(&review(&after), snapshot, Endpoint::Any, RecordTrust::AsFound).expect("the review is still valid");
     let patch = second.patch.as_deref().map(String::from_utf8_lossy);
     assert!(patch.is_none(), "the second pass changes something: {pod}\n-> {after}\n-> {patch:?}");
 }
 
-/// A pod with some of everything that profiles look at.
+/// Returns a pod with fields of most kinds that profiles read.
 #[must_use]
 pub fn sample_pod() -> Json {
     json!({
@@ -300,7 +303,7 @@ struct Borrowed<'w>(&'w Json);
 
 impl<'w> Bindings<'w> for Borrowed<'w> {
     fn value(&self, name: &str, _: &mut Meter) -> Result<Value<'w>, EvaluationError> {
-        let value = self.0.get(name).ok_or_else(|| EvaluationError::new(format!("{name} is not there")))?;
+        let value = self.0.get(name).ok_or_else(|| EvaluationError::new(format!("{name} does not exist")))?;
         Ok(value.into())
     }
 

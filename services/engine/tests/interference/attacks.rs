@@ -1,4 +1,4 @@
-//! Profiles of namespaces that once took away what the platform's profiles did.
+//! Namespaced profiles that once undid the changes of cluster profiles.
 
 use std::sync::Arc;
 
@@ -38,24 +38,24 @@ fn named<const N: usize>(profiles: [(&str, Json); N]) -> Vec<(String, Json)> {
     profiles.into_iter().map(|(name, spec)| (name.to_owned(), spec)).collect()
 }
 
-/// What the profiles make of a pod in two passes, and what became of the namespace's in the first.
+/// Returns the pod after two passes, and the outcomes of the namespaced profiles in the first.
 fn injected<const P: usize, const N: usize>(
     object: &Json,
     platform: [(&str, Json); P],
     own: [(&str, Json); N],
 ) -> (Json, Vec<(ProfileOutcome, Reason)>) {
     let (platform, namespaced) = compiled(&named(platform), &named(own));
-    assert_eq!((platform.len(), namespaced.len()), (P, N), "all profiles compile");
+    assert_eq!((platform.len(), namespaced.len()), (P, N), "some profiles do not compile");
     let all: Vec<_> = platform.into_iter().chain(namespaced).collect();
     let (decided, first) = pass(object, &all, &[]);
     let first = first.unwrap();
     let (_, second) = pass(&first, &all, &[]);
-    assert_eq!(second.as_ref(), Some(&first), "another pass changes nothing");
+    assert_eq!(second.as_ref(), Some(&first), "a further pass changes something");
     let own = decided.decision.profiles.iter().filter(|decision| decision.profile.name().namespace.is_some());
     (first, own.map(|decision| (decision.outcome, decision.reason)).collect())
 }
 
-/// What the guard put there stands as it was put.
+/// Asserts that the guard's values are unchanged.
 fn assert_guarded(pod: &Json) {
     let containers = pod["spec"]["containers"].as_array().unwrap();
     let guards: Vec<_> = containers.iter().filter(|container| container["name"] == "guard").collect();
@@ -85,16 +85,16 @@ const LEFT_OUT: (ProfileOutcome, Reason) = (ProfileOutcome::Skipped, Reason::Lim
 const APPLIED: (ProfileOutcome, Reason) = (ProfileOutcome::Applied, Reason::Injected);
 
 #[test]
-fn child_takes_no_protection_from_its_parent() {
+fn child_keeps_protection_of_parent() {
     let child = json!({"extends": {"name": "guard"}});
     let (pod, own) = injected(&pod(), [("guard", guard())], [("a", child), ("own", replacing())]);
     assert_guarded(&pod);
     assert_eq!(own, [APPLIED, LEFT_OUT]);
 }
 
-/// The place of a child among the platform's profiles is its parent's, whatever `order` it says.
+/// A child is applied in the order of its parent, regardless of its own `order`.
 #[test]
-fn child_is_applied_in_its_parents_place() {
+fn child_is_applied_in_order_of_parent() {
     let second = json!({"activation": "Always", "order": 200, "containers": [{
         "name": "traced", "match": {"types": ["Injected"]}, "template": {"env": [{"name": "TRACE", "value": "on"}]},
     }]});
@@ -105,9 +105,9 @@ fn child_is_applied_in_its_parents_place() {
     assert_eq!(own, [APPLIED]);
 }
 
-/// A value that the platform lets a namespace set can make a child fail; its parent does not go with it.
+/// A parameter that a namespace may set can make the child fail. Its parent is still applied.
 #[test]
-fn left_out_child_lets_parent_apply() {
+fn skipped_child_lets_parent_apply() {
     let mut named = guard();
     named["onError"] = json!("Skip");
     named["parameters"] = json!([{"name": "name", "type": "string", "default": "guard", "annotation": "x/name", "sources": ["Namespace"]}]);
@@ -118,7 +118,7 @@ fn left_out_child_lets_parent_apply() {
     assert_eq!(own, [(ProfileOutcome::Skipped, Reason::NameTaken)]);
 }
 
-/// A child of a profile that nobody asked for comes behind all of the platform's, and changes nothing of theirs.
+/// The child of an unrequested profile is applied after all cluster profiles, and must not change their values.
 #[test]
 fn child_of_unrequested_profile_changes_nothing_of_others() {
     let idle = json!({"activation": "Never", "order": 1, "template": {
@@ -153,7 +153,7 @@ fn join_adds_no_second_variable_of_a_name() {
 }
 
 #[test]
-fn nothing_stands_before_what_the_platform_puts_first() {
+fn platform_elements_stay_first() {
     let lock = |position: Json| {
         let mut lock = json!({"name": "egress-lock", "image": "registry.example.com/lock:1"});
         if !position.is_null() {
@@ -193,7 +193,7 @@ fn nothing_stands_before_what_the_platform_puts_first() {
 }
 
 #[test]
-fn large_namespaced_profiles_do_not_shed_the_platforms() {
+fn large_namespaced_profiles_displace_no_platform_profiles() {
     let mut guard = guard();
     guard["onError"] = json!("Skip");
     let fat = |number: usize| {
@@ -209,13 +209,13 @@ fn large_namespaced_profiles_do_not_shed_the_platforms() {
     let became: Vec<_> = decided.decision.profiles.iter().map(|decision| (decision.outcome, decision.reason)).collect();
     assert_eq!(became, [APPLIED, APPLIED, APPLIED, APPLIED, APPLIED, LEFT_OUT, LEFT_OUT]);
     assert_guarded(first.as_ref().unwrap());
-    // A patch is small again in a second pass.
+    // In a second pass, the patch is small again.
     assert_guarded(&pass(&first.unwrap(), &all, &[]).1.unwrap());
 }
 
-/// A value that a namespace may set can make the platform's own profile too large: then the platform's value counts.
+/// A parameter that a namespace may set can make the cluster profile too large. Then the platform's value is used.
 #[test]
-fn child_with_large_value_is_left_out() {
+fn child_with_large_value_is_skipped() {
     let mut sized = guard();
     sized["onError"] = json!("Skip");
     sized["parameters"] =
@@ -230,7 +230,8 @@ fn child_with_large_value_is_left_out() {
     assert_eq!(own, [LEFT_OUT]);
 }
 
-/// An agent whose container's name and whose limit for the author's containers a namespace may set.
+/// An agent with two parameters that a namespace may set: the name of its container, and the CPU limit of the
+/// author's containers.
 fn agent() -> Json {
     let parameter = |name: &str, default: &str| json!({"name": name, "type": "string", "default": default, "annotation": format!("agent/{name}"), "sources": ["Namespace"]});
     json!({
@@ -242,7 +243,8 @@ fn agent() -> Json {
     })
 }
 
-/// A value that a namespace sets for one cluster profile keeps no other cluster profile out: the platform's value counts.
+/// A parameter that a namespace sets for one cluster profile must not keep another cluster profile from being
+/// applied. Then the platform's value is used.
 #[test]
 fn child_displaces_no_later_cluster_profile() {
     let requests = json!([{"name": "requests", "match": {"types": ["App"]}, "template": {"resources": {"requests": {"cpu": "2"}}}}]);
@@ -264,7 +266,7 @@ fn child_displaces_no_later_cluster_profile() {
     }
 }
 
-/// What the author wrote in the platform's own words is the platform's as well.
+/// Values of the author that equal the platform's values are protected like them.
 #[test]
 fn confirmed_values_are_protected() {
     let mut copied = pod();
@@ -285,9 +287,10 @@ fn confirmed_values_are_protected() {
     }
 }
 
-/// Something that comes between two passes can make the platform add what a namespace's profile added before it.
+/// After another webhook's change between two passes, a cluster profile may add a container that a namespaced profile
+/// added before.
 #[test]
-fn platform_comes_first_also_in_a_second_pass() {
+fn platform_takes_precedence_in_second_pass() {
     let late = json!({"activation": "Always", "template": {"spec": {"containers": [{
         "name": "guard", "image": "registry.example.com/guard:1.0",
         "$when": "object.spec.containers.exists(c, c.name == 'mesh')",
@@ -318,7 +321,7 @@ fn platform_comes_first_also_in_a_second_pass() {
     assert_eq!((again.patch, settled), (None, Some(after)));
 }
 
-/// Whether an object passes the validation of the platform's that containers which are not `ours` have no environment.
+/// Whether an object passes the platform's validation that only containers with `ours` have an environment.
 fn is_valid(object: &Json, operation: &str, profiles: &[Arc<CompiledProfile>]) -> bool {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -338,7 +341,8 @@ fn is_valid(object: &Json, operation: &str, profiles: &[Arc<CompiledProfile>]) -
     }
 }
 
-/// `ours` is true for containers of the platform's profiles and of children that only extend them, not for a tenant's.
+/// `ours` is true for containers of cluster profiles and of children without own templates, and false for containers
+/// of namespaced profiles.
 #[test]
 fn only_platform_containers_are_ours() {
     let judge = json!({
@@ -363,7 +367,7 @@ fn only_platform_containers_are_ours() {
         platform.push(("judge".to_owned(), judge.clone()));
         let own: Vec<_> = own.into_iter().map(|(name, spec)| (name.to_owned(), spec)).collect();
         let (cluster, namespaced) = compiled(&platform, &own);
-        assert_eq!((cluster.len(), namespaced.len()), (platform.len(), own.len()), "all profiles compile");
+        assert_eq!((cluster.len(), namespaced.len()), (platform.len(), own.len()), "some profiles do not compile");
         let all: Vec<_> = cluster.into_iter().chain(namespaced).collect();
         let stored = pass(&pod(), &all, &[]).1.unwrap();
         assert_eq!(stored["spec"]["containers"][1]["name"], "guard");
@@ -373,9 +377,9 @@ fn only_platform_containers_are_ours() {
     }
 }
 
-/// What is taken away and put back as it was would be the namespace's in the record.
+/// If an element could be removed and added again unchanged, the record would attribute it to the namespaced profile.
 #[test]
-fn elements_are_not_taken_away_and_put_back() {
+fn elements_are_not_removed_and_added_again() {
     let mut again = guard()["template"]["spec"]["containers"][0].clone();
     again["$position"] = json!("First");
     let own = json!({"template": {"spec": {"containers": [{"$prune": "item.name == 'guard'"}, again]}}});
@@ -385,7 +389,7 @@ fn elements_are_not_taken_away_and_put_back() {
 }
 
 #[test]
-fn mounts_of_the_platform_are_not_hidden() {
+fn platform_mounts_are_not_hidden() {
     let mount = |folder: &str| {
         json!({
             "activation": "Always",
@@ -406,9 +410,9 @@ fn mounts_of_the_platform_are_not_hidden() {
     }
 }
 
-/// A word that means a profile of each asks for both.
+/// A value that requests a cluster profile and a namespaced profile applies both.
 #[test]
-fn profile_of_the_same_name_takes_no_place() {
+fn profiles_of_same_name_are_both_requested() {
     let asked = |image: &str| {
         let container = json!({"name": "logger", "image": image});
         json!({"template": {"spec": {"containers": [container]}}, "request": {"label": "log", "truthy": ["yes"]}})
@@ -430,9 +434,9 @@ fn profile_of_the_same_name_takes_no_place() {
     assert_eq!(became, [APPLIED]);
 }
 
-/// What a child did stands, though its text changes between two passes or it is gone.
+/// The changes of a child stay if its text changes between two passes, or if it is deleted.
 #[test]
-fn parent_takes_over_from_child_that_changes() {
+fn parent_keeps_changes_of_former_child() {
     let mut platform = guard();
     platform["parameters"] = json!([{"name": "mode", "type": "string", "default": "enforce", "annotation": "x/mode", "sources": ["Namespace"]}]);
     platform["template"]["spec"]["containers"][0]["env"][0]["value"] = json!("${params.mode}");
@@ -455,7 +459,7 @@ fn parent_takes_over_from_child_that_changes() {
         assert_eq!(
             decided.decision.profiles[0].reason,
             Reason::AlreadyInjected,
-            "the parent takes over what its child did"
+            "the parent keeps the changes of its child"
         );
         second["metadata"]["annotations"] = first["metadata"]["annotations"].clone();
         assert_eq!(second, first);

@@ -1,10 +1,10 @@
-//! What the platform's profiles made of an object, found without the engine: by comparing the object before and after.
+//! Finds the changes of cluster profiles without the engine, by comparing the object before and after.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json};
 
-/// Lists whose elements are told apart by a field.
+/// Lists with keyed elements, and the key field.
 const KEYED: [(&str, &str); 7] = [
     ("containers", "name"),
     ("initContainers", "name"),
@@ -15,7 +15,7 @@ const KEYED: [(&str, &str); 7] = [
     ("imagePullSecrets", "name"),
 ];
 
-/// Maps of which the platform may have set a part.
+/// Maps that several writers may share.
 const OPEN: [&str; 10] = [
     "metadata",
     "spec",
@@ -29,12 +29,12 @@ const OPEN: [&str; 10] = [
     "securityContext",
 ];
 
-/// What the platform says of an object.
+/// The changes of cluster profiles to an object.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// Places and what stands there; `None` if nothing does.
+    /// The changed values by path; `None` for removed ones.
     values: BTreeMap<Vec<String>, Option<Json>>,
-    /// Elements of lists that the platform added: the list, and the keys.
+    /// The elements that cluster profiles added: the path of the list, and the keys.
     added: BTreeMap<Vec<String>, Vec<String>>,
 }
 
@@ -48,7 +48,7 @@ fn keys(list: &Json, field: &str) -> Vec<String> {
 }
 
 impl Claims {
-    /// What is different after the platform's profiles.
+    /// Returns the changes of the cluster profiles.
     pub(super) fn of(before: &Json, after: &Json) -> Self {
         let mut claims = Self::default();
         claims.compare(&mut Vec::new(), before, after);
@@ -110,7 +110,8 @@ impl Claims {
         self.values.insert(path, value.cloned());
     }
 
-    /// Claims also what the object had already as the profiles would have made it: they make it of an object that has nothing.
+    /// Also claims original values that equal the platform's. `made` is the result of the same profiles for a minimal
+    /// object.
     pub(super) fn confirm(&mut self, bare: &Json, made: &Json, expected: &Json) {
         for (path, value) in Self::of(bare, made).values {
             let Some(value) = value else { continue };
@@ -124,19 +125,20 @@ impl Claims {
         }
     }
 
-    /// The first claim that does not hold.
+    /// Returns the first claim that is violated.
     pub(super) fn broken(&self, alone: &Json, together: &Json) -> Option<String> {
         for (path, value) in &self.values {
             let there = |object| at(object, path).filter(|found: &&Json| !found.is_null());
             let (found, expected) = (there(together), value.as_ref().filter(|value| !value.is_null()));
-            // Where the platform itself made a second element of a key, which of the two is meant is not known.
+            // If the platform itself added a second element with the same key, the claim is ambiguous and not
+            // checked.
             if there(alone) != expected {
                 continue;
             }
             if found != expected {
-                return Some(format!("{} is {found:?}, and the platform made it {expected:?}", path.join("/")));
+                return Some(format!("{} is {found:?}, but the platform set {expected:?}", path.join("/")));
             }
-            // Of two elements with one key, Kubernetes takes the last.
+            // Of two elements with the same key, Kubernetes uses the last.
             for end in 1..path.len() {
                 let Some(field) = path.get(end - 1).and_then(|name| key_field(name)) else { continue };
                 let count = |object: &Json| {
@@ -144,7 +146,7 @@ impl Claims {
                     keys.iter().filter(|key| **key == path[end]).count()
                 };
                 if count(together) > count(alone).max(1) {
-                    return Some(format!("{} stands twice", path[..=end].join("/")));
+                    return Some(format!("{} exists twice", path[..=end].join("/")));
                 }
             }
         }
@@ -152,7 +154,7 @@ impl Claims {
     }
 }
 
-/// Whether elements that the platform added to a list stand elsewhere than they stood.
+/// Returns an error if elements that the platform added to a list have moved.
 fn order_broken(list: &[String], added: &[String], alone: &Json, together: &Json) -> Option<String> {
     let field = key_field(list.last()?)?;
     let keys_in = |object: &Json| keys(at(object, list).unwrap_or(&Json::Null), field);
@@ -165,7 +167,7 @@ fn order_broken(list: &[String], added: &[String], alone: &Json, together: &Json
             before.sort();
             before
         };
-        // The namespace's may take away what is the author's.
+        // A namespaced profile may remove the author's elements.
         let stays = |key: &String| together.contains(key);
         let expected: Vec<_> = before(&alone).into_iter().filter(stays).collect();
         if before(&together) != expected {
@@ -174,10 +176,10 @@ fn order_broken(list: &[String], added: &[String], alone: &Json, together: &Json
     }
     let leading = alone.iter().take_while(|key| added.contains(key)).count();
     let begins_so = together.iter().take(leading).eq(alone.iter().take(leading));
-    (!begins_so).then(|| format!("something stands before the first of {place}: {alone:?} -> {together:?}"))
+    (!begins_so).then(|| format!("an element precedes the first of {place}: {alone:?} -> {together:?}"))
 }
 
-/// What stands at a place. Of two elements with one key, the last.
+/// Returns the value at a path. Of two elements with the same key, the last one counts.
 fn at<'j>(object: &'j Json, path: &[String]) -> Option<&'j Json> {
     let mut found = object;
     let mut list = None;
@@ -194,7 +196,7 @@ fn at<'j>(object: &'j Json, path: &[String]) -> Option<&'j Json> {
     Some(found)
 }
 
-/// All values within one that have nothing within them, with their places.
+/// Returns the values without nested values, with their paths.
 fn leaves(value: &Json) -> Vec<(Vec<String>, Json)> {
     let Json::Object(fields) = value else { return vec![(Vec::new(), value.clone())] };
     let mut all = Vec::new();

@@ -1,10 +1,10 @@
-//! Objects and profiles made from a row of numbers. A row of zeros makes the simplest of all.
+//! Generates objects and profiles from a sequence of numbers. A sequence of zeros gives the simplest ones.
 
 use serde_json::{Map, Value as Json, json};
 
 use super::parameter_key;
 
-/// Numbers, taken one after the other; behind the last come zeros.
+/// A sequence of numbers, followed by zeros.
 pub(super) struct Choices<'n> {
     numbers: std::slice::Iter<'n, u16>,
 }
@@ -18,7 +18,7 @@ impl<'n> Choices<'n> {
         usize::from(self.numbers.next().copied().unwrap_or(0)) % most
     }
 
-    /// True once in so many times; never for zeros.
+    /// Returns true once in this number of times; never for zeros.
     fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == times - 1
     }
@@ -28,7 +28,7 @@ impl<'n> Choices<'n> {
     }
 }
 
-/// Profiles, and objects that meet them: each object is a case.
+/// Profiles, and objects that they match. Each object is a case.
 #[derive(Debug)]
 pub(super) struct Profiles {
     pub(super) cluster: Vec<(String, Json)>,
@@ -36,27 +36,27 @@ pub(super) struct Profiles {
     pub(super) cases: Vec<Case>,
 }
 
-/// An object, and what happens to it.
+/// An object, and the events of the case.
 #[derive(Debug)]
 pub(super) struct Case {
     pub(super) object: Json,
-    /// Whether the author of the object may have written what the platform would add.
+    /// Whether the author may have written values that the platform would add.
     pub(super) copies: bool,
     pub(super) kind: Kind,
-    /// Whether the namespace's profiles are there in the first pass and in the second.
+    /// Whether the namespaced profiles exist in the first pass and in the second.
     pub(super) is_there: [bool; 2],
-    /// What another webhook, or who updates the object, does between two passes.
+    /// The change by another webhook or an update between two passes.
     foreign: usize,
 }
 
-/// What the object is. A pod is created and reviewed again; a config map is created and updated.
+/// The kind of the object. A pod is created and reviewed again; a config map is created and updated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Pod,
     ConfigMap,
 }
 
-/// Whose profile or object is made: values say whose they are.
+/// The owner of a profile or object. Values contain the owner.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     Author,
@@ -72,7 +72,7 @@ const KEYS: [&str; 3] = ["x.example.com/on", "x.example.com/two", "y.example.com
 const FOLDERS: [&str; 3] = ["/certs", "/data", "/own"];
 
 impl Profiles {
-    /// How many objects meet the same profiles.
+    /// The number of objects for the same profiles.
     pub(super) const CASES: usize = 16;
 
     pub(super) fn of(choices: &mut Choices<'_>) -> Self {
@@ -97,7 +97,7 @@ impl Profiles {
 }
 
 impl Case {
-    /// The object with nothing but what it has to have.
+    /// Returns a minimal version of the object.
     pub(super) fn bare(&self) -> Json {
         let mut bare = self.object.clone();
         bare["metadata"] = json!({"name": "web", "labels": {"go": "y"}});
@@ -105,7 +105,7 @@ impl Case {
         bare
     }
 
-    /// Changes an object as another webhook does.
+    /// Changes an object like another webhook.
     pub(super) fn change(&self, object: &mut Json) {
         let containers = |object: &mut Json, list: &str, place: usize, name: &str| {
             let container = json!({"name": name, "image": "registry.example.com/foreign:1"});
@@ -128,13 +128,13 @@ struct Maker<'m, 'n> {
     choices: &'m mut Choices<'n>,
     copies: bool,
     kind: Kind,
-    /// Whether the profile has a parameter to read.
+    /// Whether the profile has a parameter.
     parameter: bool,
     whose: Whose,
 }
 
 impl Maker<'_, '_> {
-    /// A value that says whose it is; an author's that copies says it is the platform's.
+    /// Returns a value with the name of the owner. An author who copies may use the platform's value.
     fn value(&mut self) -> &'static str {
         match self.whose {
             Whose::Author if self.copies && self.choices.one_in(2) => "platform",
@@ -144,7 +144,7 @@ impl Maker<'_, '_> {
         }
     }
 
-    /// An expression.
+    /// Returns an expression.
     fn computed(&self) -> &'static str {
         if self.parameter { "${params.value}" } else { "${'own'}" }
     }
@@ -189,7 +189,7 @@ impl Maker<'_, '_> {
         metadata["annotations"] = json!({"author.example.com/a": "1"});
         metadata["managedFields"] = json!([{"manager": "m", "operation": "Update", "fieldsV1": {"f:metadata": {}}}]);
         if self.choices.one_in(2) {
-            // Everything that stands in the pod is the author's, as far as it says.
+            // According to managedFields, the author owns these containers.
             let own = json!({"f:spec": {"f:containers": {"k:{\"name\":\"guard\"}": {}, "k:{\"name\":\"side\"}": {}, "k:{\"name\":\"app\"}": {}}}});
             metadata["managedFields"][0]["fieldsV1"] = own;
         }
@@ -275,7 +275,7 @@ impl Maker<'_, '_> {
         profile
     }
 
-    /// Template and rules.
+    /// Generates the template and the container rules of a profile.
     fn text(&mut self, profile: &mut Json) {
         let mut template = json!({});
         for map in ["labels", "annotations"] {
@@ -326,7 +326,7 @@ impl Maker<'_, '_> {
     }
 
     fn conflict(&mut self) -> &'static str {
-        // What is kept is not what the platform makes, though it may look so.
+        // A kept value is the author's, even if it equals the platform's value.
         let words: &[_] =
             if self.copies { &["Merge", "Replace", "Fail"] } else { &["Merge", "Replace", "Fail", "Keep"] };
         self.choices.pick(words)
@@ -343,7 +343,7 @@ impl Maker<'_, '_> {
         }
     }
 
-    /// A list with directives around and beside its elements.
+    /// Generates a list with directives around and beside its elements.
     fn list(&mut self, field: &str, mut one: impl FnMut(&mut Self) -> Json, most: usize) -> Json {
         let mut items = vec![one(self)];
         for _ in 0..self.choices.below(most) {
@@ -367,7 +367,7 @@ impl Maker<'_, '_> {
         Json::Array(items)
     }
 
-    /// A rule on elements that are there, which sets a field of theirs.
+    /// Generates a directive that changes or removes existing elements.
     fn change(&mut self, field: &str) -> Json {
         let value = match field {
             "image" => json!(self.image()),
@@ -384,7 +384,7 @@ impl Maker<'_, '_> {
         }
     }
 
-    /// A container of a template.
+    /// Generates a container of a template.
     fn element(&mut self, names: &[&str]) -> Json {
         match self.choices.below(12) {
             10 => {
@@ -416,7 +416,7 @@ impl Maker<'_, '_> {
                 "existing.hasValue()",
                 "!existing.hasValue()",
             ];
-            // What a condition leaves out is not what the platform makes either.
+            // A container whose condition is false is not the platform's either.
             let count = if self.copies { 1 } else { conditions.len() };
             container["$when"] = json!(self.choices.pick(&conditions[..count]));
         }
@@ -434,7 +434,7 @@ impl Maker<'_, '_> {
         container
     }
 
-    /// What containers have, in a template with directives.
+    /// Generates the fields of a container; in a template, with directives.
     fn fill(&mut self, container: &mut Json) {
         let is_template = self.whose != Whose::Author;
         if self.choices.one_in(2) {
@@ -444,7 +444,7 @@ impl Maker<'_, '_> {
                 let variables = self.several(3, Self::variable);
                 unique(variables, "name")
             };
-            // The API server sends no list that is empty.
+            // The API server omits empty lists.
             if container["env"] == json!([]) {
                 container.as_object_mut().unwrap().remove("env");
             }
@@ -525,7 +525,7 @@ impl Maker<'_, '_> {
     }
 }
 
-/// The elements whose keys no element before them has.
+/// Returns the elements without those that repeat a key.
 fn unique(mut elements: Vec<Json>, field: &str) -> Json {
     let mut seen = std::collections::HashSet::new();
     elements.retain(|element| seen.insert(element[field].to_string()));

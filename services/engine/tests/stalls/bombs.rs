@@ -1,5 +1,5 @@
-//! Profiles that do much by themselves (long templates, loops, joins and regular expressions), and pods that make much work
-//! for a profile: long values, values that refer to themselves, large records.
+//! Profiles that do much work (long templates, loops, joins and regular expressions), and pods that cause much work
+//! for a profile: long values, references among values, large records.
 
 use serde_json::{Value as Json, json};
 
@@ -31,7 +31,7 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             TOO_LARGE,
         ),
         bomb(
-            "64 KB of a template for a container that is added",
+            "64 KB of a template for an added container",
             added((0..1_900).map(|number| json!({"name": format!("E{number}"), "value": "$(E3)"})).collect()),
             small(),
             EITHER,
@@ -46,19 +46,19 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
         ),
         bomb("10,000 elements of one $forEach", with_list(env(each(json!({})))), annotated(numbers(10_000)), TOO_LARGE),
         bomb(
-            "10,000 elements of one $forEach in a container that is added",
+            "10,000 elements of one $forEach in an added container",
             with_list(added(each(json!({})))),
             annotated(numbers(10_000)),
             TOO_MUCH,
         ),
         bomb(
-            "10,000 elements that each go first",
+            "10,000 elements with position First",
             with_list(added(each(json!({"$position": "First"})))),
             annotated(numbers(10_000)),
             TOO_MUCH,
         ),
         bomb(
-            "10,000 elements at places of their own",
+            "10,000 elements with different positions",
             with_list(env(each(json!({"$position": {"after": "V${item}"}})))),
             {
                 let mut pod = variables(10_000, |_| String::new());
@@ -68,19 +68,19 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             EITHER,
         ),
         bomb(
-            "10,000 elements, each of which refers to the next one",
+            "10,000 elements, each of which references the next",
             with_list(added(each(json!({"value": "$(E${index + 1})"})))),
             annotated(numbers(10_000)),
             TOO_MUCH,
         ),
         bomb(
-            "1,000 elements, each of which refers to the next one",
+            "1,000 elements, each of which references the next",
             with_list(added(each(json!({"value": "$(E${index + 1})"})))),
             annotated(numbers(1_000)),
             DONE,
         ),
         bomb(
-            "a million elements of a $forEach in a $forEach",
+            "a million elements of a nested $forEach",
             with_variables(
                 added(json!([{
                     "$forEach": "variables.thousand", "$as": "outer",
@@ -92,7 +92,7 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             TOO_MUCH,
         ),
         bomb(
-            "a million items of a list that is one value",
+            "a million items of a list without keys",
             with_variables(
                 template(json!({"spec": {"containers": [{"name": "proxy", "image": "p", "args": [{
                     "$forEach": "variables.thousand", "$as": "outer",
@@ -104,7 +104,7 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             TOO_MUCH,
         ),
         bomb(
-            "many lists that are spliced",
+            "many spliced lists",
             with_variables(
                 added(
                     (0..40)
@@ -121,7 +121,7 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             TOO_MUCH,
         ),
         bomb(
-            "10,000 joins to one variable of a container that is added",
+            "10,000 joins to one variable of an added container",
             with_list(added(json!([
                 {"$forEach": "params.list", "name": "ALL", "value": "${item}", "$join": {"separator": ","}},
             ]))),
@@ -129,7 +129,7 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             TOO_MUCH,
         ),
         bomb(
-            "a large value with a field laid over it, which is made 5,000 times and never put anywhere",
+            "a large value with a merged field, computed 5,000 times and never used",
             with_list(template(json!({"spec": {"containers": [{
                 "$forEach": "params.list", "name": "app", "image": "i", "$conflict": "Merge",
                 "resources": {"$value": "${object.metadata.annotations}", "limits": {"cpu": "1"}, "$conflict": "Keep"},
@@ -143,7 +143,7 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             TOO_MUCH,
         ),
         bomb(
-            "a large value that is what is there, compared 10,000 times",
+            "a large value equal to the existing one, compared 10,000 times",
             with_list(env(json!([{"$forEach": "params.list", "name": "V0", "value": "x".repeat(60_000)}]))),
             {
                 let mut pod = variables(1, |_| "x".repeat(60_000));
@@ -153,7 +153,7 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             TOO_MUCH,
         ),
         bomb(
-            "a thousand mounts of volumes that nobody has, all of them left out",
+            "a thousand omitted mounts of missing volumes",
             template(json!({"spec": {"containers": [{"name": "proxy", "image": "p", "volumeMounts": (0..1_000)
                 .map(|n| json!({"$when": "false", "name": format!("v{n}"), "mountPath": format!("/{n}")}))
                 .collect::<Vec<_>>()}]}})),
@@ -167,7 +167,7 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             EITHER,
         ),
         bomb(
-            "regular expressions over long texts",
+            "regular expressions over long strings",
             rule(
                 json!({"types": ["App"], "where": "object.metadata.annotations['example.com/x'].matches('(x+x+)+y')"}),
                 json!({"tty": true}),
@@ -180,7 +180,7 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             TOO_MUCH,
         ),
         bomb(
-            "a thousand regular expressions that are computed",
+            "a thousand computed regular expressions",
             rule(
                 json!({"types": ["App"], "where": "container.name.matches('(' + container.name + '{1,50}){1,50}')"}),
                 json!({"tty": true}),
@@ -243,7 +243,7 @@ pub(crate) fn pod_bombs() -> Vec<Bomb> {
             EITHER,
         ),
         bomb(
-            "a join of two lists, of which each has one large object with its keys in another order",
+            "a join of two lists with one large object each, whose keys have different orders",
             {
                 let mut profile = template(json!({"spec": {"tolerations": {"$value": "${params.list}", "$join": {}}}}));
                 profile = with_list(profile);
@@ -259,12 +259,7 @@ pub(crate) fn pod_bombs() -> Vec<Bomb> {
             },
             &["already_injected", "injected"],
         ),
-        bomb(
-            "a megabyte of references that are not closed",
-            joined(""),
-            variables(1, |_| "$(".repeat(500_000)),
-            EITHER,
-        ),
+        bomb("a megabyte of unclosed references", joined(""), variables(1, |_| "$(".repeat(500_000)), EITHER),
         bomb(
             "a megabyte of references",
             joined(""),
@@ -272,13 +267,13 @@ pub(crate) fn pod_bombs() -> Vec<Bomb> {
             EITHER,
         ),
         bomb(
-            "5,000 variables that refer to one another, and some that are joined",
+            "5,000 variables that reference each other, some of them joined",
             env((0..50).map(|n| json!({"name": format!("V{n}"), "value": "b", "$join": {"separator": ","}})).collect()),
             variables(5_000, |number| format!("$(V{})", number + 1)),
             EITHER,
         ),
         bomb(
-            "5,000 containers and a rule that looks at all of them",
+            "5,000 containers and a rule that reads all of them",
             rule(json!({"types": ["App"], "where": "containers.size() > 0"}), json!({"tty": true})),
             many(5_000),
             EITHER,
@@ -290,7 +285,7 @@ pub(crate) fn pod_bombs() -> Vec<Bomb> {
             EITHER,
         ),
         bomb(
-            "10,000 containers and a rule that asks for the primary one, the overlays and the namespace",
+            "10,000 containers and a rule that reads the primary container, the overlays and the namespace",
             with_variables(
                 rule(
                     json!({"types": ["App"], "where": "primary.name != '' && overlays.size() == 0 && variables.local"}),
@@ -314,13 +309,13 @@ pub(crate) fn pod_bombs() -> Vec<Bomb> {
             EITHER,
         ),
         bomb(
-            "64 KB of variables for a container that has 20,000",
+            "64 KB of variables for a container with 20,000",
             env((0..1_500).map(|n| json!({"name": format!("E{n}"), "value": "x"})).collect()),
             variables(20_000, |_| "x".to_owned()),
             EITHER,
         ),
         bomb(
-            "64 KB of annotations for a pod that has 100,000",
+            "64 KB of annotations for a pod with 100,000",
             template(json!({"metadata": {"annotations": (0..5_000)
                 .map(|number| (format!("a{number}"), json!("")))
                 .collect::<serde_json::Map<_, _>>()}})),

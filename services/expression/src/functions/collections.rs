@@ -1,12 +1,12 @@
-//! Functions on lists, maps and optionals. The entries of a map keep their order: those of the first map first, then those
-//! that the others add.
+//! Functions on lists, maps and optionals. A merged map has the entries of the first map first, followed by new
+//! entries of the others.
 
 use std::cmp::Ordering;
 
-use super::{Call, Evaluated, Function, count, global, member, part, part_of, range_in, shown};
+use super::{Call, Evaluated, Function, count, global, member, part, part_of, range_in, truncated};
 use crate::error::EvaluationError;
 use crate::meter::Meter;
-use crate::operators::{arithmetic, equal, granted_order, order};
+use crate::operators::{arithmetic, equal, order, unmetered_order};
 use crate::parse::Operator;
 use crate::value::{Key, ListBuilder, MapBuilder, Text, TextBuilder, Value};
 
@@ -80,7 +80,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
         let chosen = if inner(call)?.is_some() { call.value(0) } else { call.value(1) };
         match chosen {
             Value::Optional(_) => Ok(chosen.clone()),
-            _ => Err(call.wrong(1, "an optional").with_help("use .orValue(...)")),
+            _ => Err(call.type_error(1, "an optional").with_help("use .orValue(...)")),
         }
     })
     .native(),
@@ -96,7 +96,7 @@ fn slice<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 }
 
 fn flatten<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
-    let depth = if call.given(1) { call.size(1)? } else { 1 };
+    let depth = if call.has_argument(1) { call.size(1)? } else { 1 };
     call.list(0)?;
     let mut list = call.value(0).clone();
     for _ in 0..depth {
@@ -152,16 +152,16 @@ pub(crate) fn sort<'v, T>(
         for item in items.iter() {
             let item = key(item);
             // Values of one type that compare with the first one also compare with one another.
-            if item.type_name() != first.type_name() || granted_order(first, item).is_none() {
+            if item.type_name() != first.type_name() || unmetered_order(first, item).is_none() {
                 return Err(EvaluationError::new(format!(
                     "a list is sorted by values of one kind; there are {} and {}",
-                    first.described(),
-                    item.described()
+                    first.describe(),
+                    item.describe()
                 )));
             }
         }
     }
-    items.sort_by(|left, right| granted_order(key(left), key(right)).unwrap_or(Ordering::Equal));
+    items.sort_by(|left, right| unmetered_order(key(left), key(right)).unwrap_or(Ordering::Equal));
     Ok(())
 }
 
@@ -173,7 +173,7 @@ fn sum<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         matches!(value, Value::Int(_) | Value::UInt(_) | Value::Double(_) | Value::Duration(_) | Value::Quantity(_))
     };
     if !addable(first) {
-        return Err(call.error(format!("the list has {} in it, which cannot be summed", first.described())));
+        return Err(call.error(format!("the list has {} in it, which cannot be summed", first.describe())));
     }
     items.try_fold(first.clone(), |sum, item| arithmetic(Operator::Add, &sum, item, call.meter))
 }
@@ -185,7 +185,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
     for item in items.iter() {
         let found = order(item, best, call.meter)?;
         let found =
-            found.ok_or_else(|| call.error(format!("{} and {} do not compare", item.described(), best.described())))?;
+            found.ok_or_else(|| call.error(format!("{} and {} do not compare", item.describe(), best.describe())))?;
         if found == wanted {
             best = item;
         }
@@ -195,7 +195,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
 
 /// Implements `list.indexOf(value)` and `list.lastIndexOf(value)`.
 pub(super) fn index_of<'v>(call: &mut Call<'_, 'v>, last: bool) -> Evaluated<'v> {
-    if call.given(2) {
+    if call.has_argument(2) {
         return Err(call.error("a list is searched as a whole: it takes one argument"));
     }
     let items = call.list(0)?;
@@ -239,7 +239,7 @@ fn to_map<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             return Err(call.error("each item is a list of a key and a value"));
         };
         let Some(key) = key.to_key() else {
-            return Err(call.error(format!("the key of a map cannot be {}", key.described())));
+            return Err(call.error(format!("the key of a map cannot be {}", key.describe())));
         };
         map.insert_if_absent(key, value.clone(), call.meter)?;
     }
@@ -281,7 +281,8 @@ fn pairs<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         if !text.as_str().is_empty() {
             text.push(",", call.meter)?;
         }
-        let value = value.to_text().map_err(|error| call.error(format!("the value of {:?}: {error}", shown(&key))))?;
+        let value =
+            value.to_text().map_err(|error| call.error(format!("the value of {:?}: {error}", truncated(&key))))?;
         for piece in [&key, "=", &value] {
             text.push(piece, call.meter)?;
         }
@@ -299,7 +300,7 @@ fn parse_pairs<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             continue;
         }
         let Some((key, value)) = piece.split_once('=') else {
-            return Err(call.error(format!("{:?} has no = in it; pairs are written a=b,c=d", shown(piece))));
+            return Err(call.error(format!("{:?} has no = in it; pairs are written a=b,c=d", truncated(piece))));
         };
         let key = Text::owned(key.trim(), call.meter)?;
         map.insert(Key::String(key), part_of(text, value.trim(), call.meter)?, call.meter)?;
@@ -310,6 +311,6 @@ fn parse_pairs<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 fn inner<'a, 'v>(call: &Call<'a, 'v>) -> Result<Option<&'a Value<'v>>, EvaluationError> {
     match call.value(0) {
         Value::Optional(present) => Ok(present.as_ref().map(|present| present.value())),
-        _ => Err(call.wrong(0, "an optional").with_help("what may be absent is read with a.?b or a[?b]")),
+        _ => Err(call.type_error(0, "an optional").with_help("what may be absent is read with a.?b or a[?b]")),
     }
 }

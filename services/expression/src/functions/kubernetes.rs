@@ -3,76 +3,71 @@
 use json_patch::{PatchOperation, patch};
 use sha2::{Digest, Sha256};
 
-use super::{Call, Evaluated, Function, global, part_of, shown, strings};
+use super::{Call, Evaluated, Function, global, part_of, strings, truncated};
 use crate::MAXIMUM_RESULT;
 use crate::error::EvaluationError;
 use crate::meter::Meter;
 use crate::value::{Items, Key, MapBuilder, Text, Value};
 
-pub(super) const FUNCTIONS: &[Function] =
-    &[
-        global("hasEnv(container, name, ...)", |call| {
-            let entries = listed(call, "env")?;
-            for place in 1..call.arguments.len() {
-                if named(call, &entries, "name", place)?.is_some() {
-                    return Ok(Value::Bool(true));
-                }
+pub(super) const FUNCTIONS: &[Function] = &[
+    global("hasEnv(container, name, ...)", |call| {
+        let entries = items_of(call, 0, "env")?;
+        for index in 1..call.arguments.len() {
+            if named(call, &entries, "name", index)?.is_some() {
+                return Ok(Value::Bool(true));
             }
-            Ok(Value::Bool(false))
-        }),
-        global("envIsRef(container, name)", |call| {
-            let entries = listed(call, "env")?;
-            let entry = named(call, &entries, "name", 1)?;
-            let source = entry.map(|entry| entry.member("valueFrom", call.meter)).transpose()?.flatten();
-            Ok(Value::Bool(source.is_some()))
-        }),
-        global("hasMount(container, name)", |call| {
-            let mounts = listed(call, "volumeMounts")?;
-            let field = if call.text(1)?.starts_with('/') { "mountPath" } else { "name" };
-            Ok(Value::Bool(named(call, &mounts, field, 1)?.is_some()))
-        }),
-        global("portNumber(container, port)", |call| {
-            let port = call.value(1);
-            match number_of(call, 0, port)? {
-                Some(number) => Ok(Value::Int(number)),
-                None if port.as_str().is_some() => Err(call
-                    .error(format!("the container has no port named {:?}", shown(port.as_str().unwrap_or_default())))),
-                None => Err(call.wrong(1, "a number or the name of a port")),
-            }
-        }),
-        global("numberedPorts(probe, container)", numbered_ports),
-        global("image(text)", image),
-        global("short(text, length)", |call| {
-            let (text, length) = (call.text(0)?, call.size(1)?);
-            if length <= HASH {
-                return Err(call.error(format!("the length has to be more than {HASH}")));
-            }
-            call.meter.charge_memory(text.len())?;
-            let text = short(text, length);
-            Value::owned(&text, call.meter)
-        }),
-        global("dnsLabel(text)", |call| {
-            let text = call.text(0)?;
-            call.meter.charge_memory(2 * text.len())?;
-            let text = dns_label(text);
-            if text.is_empty() {
-                return Err(call.error("the text has no letter or digit"));
-            }
-            call.short(&text)
-        }),
-        global("jitter(minimum, maximum)", jitter),
-        global("jsonPatch(value, operations)", json_patch),
-    ];
+        }
+        Ok(Value::Bool(false))
+    }),
+    global("envIsRef(container, name)", |call| {
+        let entries = items_of(call, 0, "env")?;
+        let entry = named(call, &entries, "name", 1)?;
+        let source = entry.map(|entry| entry.member("valueFrom", call.meter)).transpose()?.flatten();
+        Ok(Value::Bool(source.is_some()))
+    }),
+    global("hasMount(container, name)", |call| {
+        let mounts = items_of(call, 0, "volumeMounts")?;
+        let field = if call.text(1)?.starts_with('/') { "mountPath" } else { "name" };
+        Ok(Value::Bool(named(call, &mounts, field, 1)?.is_some()))
+    }),
+    global("portNumber(container, port)", |call| {
+        let port = call.value(1);
+        match number_of(call, 0, port)? {
+            Some(number) => Ok(Value::Int(number)),
+            None if port.as_str().is_some() => Err(call
+                .error(format!("the container has no port named {:?}", truncated(port.as_str().unwrap_or_default())))),
+            None => Err(call.type_error(1, "a number or the name of a port")),
+        }
+    }),
+    global("numberedPorts(probe, container)", numbered_ports),
+    global("image(text)", image),
+    global("short(text, length)", |call| {
+        let (text, length) = (call.text(0)?, call.size(1)?);
+        if length <= HASH {
+            return Err(call.error(format!("the length has to be more than {HASH}")));
+        }
+        call.meter.charge_memory(text.len())?;
+        let text = short(text, length);
+        Value::owned(&text, call.meter)
+    }),
+    global("dnsLabel(text)", |call| {
+        let text = call.text(0)?;
+        call.meter.charge_memory(2 * text.len())?;
+        let text = dns_label(text);
+        if text.is_empty() {
+            return Err(call.error("the text has no letter or digit"));
+        }
+        call.short_text(&text)
+    }),
+    global("jitter(minimum, maximum)", jitter),
+    global("jsonPatch(value, operations)", json_patch),
+];
 
-/// Returns a list of a container; an empty one if it is absent.
-fn listed<'v>(call: &mut Call<'_, 'v>, field: &str) -> Result<Items<'v>, EvaluationError> {
-    items_of(call, 0, field)
-}
-
-fn items_of<'v>(call: &mut Call<'_, 'v>, place: usize, field: &str) -> Result<Items<'v>, EvaluationError> {
-    let container = call.value(place);
+/// Returns the items of a list in a container; none if the list is absent.
+fn items_of<'v>(call: &mut Call<'_, 'v>, index: usize, field: &str) -> Result<Items<'v>, EvaluationError> {
+    let container = call.value(index);
     if !container.is_map() {
-        return Err(call.wrong(place, "a container"));
+        return Err(call.type_error(index, "a container"));
     }
     let list = container.member(field, call.meter)?;
     let items = list.map(|list| list.items(call.meter)).transpose()?.flatten();
@@ -122,7 +117,7 @@ fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Res
     })
 }
 
-/// Replaces the ports of a probe or handler by numbers. Names that the container does not have are kept.
+/// Replaces the ports of a probe or handler by numbers. Port names that the container lacks are kept.
 fn numbered_ports<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let mut probe = MapBuilder::new();
     for (key, value) in call.map(0)? {
@@ -175,8 +170,8 @@ fn image<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     image.finish(call.meter)
 }
 
-/// Truncates a string to this number of characters. A truncated string ends in a hash of all of it, so that it stays
-/// unique.
+/// Truncates a string to this number of characters. A truncated string ends in a hash of the whole string, so that it
+/// stays unique.
 fn short(text: &str, length: usize) -> String {
     if text.chars().count() <= length {
         return text.to_owned();
@@ -192,7 +187,7 @@ fn dns_label(text: &str) -> String {
     short(text.trim_matches('-'), LABEL)
 }
 
-/// Returns a number that is distributed evenly over requests, and constant for one request.
+/// Returns a number that is evenly distributed over requests, and constant for one request.
 fn jitter<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (minimum, maximum) = (call.int(0)?, call.int(1)?);
     let span = i128::from(maximum) - i128::from(minimum) + 1;
@@ -209,28 +204,28 @@ fn jitter<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 /// The maximum number of operations of one patch.
 const OPERATIONS: usize = 64;
 
-/// Bytes of memory for each byte of copied JSON.
+/// The bytes of memory to charge for each byte of copied JSON.
 const MEMORY: usize = 16;
 
 fn json_patch<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let mut value = call.value(0).to_json(call.meter)?.unwrap_or_default();
     let memory = call.meter.memory_left();
     let operations = call.value(1).to_json(call.meter)?.unwrap_or_default();
-    // The error for an invalid operation contains it, escaped.
+    // If an operation is invalid, the error message contains it, escaped.
     call.meter.charge((memory - call.meter.memory_left()) / 2)?;
     let operations: Vec<PatchOperation> = serde_json::from_value(operations)
-        .map_err(|error| call.error(format!("the operations are no JSON patch: {}", shown(&error.to_string()))))?;
+        .map_err(|error| call.error(format!("the operations are no JSON patch: {}", truncated(&error.to_string()))))?;
     if operations.len() > OPERATIONS {
         return Err(call.error(format!("a patch has at most {OPERATIONS} operations")));
     }
     let mut size = value.to_string().len();
-    for (place, operation) in operations.iter().enumerate() {
-        // An operation processes at most the whole value, which is measured again afterwards.
+    for (index, operation) in operations.iter().enumerate() {
+        // An operation processes at most the whole value. The size is measured again after each operation.
         let copies = !matches!(operation, PatchOperation::Remove(_) | PatchOperation::Test(_));
         call.meter.charge(10 + size)?;
         call.meter.charge_memory(if copies { size.saturating_mul(MEMORY) } else { 0 })?;
         patch(&mut value, std::slice::from_ref(operation))
-            .map_err(|error| call.error(format!("operation {place} cannot be applied: {}", error.kind)))?;
+            .map_err(|error| call.error(format!("operation {index} cannot be applied: {}", error.kind)))?;
         size = value.to_string().len();
         if size > MAXIMUM_RESULT {
             return Err(call.error("the result is too large"));

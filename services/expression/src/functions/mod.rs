@@ -11,7 +11,7 @@ use super::meter::Meter;
 use super::pattern::Pattern;
 use super::value::{Items, Key, Text, TextBuilder, Value};
 
-/// A function of the language. The name and the number of arguments are read from the signature.
+/// A function of the language. Its signature determines the name and the number of arguments.
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) name: &'static str,
@@ -91,7 +91,7 @@ impl Function {
         (self.minimum..=self.maximum).contains(&arguments)
     }
 
-    /// Creates a function from its signature, in which the receiver of a member function stands before the dot.
+    /// Creates a function from its signature. In the signature of a member function, the receiver precedes the dot.
     const fn new(style: Style, signature: &'static str, run: Run) -> Self {
         let name = name_in(style, signature);
         let (named, is_open) = parameters_in(signature);
@@ -135,14 +135,14 @@ const fn member(signature: &'static str, run: Run) -> Function {
 /// Returns the name of the function in a signature. The name of a global function may contain a dot.
 const fn name_in(style: Style, signature: &'static str) -> &'static str {
     let (mut start, mut end, mut rest) = (0, 0, signature.as_bytes());
-    while let [byte, behind @ ..] = rest {
+    while let [byte, tail @ ..] = rest {
         match *byte {
             b'(' => break,
             b'.' if matches!(style, Style::Member) => start = end + 1,
             _ => {}
         }
         end += 1;
-        rest = behind;
+        rest = tail;
     }
     signature.split_at(end).0.split_at(start).1
 }
@@ -151,90 +151,98 @@ const fn name_in(style: Style, signature: &'static str) -> &'static str {
 const fn parameters_in(signature: &str) -> (usize, bool) {
     let (mut count, mut rest) = (0, signature.as_bytes());
     let mut within = false;
-    while let [byte, behind @ ..] = rest {
+    while let [byte, tail @ ..] = rest {
         match *byte {
             b'(' => {
                 within = true;
-                count = if matches!(behind, [b')', ..]) { 0 } else { 1 };
+                count = if matches!(tail, [b')', ..]) { 0 } else { 1 };
             }
             b',' => count += 1,
             // The dots stand for further arguments.
             b'.' if within => return (count - 1, true),
             _ => {}
         }
-        rest = behind;
+        rest = tail;
     }
     (count, false)
 }
 
 impl<'a, 'v> Call<'a, 'v> {
-    fn given(&self, place: usize) -> bool {
-        place < self.arguments.len()
+    fn has_argument(&self, index: usize) -> bool {
+        index < self.arguments.len()
     }
 
-    fn value(&self, place: usize) -> &'a Value<'v> {
+    fn value(&self, index: usize) -> &'a Value<'v> {
         // The compiler has checked the number of arguments.
-        self.arguments.get(place).unwrap_or(&Value::Null)
+        self.arguments.get(index).unwrap_or(&Value::Null)
     }
 
-    fn text(&mut self, place: usize) -> Result<&'a Text<'v>, EvaluationError> {
-        match self.value(place) {
+    fn text(&mut self, index: usize) -> Result<&'a Text<'v>, EvaluationError> {
+        match self.value(index) {
             Value::String(text) => {
                 // The caller reads all of the string.
                 self.meter.charge(text.len() / 64)?;
                 Ok(text)
             }
-            _ => Err(self.wrong(place, "a string")),
+            _ => Err(self.type_error(index, "a string")),
         }
     }
 
-    fn int(&self, place: usize) -> Result<i64, EvaluationError> {
-        match self.value(place) {
+    fn int(&self, index: usize) -> Result<i64, EvaluationError> {
+        match self.value(index) {
             Value::Int(number) => Ok(*number),
-            Value::UInt(number) => i64::try_from(*number).map_err(|_| self.wrong(place, "an int")),
-            _ => Err(self.wrong(place, "an int")),
+            Value::UInt(number) => i64::try_from(*number).map_err(|_| self.type_error(index, "an int")),
+            _ => Err(self.type_error(index, "an int")),
         }
     }
 
     /// Returns an argument as a number of items or characters.
-    fn size(&self, place: usize) -> Result<usize, EvaluationError> {
-        let number = self.int(place)?;
+    fn size(&self, index: usize) -> Result<usize, EvaluationError> {
+        let number = self.int(index)?;
         usize::try_from(number).map_err(|_| self.error(format!("{number} is negative")))
     }
 
-    fn list(&mut self, place: usize) -> Result<Items<'v>, EvaluationError> {
-        let items = self.value(place).items(self.meter)?;
-        items.ok_or_else(|| self.wrong(place, "a list"))
+    /// Returns an optional argument as a maximum number. If it is absent or negative, there is no maximum.
+    fn limit(&self, index: usize) -> Result<usize, EvaluationError> {
+        if !self.has_argument(index) {
+            return Ok(usize::MAX);
+        }
+        Ok(usize::try_from(self.int(index)?).unwrap_or(usize::MAX))
     }
 
-    fn map(&mut self, place: usize) -> Result<Vec<(Key<'v>, Value<'v>)>, EvaluationError> {
-        let entries = self.value(place).entries(self.meter)?;
-        entries.ok_or_else(|| self.wrong(place, "a map"))
+    fn list(&mut self, index: usize) -> Result<Items<'v>, EvaluationError> {
+        let items = self.value(index).items(self.meter)?;
+        items.ok_or_else(|| self.type_error(index, "a list"))
+    }
+
+    fn map(&mut self, index: usize) -> Result<Vec<(Key<'v>, Value<'v>)>, EvaluationError> {
+        let entries = self.value(index).entries(self.meter)?;
+        entries.ok_or_else(|| self.type_error(index, "a map"))
     }
 
     /// Returns an argument as a list of strings.
-    fn texts(&mut self, place: usize) -> Result<Vec<Text<'v>>, EvaluationError> {
-        let items = self.list(place)?;
+    fn texts(&mut self, index: usize) -> Result<Vec<Text<'v>>, EvaluationError> {
+        let items = self.list(index)?;
         self.meter.charge_items(items.len())?;
         items
             .iter()
             .map(|item| match item {
                 Value::String(text) => Ok(text.clone()),
-                _ => Err(self.error(format!("the list has {} in it where a string is wanted", item.described()))),
+                _ => Err(self.error(format!("the list has {} in it where a string is wanted", item.describe()))),
             })
             .collect()
     }
 
     /// Creates the error for an argument of the wrong type.
     #[cold]
-    fn wrong(&self, place: usize, wanted: &str) -> EvaluationError {
-        let value = self.value(place);
-        let found = value.described();
+    fn type_error(&self, index: usize, wanted: &str) -> EvaluationError {
+        let value = self.value(index);
+        let found = value.describe();
         let name = self.function.name;
-        let error = EvaluationError::new(match (self.function.style, place) {
+        let error = EvaluationError::new(match (self.function.style, index) {
             (Style::Member, 0) => format!("`{name}` is called on {wanted}, not on {found}"),
-            (Style::Member, _) => format!("argument {place} of `{name}` has to be {wanted}, and is {found}"),
-            (Style::Global, _) => format!("argument {} of `{name}` has to be {wanted}, and is {found}", place + 1),
+            (Style::Member, _) => format!("argument {index} of `{name}` has to be {wanted}, and is {found}"),
+            (Style::Global, _) => format!("argument {} of `{name}` has to be {wanted}, and is {found}", index + 1),
         });
         let error = match value {
             Value::Optional(_) => error.with_help("say what counts if it is absent: .orValue(...)"),
@@ -249,14 +257,14 @@ impl<'a, 'v> Call<'a, 'v> {
     }
 
     /// Creates a string of at most this number of bytes. The meter is charged before the string is written.
-    fn written(&mut self, bytes: usize, write: impl FnOnce(&mut TextBuilder) -> std::fmt::Result) -> Evaluated<'v> {
+    fn build_text(&mut self, bytes: usize, write: impl FnOnce(&mut TextBuilder) -> std::fmt::Result) -> Evaluated<'v> {
         let mut text = TextBuilder::with_capacity(bytes, self.meter)?;
         write(&mut text).map_err(|_| self.error("the text is longer than it was said to be"))?;
         text.finish(self.meter)
     }
 
     /// Copies a short string, such as a formatted number.
-    fn short(&mut self, text: &str) -> Evaluated<'v> {
+    fn short_text(&mut self, text: &str) -> Evaluated<'v> {
         Value::owned(text, self.meter)
     }
 }
@@ -271,7 +279,7 @@ impl EvaluationError {
 /// Returns a part of a string, which borrows from the same source.
 ///
 /// # Errors
-/// The meter does not grant the copy of a part of a computed string.
+/// Fails if the part must be copied, because the string is computed, and the meter does not grant the copy.
 fn part<'v>(text: &Text<'v>, range: std::ops::Range<usize>, meter: &mut Meter) -> Result<Text<'v>, EvaluationError> {
     match text {
         Text::Borrowed(text) => Ok(Text::Borrowed(text.get(range).unwrap_or_default())),
@@ -288,13 +296,13 @@ fn range_in(text: &str, inner: &str) -> std::ops::Range<usize> {
 /// Returns a part of a string as a value.
 ///
 /// # Errors
-/// The same as those of [`part`].
+/// Fails like [`part`].
 fn part_of<'v>(text: &Text<'v>, inner: &str, meter: &mut Meter) -> Evaluated<'v> {
     Ok(Value::String(part(text, range_in(text, inner), meter)?))
 }
 
 /// Truncates a string for messages.
-pub(super) fn shown(text: &str) -> &str {
+pub(super) fn truncated(text: &str) -> &str {
     text.char_indices().nth(60).map_or(text, |(end, _)| text.get(..end).unwrap_or_default())
 }
 

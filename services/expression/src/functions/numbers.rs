@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::{Call, Evaluated, Function, global, member, shown};
+use super::{Call, Evaluated, Function, global, member, truncated};
 use crate::error::EvaluationError;
 use crate::operators::{double_text, nearest, negate, order, quantities};
 use crate::parse::Operator;
@@ -28,21 +28,21 @@ pub(super) const FUNCTIONS: &[Function] = &[
         Value::Int(number) if *number < 0 => negate(call.value(0)),
         Value::Double(number) => Ok(Value::Double(number.abs())),
         value @ (Value::Int(_) | Value::UInt(_)) => Ok(value.clone()),
-        _ => Err(call.wrong(0, "a number")),
+        _ => Err(call.type_error(0, "a number")),
     }),
     global("math.sign(number)", |call| match call.value(0) {
         Value::Int(number) => Ok(Value::Int(number.signum())),
         Value::UInt(number) => Ok(Value::UInt((*number).min(1))),
         Value::Double(number) if *number == 0.0 || number.is_nan() => Ok(Value::Double(*number)),
         Value::Double(number) => Ok(Value::Double(number.signum())),
-        _ => Err(call.wrong(0, "a number")),
+        _ => Err(call.type_error(0, "a number")),
     }),
     global("duration(text)", |call| match call.value(0) {
         span @ Value::Duration(_) => Ok(span.clone()),
         Value::String(text) => parse_duration(text).map(Value::Duration).ok_or_else(|| {
-            call.error(format!("{:?} is no duration", shown(text))).with_help("it is written 1h30m, 6s, 250ms")
+            call.error(format!("{:?} is no duration", truncated(text))).with_help("it is written 1h30m, 6s, 250ms")
         }),
-        _ => Err(call.wrong(0, "a string")),
+        _ => Err(call.type_error(0, "a string")),
     })
     .native(),
     member("duration.getHours()", |call| units(call, 3_600_000_000_000)).native(),
@@ -56,25 +56,25 @@ pub(super) const FUNCTIONS: &[Function] = &[
             let quantity = quantity::of_double(*number).map(Value::Quantity);
             quantity.ok_or_else(|| call.error(format!("{number} is no quantity, or one that is too large")))
         }
-        Value::String(text) => quantity::parse(text).map(Value::Quantity).ok_or_else(|| {
-            call.error(format!("{:?} is no quantity", shown(text))).with_help("it is written 500m, 1.5, 64Mi, 2G")
+        Value::String(text) => Quantity::read(text).map(Value::Quantity).ok_or_else(|| {
+            call.error(format!("{:?} is no quantity", truncated(text))).with_help("it is written 500m, 1.5, 64Mi, 2G")
         }),
-        _ => Err(call.wrong(0, "a string or a number")),
+        _ => Err(call.type_error(0, "a string or a number")),
     })
     .native(),
-    global("isQuantity(text)", |call| Ok(Value::Bool(quantity::parse(call.text(0)?).is_some()))).native(),
+    global("isQuantity(text)", |call| Ok(Value::Bool(Quantity::is_written(call.text(0)?)))).native(),
     member("quantity.add(quantity)", |call| called(call, Operator::Add)).native(),
     member("quantity.sub(quantity)", |call| called(call, Operator::Subtract)).native(),
     member("quantity.isGreaterThan(quantity)", |call| {
-        Ok(Value::Bool(quantity_of(call, 0)?.worth() > quantity_of(call, 1)?.worth()))
+        Ok(Value::Bool(quantity_of(call, 0)?.billionths() > quantity_of(call, 1)?.billionths()))
     })
     .native(),
     member("quantity.isLessThan(quantity)", |call| {
-        Ok(Value::Bool(quantity_of(call, 0)?.worth() < quantity_of(call, 1)?.worth()))
+        Ok(Value::Bool(quantity_of(call, 0)?.billionths() < quantity_of(call, 1)?.billionths()))
     })
     .native(),
     member("quantity.compareTo(quantity)", |call| {
-        let order = quantity_of(call, 0)?.worth().cmp(&quantity_of(call, 1)?.worth());
+        let order = quantity_of(call, 0)?.billionths().cmp(&quantity_of(call, 1)?.billionths());
         Ok(Value::Int(i64::from(order as i8)))
     })
     .native(),
@@ -86,7 +86,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     .native(),
     member("quantity.asApproximateFloat()", |call| Ok(Value::Double(quantity_of(call, 0)?.approximately()))).native(),
     member("quantity.sign()", |call| {
-        Ok(Value::Int(i64::try_from(quantity_of(call, 0)?.worth().signum()).unwrap_or(0)))
+        Ok(Value::Int(i64::try_from(quantity_of(call, 0)?.billionths().signum()).unwrap_or(0)))
     }),
 ];
 
@@ -106,9 +106,9 @@ fn int<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             return number_text(text)
                 .parse()
                 .map(Value::Int)
-                .map_err(|_| call.error(format!("{:?} is no whole number", shown(text))));
+                .map_err(|_| call.error(format!("{:?} is no whole number", truncated(text))));
         }
-        _ => return Err(call.wrong(0, "a number or a string")),
+        _ => return Err(call.type_error(0, "a number or a string")),
     };
     number.map(Value::Int).ok_or_else(|| call.error("the number does not fit into an int"))
 }
@@ -122,14 +122,14 @@ fn uint<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             return number_text(text)
                 .parse()
                 .map(Value::UInt)
-                .map_err(|_| call.error(format!("{:?} is no whole number", shown(text))));
+                .map_err(|_| call.error(format!("{:?} is no whole number", truncated(text))));
         }
-        _ => return Err(call.wrong(0, "a number or a string")),
+        _ => return Err(call.type_error(0, "a number or a string")),
     };
     number.map(Value::UInt).ok_or_else(|| call.error("the number does not fit into a uint"))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "the nearest double is what is asked for")]
+#[expect(clippy::cast_precision_loss, reason = "the result is the nearest double")]
 fn double<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     Ok(Value::Double(match call.value(0) {
         Value::Double(number) => *number,
@@ -140,9 +140,9 @@ fn double<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             return number_text(text)
                 .parse()
                 .map(Value::Double)
-                .map_err(|_| call.error(format!("{:?} is no number", shown(text))));
+                .map_err(|_| call.error(format!("{:?} is no number", truncated(text))));
         }
-        _ => return Err(call.wrong(0, "a number or a string")),
+        _ => return Err(call.type_error(0, "a number or a string")),
     }))
 }
 
@@ -170,12 +170,12 @@ fn string<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             let text = std::str::from_utf8(bytes).map_err(|_| call.error("the bytes are no UTF-8 text"))?;
             Value::owned(text, call.meter)
         }
-        Value::Null | Value::Type(_) => Err(call.wrong(0, "a bool, number, string, duration or quantity")),
+        Value::Null | Value::Type(_) => Err(call.type_error(0, "a bool, number, string, duration or quantity")),
         value => {
             call.meter.charge(NUMBER)?;
             let text = text_of(value);
-            let text = text.ok_or_else(|| call.wrong(0, "a bool, number, string, duration or quantity"))?;
-            call.short(&text)
+            let text = text.ok_or_else(|| call.type_error(0, "a bool, number, string, duration or quantity"))?;
+            call.short_text(&text)
         }
     }
 }
@@ -186,9 +186,9 @@ fn bool<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         Value::String(text) => match &**text {
             "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Value::Bool(true)),
             "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Value::Bool(false)),
-            _ => Err(call.error(format!("{:?} is neither true nor false", shown(text)))),
+            _ => Err(call.error(format!("{:?} is neither true nor false", truncated(text)))),
         },
-        _ => Err(call.wrong(0, "a bool or a string")),
+        _ => Err(call.type_error(0, "a bool or a string")),
     }
 }
 
@@ -196,7 +196,7 @@ fn bytes<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     match call.value(0) {
         bytes @ Value::Bytes(_) => Ok(bytes.clone()),
         Value::String(text) => Value::bytes(text.as_bytes(), call.meter),
-        _ => Err(call.wrong(0, "a string")),
+        _ => Err(call.type_error(0, "a string")),
     }
 }
 
@@ -204,11 +204,11 @@ fn rounded<'v>(call: &mut Call<'_, 'v>, round: fn(f64) -> f64) -> Evaluated<'v> 
     match call.value(0) {
         Value::Double(number) => Ok(Value::Double(round(*number))),
         Value::Quantity(quantity) => Ok(Value::Double(round(quantity.approximately()))),
-        _ => Err(call.wrong(0, "a double")),
+        _ => Err(call.type_error(0, "a double")),
     }
 }
 
-fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
+fn extreme<'v>(call: &mut Call<'_, 'v>, expected_order: Ordering) -> Evaluated<'v> {
     let numbers = if call.arguments.len() == 1 && call.value(0).is_list() {
         call.list(0)?
     } else {
@@ -223,8 +223,8 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
         );
         let found = order(number, best, call.meter)?.filter(|_| is_number);
         let found =
-            found.ok_or_else(|| call.error(format!("{} does not compare with numbers here", number.described())))?;
-        if found == wanted {
+            found.ok_or_else(|| call.error(format!("{} does not compare with numbers here", number.describe())))?;
+        if found == expected_order {
             best = number;
         }
     }
@@ -248,7 +248,7 @@ const UNITS: [(&str, i64); 8] = [
 fn units<'v>(call: &mut Call<'_, 'v>, unit: i64) -> Evaluated<'v> {
     match call.value(0) {
         Value::Duration(span) => Ok(Value::Int(span / unit)),
-        _ => Err::<_, EvaluationError>(call.wrong(0, "a duration")),
+        _ => Err::<_, EvaluationError>(call.type_error(0, "a duration")),
     }
 }
 
@@ -269,9 +269,9 @@ fn parse_duration(text: &str) -> Option<i64> {
     }
     while !rest.is_empty() {
         let length = rest.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
-        let (number, behind) = rest.split_at_checked(length)?;
-        let length = behind.bytes().take_while(|byte| !byte.is_ascii_digit() && *byte != b'.').count();
-        let (unit, behind) = behind.split_at_checked(length)?;
+        let (number, tail) = rest.split_at_checked(length)?;
+        let length = tail.bytes().take_while(|byte| !byte.is_ascii_digit() && *byte != b'.').count();
+        let (unit, tail) = tail.split_at_checked(length)?;
         let (_, unit) = UNITS.iter().find(|(name, _)| *name == unit)?;
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         if whole.is_empty() && fraction.is_empty() || number.len() > 20 {
@@ -283,7 +283,7 @@ fn parse_duration(text: &str) -> Option<i64> {
         if !fraction.is_empty() {
             total += fraction.parse::<i128>().ok()? * unit / 10_i128.pow(u32::try_from(fraction.len()).ok()?);
         }
-        rest = behind;
+        rest = tail;
         if total > i128::from(i64::MAX) {
             return None;
         }
@@ -306,7 +306,7 @@ fn quantity_of(call: &Call<'_, '_>, place: usize) -> Result<Quantity, Evaluation
     match call.value(place) {
         Value::Quantity(quantity) => Ok(*quantity),
         Value::Int(number) => Ok(Quantity::of(*number)),
-        _ => Err(call.wrong(place, "a quantity").with_help("make it one: quantity('500m')")),
+        _ => Err(call.type_error(place, "a quantity").with_help("make it one: quantity('500m')")),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use regex::{Captures, Regex};
 
-use super::{Call, Evaluated, Function, global, member, part_of, shown};
+use super::{Call, Evaluated, Function, global, member, part_of, truncated};
 use crate::error::EvaluationError;
 use crate::meter::Meter;
 use crate::pattern::{COMPUTED_SIZE, Pattern};
@@ -17,8 +17,9 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("regex.replace(text, pattern, replacement)", replace).with_pattern(1),
 ];
 
-/// Steps for compiling a computed pattern, and the bytes of its memory that cost one more step. Literals are compiled
-/// with their expression. [`COMPUTED_SIZE`] bounds the memory, which is known only after compiling.
+/// The cost of compiling a computed pattern: a fixed number of steps, and the bytes of its memory that cost one more
+/// step. Literals are compiled with their expression. The memory is known only after compiling, and [`COMPUTED_SIZE`]
+/// bounds it.
 const COMPILING: (usize, usize) = (10_000, 32);
 
 /// Returns the pattern of a call: the literal, or a computed one.
@@ -32,10 +33,10 @@ fn pattern_of(call: &mut Call<'_, '_>) -> Result<Pattern, EvaluationError> {
     }
     call.meter.charge(COMPILING.0)?;
     let pattern = Pattern::compile_at_most(text, COMPUTED_SIZE)
-        .map_err(|message| call.error(format!("{:?}: {message}", shown(text))))?;
+        .map_err(|message| call.error(format!("{:?}: {message}", truncated(text))))?;
     call.meter.charge(pattern.memory() / COMPILING.1)?;
     call.meter.take_memory(pattern.memory())?;
-    call.meter.remember(text, &pattern);
+    call.meter.cache_pattern(text, &pattern);
     Ok(pattern)
 }
 
@@ -58,7 +59,7 @@ fn find<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 }
 
 fn find_all<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
-    let limit = if call.given(2) { usize::try_from(call.int(2)?).unwrap_or(usize::MAX) } else { usize::MAX };
+    let limit = call.limit(2)?;
     let (text, pattern) = operands(call)?;
     call.meter.charge(pattern.search_steps(text.len()))?;
     let mut found = ListBuilder::new();
@@ -92,19 +93,19 @@ fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     call.meter.charge(pattern.search_steps(text.len()))?;
     call.meter.charge(pattern.group_steps(text.len()))?;
     let for_each_match = SEARCH + pattern.regex().captures_len() + pieces.len();
-    let mut made = TextBuilder::with_capacity(0, call.meter)?;
-    let mut behind = 0;
+    let mut result = TextBuilder::with_capacity(0, call.meter)?;
+    let mut tail = 0;
     for captures in pattern.regex().captures_iter(text) {
         let Some(found) = captures.get(0) else { continue };
         call.meter.charge(for_each_match)?;
-        made.push(text.get(behind..found.start()).unwrap_or_default(), call.meter)?;
+        result.push(text.get(tail..found.start()).unwrap_or_default(), call.meter)?;
         for piece in &pieces {
-            made.push(piece.text(&captures), call.meter)?;
+            result.push(piece.text(&captures), call.meter)?;
         }
-        behind = found.end();
+        tail = found.end();
     }
-    made.push(text.get(behind..).unwrap_or_default(), call.meter)?;
-    made.finish(call.meter)
+    result.push(text.get(tail..).unwrap_or_default(), call.meter)?;
+    result.finish(call.meter)
 }
 
 /// A piece of a replacement.
@@ -123,33 +124,33 @@ impl<'t> Piece<'t> {
     }
 }
 
-/// Parses a replacement. `$$` is a dollar sign, and so is a `$` without a name. A group that the pattern does not have
-/// is empty.
+/// Parses a replacement. `$$` is a dollar sign, and so is a `$` without a name. A group that the pattern lacks is
+/// empty.
 fn pieces<'t>(replacement: &'t str, regex: &Regex, meter: &mut Meter) -> Result<Vec<Piece<'t>>, EvaluationError> {
     meter.charge_bytes(replacement.len())?;
     let mut pieces = Vec::new();
     let (mut rest, mut has_braces) = (replacement, true);
     while !rest.is_empty() {
-        // The name is compared with those of the groups.
+        // The charge covers comparing the name with the names of all groups.
         meter.charge(4 + regex.captures_len() / 4)?;
         meter.take_memory(2 * size_of::<Piece<'_>>())?;
-        let Some(behind) = rest.strip_prefix('$') else {
-            let (literal, behind) = rest.split_at(rest.find('$').unwrap_or(rest.len()));
+        let Some(tail) = rest.strip_prefix('$') else {
+            let (literal, tail) = rest.split_at(rest.find('$').unwrap_or(rest.len()));
             pieces.push(Piece::Literal(literal));
-            rest = behind;
+            rest = tail;
             continue;
         };
-        let braced = behind.strip_prefix('{').filter(|_| has_braces).map(|behind| behind.split_once('}'));
+        let braced = tail.strip_prefix('{').filter(|_| has_braces).map(|tail| tail.split_once('}'));
         // If no brace closes here, none closes later either, so the search is not repeated.
         has_braces &= braced != Some(None);
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
-        let length = behind.find(|letter| !is_name(letter)).unwrap_or(behind.len());
+        let length = tail.find(|letter| !is_name(letter)).unwrap_or(tail.len());
         let (name, after) = match braced.flatten() {
             Some(braced) => braced,
-            None if length > 0 => behind.split_at(length),
+            None if length > 0 => tail.split_at(length),
             None => {
                 pieces.push(Piece::Literal("$"));
-                rest = behind.strip_prefix('$').unwrap_or(behind);
+                rest = tail.strip_prefix('$').unwrap_or(tail);
                 continue;
             }
         };
@@ -165,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replacement_is_expanded_as_by_the_library() {
+    fn replacement_expands_like_regex_crate() {
         let regex = Regex::new("(?P<first>[a-z])([0-9])").unwrap();
         for replacement in
             ["<$1>", "${first}-${2}", "$$1", "$", "a$", "$first_", "${", "${${$1", "$0$0", "${x}y", "$1a", "$-$2", ""]
@@ -173,15 +174,15 @@ mod tests {
             let expected = regex.replace_all("a1 b2!", replacement);
             let captures = regex.captures_iter("a1 b2!");
             let mut found = String::new();
-            let mut behind = 0;
+            let mut tail = 0;
             for captures in captures {
-                found.push_str(&"a1 b2!"[behind..captures.get(0).unwrap().start()]);
+                found.push_str(&"a1 b2!"[tail..captures.get(0).unwrap().start()]);
                 for piece in pieces(replacement, &regex, &mut Meter::new()).unwrap() {
                     found.push_str(piece.text(&captures));
                 }
-                behind = captures.get(0).unwrap().end();
+                tail = captures.get(0).unwrap().end();
             }
-            found.push_str(&"a1 b2!"[behind..]);
+            found.push_str(&"a1 b2!"[tail..]);
             assert_eq!(found, expected, "{replacement}");
         }
     }

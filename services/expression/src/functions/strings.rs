@@ -1,5 +1,5 @@
-//! Functions on strings, and functions that encode values as strings and decode them. Positions are counted in characters,
-//! as everywhere in CEL.
+//! Functions on strings, and functions that encode values as strings and decode them. Positions count characters, as
+//! in CEL.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use sha2::{Digest, Sha256};
 
-use super::{Call, Evaluated, Function, count, global, member, part, part_of, shown};
+use super::{Call, Evaluated, Function, count, global, member, part, part_of, truncated};
 use crate::MAXIMUM_RESULT;
 use crate::error::EvaluationError;
 use crate::operators::{double_text, nearest};
@@ -17,7 +17,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("size(value)", size).native(),
     member("value.size()", size).native(),
     member("text.contains(part)", |call| {
-        call.searches()?;
+        call.charge_search()?;
         Ok(Value::Bool(call.text(0)?.contains(&**call.text(1)?)))
     })
     .native(),
@@ -28,12 +28,16 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("text.lastIndexOf(part, from)", last_index_of).with_optional_last().native(),
     member("text.lowerAscii()", |call| {
         let text = call.text(0)?;
-        call.written(text.len(), |out| text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_lowercase())))
+        call.build_text(text.len(), |out| {
+            text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_lowercase()))
+        })
     })
     .native(),
     member("text.upperAscii()", |call| {
         let text = call.text(0)?;
-        call.written(text.len(), |out| text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_uppercase())))
+        call.build_text(text.len(), |out| {
+            text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_uppercase()))
+        })
     })
     .native(),
     member("text.trim()", |call| {
@@ -49,36 +53,36 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("text.format(list)", format).native(),
     global("strings.quote(text)", |call| {
         let text = call.text(0)?;
-        // An escape takes up to six bytes.
+        // The longest escape of a byte has six bytes.
         call.meter.charge_memory(6 * text.len())?;
         let quoted = serde_json::to_string(&**text).unwrap_or_default();
-        call.written(quoted.len(), |out| out.write_str(&quoted))
+        call.build_text(quoted.len(), |out| out.write_str(&quoted))
     })
     .native(),
     global("base64.encode(bytes)", |call| {
         let bytes = bytes_of(call)?;
         call.meter.charge_text(bytes.len() / 3 * 4 + 4)?;
         let text = STANDARD.encode(bytes);
-        call.short(&text)
+        call.short_text(&text)
     }),
     global("base64.decode(text)", |call| {
         let text = call.text(0)?;
         call.meter.charge_memory(text.len())?;
         let engine = if text.ends_with('=') || text.len() % 4 == 0 { &STANDARD } else { &STANDARD_NO_PAD };
         let bytes = engine.decode(text.as_bytes());
-        let bytes = bytes.map_err(|_| call.error(format!("{:?} is not base64", shown(text))))?;
+        let bytes = bytes.map_err(|_| call.error(format!("{:?} is not base64", truncated(text))))?;
         Value::bytes(&bytes, call.meter)
     }),
     global("sha256(value)", |call| {
         let text = hexadecimal(&Sha256::digest(bytes_of(call)?));
-        call.short(&text)
+        call.short_text(&text)
     }),
     global("toJson(value)", |call| {
         let json = call.value(0).to_json(call.meter)?.unwrap_or_default();
         let mut length = Length(0);
         serde_json::to_writer(&mut length, &json).map_err(|error| call.error(error))?;
         call.meter.charge_text(length.0)?;
-        call.short(&json.to_string())
+        call.short_text(&json.to_string())
     }),
     global("parseJson(text)", |call| {
         let text = readable(call)?;
@@ -102,7 +106,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
 
 impl Call<'_, '_> {
     /// Charges for a search of one string in another.
-    fn searches(&mut self) -> Result<(), EvaluationError> {
+    fn charge_search(&mut self) -> Result<(), EvaluationError> {
         let length = self.value(0).length() + self.value(1).length();
         self.meter.charge(length / 8)
     }
@@ -115,11 +119,11 @@ fn size<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             text.chars().count()
         }
         Value::Bytes(bytes) => bytes.len(),
-        value => value.count(call.meter)?.ok_or_else(|| call.wrong(0, "a string, list or map"))?,
+        value => value.count(call.meter)?.ok_or_else(|| call.type_error(0, "a string, list or map"))?,
     }))
 }
 
-/// Returns the byte offset of a character; the length of the string for the position after the last one.
+/// Returns the byte offset of a character. The position after the last character has the length of the string.
 fn byte_of(call: &mut Call<'_, '_>, text: &str, place: usize) -> Result<usize, EvaluationError> {
     // Finding the offset counts characters one by one.
     call.meter.charge(text.len() / 8)?;
@@ -135,7 +139,7 @@ fn char_at<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 }
 
 /// Returns the character position of a byte offset; -1 for none.
-fn place_of<'v>(text: &str, byte: Option<usize>) -> Value<'v> {
+fn position_of<'v>(text: &str, byte: Option<usize>) -> Value<'v> {
     byte.and_then(|byte| text.get(..byte)).map_or(Value::Int(-1), |before| count(before.chars().count()))
 }
 
@@ -143,52 +147,52 @@ fn index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     if call.value(0).is_list() {
         return super::collections::index_of(call, false);
     }
-    call.searches()?;
-    let (text, wanted) = (call.text(0)?, call.text(1)?);
-    let from = if call.given(2) { call.size(2)? } else { 0 };
+    call.charge_search()?;
+    let (text, part_text) = (call.text(0)?, call.text(1)?);
+    let from = if call.has_argument(2) { call.size(2)? } else { 0 };
     let start = byte_of(call, text, from)?;
-    let found = text.get(start..).and_then(|rest| rest.find(&**wanted)).map(|byte| byte + start);
-    Ok(place_of(text, found))
+    let found = text.get(start..).and_then(|rest| rest.find(&**part_text)).map(|byte| byte + start);
+    Ok(position_of(text, found))
 }
 
 fn last_index_of<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     if call.value(0).is_list() {
         return super::collections::index_of(call, true);
     }
-    call.searches()?;
-    let (text, wanted) = (call.text(0)?, call.text(1)?);
-    let end = if call.given(2) {
+    call.charge_search()?;
+    let (text, part_text) = (call.text(0)?, call.text(1)?);
+    let end = if call.has_argument(2) {
         let from = call.size(2)?;
         let start = byte_of(call, text, from)?;
-        (start + wanted.len()).min(text.len())
+        (start + part_text.len()).min(text.len())
     } else {
         text.len()
     };
-    Ok(place_of(text, text.get(..end).and_then(|before| before.rfind(&**wanted))))
+    Ok(position_of(text, text.get(..end).and_then(|before| before.rfind(&**part_text))))
 }
 
 fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, old, new) = (call.text(0)?, call.text(1)?, call.text(2)?);
-    let limit = if call.given(3) { usize::try_from(call.int(3)?).unwrap_or(usize::MAX) } else { usize::MAX };
-    call.searches()?;
+    let limit = call.limit(3)?;
+    call.charge_search()?;
     // The length of the result is computed before it is written.
     let found = text.matches(&**old).take(limit).count();
     let length = (text.len() + found.saturating_mul(new.len())).saturating_sub(found * old.len());
-    call.written(length, |out| {
-        let mut behind = 0;
+    call.build_text(length, |out| {
+        let mut tail = 0;
         for (at, old) in text.match_indices(&**old).take(limit) {
-            out.write_str(text.get(behind..at).unwrap_or_default())?;
+            out.write_str(text.get(tail..at).unwrap_or_default())?;
             out.write_str(new)?;
-            behind = at + old.len();
+            tail = at + old.len();
         }
-        out.write_str(text.get(behind..).unwrap_or_default())
+        out.write_str(text.get(tail..).unwrap_or_default())
     })
 }
 
 fn split<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, separator) = (call.text(0)?, call.text(1)?);
-    let limit = if call.given(2) { usize::try_from(call.int(2)?).unwrap_or(usize::MAX) } else { usize::MAX };
-    call.searches()?;
+    let limit = call.limit(2)?;
+    call.charge_search()?;
     let mut parts = ListBuilder::new();
     if separator.is_empty() {
         // Each character is one part, and the last part is the remainder.
@@ -208,9 +212,9 @@ fn split<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 
 fn join<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let parts = call.texts(0)?;
-    let separator: &str = if call.given(1) { call.text(1)? } else { "" };
+    let separator: &str = if call.has_argument(1) { call.text(1)? } else { "" };
     let length = parts.iter().map(|part| part.len() + separator.len()).sum();
-    call.written(length, |text| {
+    call.build_text(length, |text| {
         parts.iter().enumerate().try_for_each(|(index, part)| {
             text.write_str(if index > 0 { separator } else { "" })?;
             text.write_str(part)
@@ -221,7 +225,7 @@ fn join<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 fn substring<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, start) = (call.text(0)?, call.size(1)?);
     let first = byte_of(call, text, start)?;
-    let last = if call.given(2) {
+    let last = if call.has_argument(2) {
         let end = call.size(2)?;
         byte_of(call, text, end)?
     } else {
@@ -239,33 +243,33 @@ fn reverse<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         return Value::list(items.iter().rev().cloned(), call.meter);
     }
     let text = call.text(0)?;
-    call.written(text.len(), |out| text.chars().rev().try_for_each(|letter| out.write_char(letter)))
+    call.build_text(text.len(), |out| text.chars().rev().try_for_each(|letter| out.write_char(letter)))
 }
 
 fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let text = call.text(0)?;
     let items = call.list(1)?;
     let mut items = items.iter();
-    let mut made = TextBuilder::with_capacity(0, call.meter)?;
+    let mut result = TextBuilder::with_capacity(0, call.meter)?;
     let mut rest: &str = text;
     while let Some((before, directive)) = rest.split_once('%') {
         call.meter.charge(FORMAT)?;
-        made.push(before, call.meter)?;
-        let (digits, kind, behind) = directive_of(directive).ok_or_else(|| {
+        result.push(before, call.meter)?;
+        let (digits, kind, tail) = directive_of(directive).ok_or_else(|| {
             call.error("after % there stands s, d, f, e, x, X, o or b, with .n before f and e; %% is a percent sign")
         })?;
-        rest = behind;
+        rest = tail;
         if kind == '%' {
-            made.push("%", call.meter)?;
+            result.push("%", call.meter)?;
             continue;
         }
         let item = items.next().ok_or_else(|| call.error("there are more directives than values"))?;
         // A byte has at most two hexadecimal digits.
         call.meter.charge_text(2 * item.length())?;
-        made.push(&formatted(call, kind, digits, item)?, call.meter)?;
+        result.push(&formatted(call, kind, digits, item)?, call.meter)?;
     }
-    made.push(rest, call.meter)?;
-    made.finish(call.meter)
+    result.push(rest, call.meter)?;
+    result.finish(call.meter)
 }
 
 /// Splits a directive into its number of digits, its kind, and the text after it.
@@ -281,11 +285,11 @@ fn directive_of(text: &str) -> Option<(usize, char, &str)> {
     Some((digits, kind, rest.get(kind.len_utf8()..)?))
 }
 
-/// Steps for one directive of a format. A number with a hundred decimals takes longest.
+/// The number of steps for one directive of a format. Formatting a number with a hundred decimals takes longest.
 const FORMAT: usize = 20;
 
 fn formatted(call: &Call<'_, '_>, kind: char, digits: usize, item: &Value<'_>) -> Result<String, EvaluationError> {
-    let wrong = || call.error(format!("%{kind} does not take {}", item.described()));
+    let wrong = || call.error(format!("%{kind} does not take {}", item.describe()));
     Ok(match (kind, item) {
         ('s', _) => match item {
             Value::Double(number) => double_text(*number),
@@ -326,7 +330,7 @@ fn bytes_of<'a>(call: &mut Call<'a, '_>) -> Result<&'a [u8], EvaluationError> {
     let bytes: &[u8] = match call.value(0) {
         Value::Bytes(bytes) => bytes,
         Value::String(text) => text.as_bytes(),
-        _ => return Err(call.wrong(0, "a string or bytes")),
+        _ => return Err(call.type_error(0, "a string or bytes")),
     };
     call.meter.charge(bytes.len() / 4)?;
     Ok(bytes)

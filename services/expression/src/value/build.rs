@@ -1,5 +1,5 @@
-//! Builds computed values. Only this module can create them, and it charges the meter for every part first.
-//! JSON, from a tape or from `serde_json`, becomes values here too. Integers that fit become ints.
+//! Builds computed values. Only this module can create them, and it charges the meter for every part first. It also
+//! converts JSON, from a tape or from `serde_json`, to values. Integers that fit become ints.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -27,12 +27,12 @@ pub struct MapBuilder<'v> {
 
 /// Builds a string. Writing more than the meter granted is a [`fmt::Error`].
 #[derive(Debug)]
-pub struct TextBuilder {
+pub(crate) struct TextBuilder {
     text: String,
     granted: usize,
 }
 
-/// Steps for one entry of a map, whose key is hashed.
+/// The number of steps for one entry of a map, whose key is hashed.
 const ENTRY: usize = 3;
 
 /// Bytes of memory of one entry of a map, in addition to its key and value.
@@ -48,7 +48,7 @@ impl<'v> ListBuilder<'v> {
     /// Creates an empty list with memory for this number of items.
     ///
     /// # Errors
-    /// The meter does not grant the memory.
+    /// Fails if the meter does not grant the memory.
     pub fn with_capacity(count: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_items(count)?;
         Ok(Self { items: Vec::with_capacity(count), depth: 0 })
@@ -57,10 +57,10 @@ impl<'v> ListBuilder<'v> {
     /// Adds an item.
     ///
     /// # Errors
-    /// The meter does not grant it, or the item nests too deeply.
+    /// Fails if the meter does not grant the memory.
     pub fn push(&mut self, item: Value<'v>, meter: &mut Meter) -> Result<(), EvaluationError> {
         if self.items.len() == self.items.capacity() {
-            // The vector grows to four items first, and then doubles.
+            // The vector first grows to four items, and then doubles.
             meter.charge_items(self.items.len().max(4))?;
         }
         self.depth = self.depth.max(item.depth());
@@ -71,7 +71,7 @@ impl<'v> ListBuilder<'v> {
     /// Returns the list.
     ///
     /// # Errors
-    /// It nests too deeply.
+    /// Fails if the list nests too deeply.
     pub fn finish(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let depth = meter.charge_depth(self.depth)?;
         Ok(Value::List(Arc::new(List { items: self.items, depth })))
@@ -88,7 +88,7 @@ impl<'v> MapBuilder<'v> {
     /// Sets an entry, and returns the previous value.
     ///
     /// # Errors
-    /// The meter does not grant it.
+    /// Fails if the meter does not grant the entry.
     pub fn insert(
         &mut self,
         key: Key<'v>,
@@ -102,7 +102,7 @@ impl<'v> MapBuilder<'v> {
     /// Sets an entry, unless the map already has the key.
     ///
     /// # Errors
-    /// The meter does not grant it.
+    /// Fails if the meter does not grant the entry.
     pub(crate) fn insert_if_absent(
         &mut self,
         key: Key<'v>,
@@ -128,7 +128,7 @@ impl<'v> MapBuilder<'v> {
     /// Returns the map.
     ///
     /// # Errors
-    /// It nests too deeply.
+    /// Fails if the map nests too deeply.
     pub fn finish(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let depth = meter.charge_depth(self.depth)?;
         Ok(Value::Map(Arc::new(Mapping { entries: self.entries, depth })))
@@ -139,8 +139,8 @@ impl TextBuilder {
     /// Creates an empty string with memory for this number of bytes.
     ///
     /// # Errors
-    /// The meter does not grant the memory.
-    pub fn with_capacity(bytes: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
+    /// Fails if the meter does not grant the memory.
+    pub(crate) fn with_capacity(bytes: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_text(bytes)?;
         Ok(Self { text: String::with_capacity(bytes), granted: bytes })
     }
@@ -148,11 +148,11 @@ impl TextBuilder {
     /// Appends a string.
     ///
     /// # Errors
-    /// The meter does not grant it.
-    pub fn push(&mut self, text: &str, meter: &mut Meter) -> Result<(), EvaluationError> {
+    /// Fails if the meter does not grant the memory.
+    pub(crate) fn push(&mut self, text: &str, meter: &mut Meter) -> Result<(), EvaluationError> {
         let length = self.text.len() + text.len();
         if length > self.granted {
-            // The string doubles when it grows.
+            // The capacity of the string doubles when it grows.
             let granted = length.max(self.granted.saturating_mul(2)).min(length.max(crate::MAXIMUM_RESULT));
             meter.charge_text(granted)?;
             self.granted = granted;
@@ -162,16 +162,15 @@ impl TextBuilder {
     }
 
     /// Returns the string so far.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         &self.text
     }
 
     /// Returns the string as a value.
     ///
     /// # Errors
-    /// The meter does not grant the shared copy.
-    pub fn finish<'v>(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
+    /// Fails if the meter does not grant the shared copy.
+    pub(crate) fn finish<'v>(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         meter.charge_memory(self.text.len())?;
         Ok(Value::String(Text::Shared(SharedText(self.text.into()))))
     }
@@ -191,7 +190,7 @@ impl<'v> Value<'v> {
     /// Creates a computed string as a copy.
     ///
     /// # Errors
-    /// The meter does not grant it.
+    /// Fails if the meter does not grant the copy.
     pub fn owned(text: &str, meter: &mut Meter) -> Result<Self, EvaluationError> {
         Ok(Self::String(Text::owned(text, meter)?))
     }
@@ -199,7 +198,7 @@ impl<'v> Value<'v> {
     /// Creates computed bytes as a copy.
     ///
     /// # Errors
-    /// The meter does not grant them.
+    /// Fails if the meter does not grant the copy.
     pub fn bytes(bytes: &[u8], meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_text(bytes.len())?;
         Ok(Self::Bytes(SharedBytes(Arc::from(bytes))))
@@ -208,7 +207,7 @@ impl<'v> Value<'v> {
     /// Creates a list.
     ///
     /// # Errors
-    /// The meter does not grant it, or it nests too deeply.
+    /// Fails if the meter does not grant it, or if it nests too deeply.
     pub fn list(items: impl IntoIterator<Item = Self>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         let mut list = ListBuilder::new();
         for item in items {
@@ -220,7 +219,7 @@ impl<'v> Value<'v> {
     /// Creates a map.
     ///
     /// # Errors
-    /// The meter does not grant it, or it nests too deeply.
+    /// Fails if the meter does not grant it, or if it nests too deeply.
     pub fn map(entries: impl IntoIterator<Item = (Key<'v>, Self)>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         let mut map = MapBuilder::new();
         for (key, value) in entries {
@@ -232,7 +231,7 @@ impl<'v> Value<'v> {
     /// Creates an optional with a value.
     ///
     /// # Errors
-    /// The meter does not grant it, or it nests too deeply.
+    /// Fails if the meter does not grant it, or if it nests too deeply.
     pub fn some(value: Self, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_items(1)?;
         let depth = meter.charge_depth(value.depth())?;
@@ -242,7 +241,7 @@ impl<'v> Value<'v> {
     /// Creates an optional, which is empty for `None`.
     ///
     /// # Errors
-    /// The same as those of [`Value::some`].
+    /// Fails like [`Value::some`].
     pub fn optional(value: Option<Self>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         value.map_or(Ok(Self::none()), |value| Self::some(value, meter))
     }
@@ -250,7 +249,7 @@ impl<'v> Value<'v> {
     /// Creates an object with added members, which hide members of the object with the same name.
     ///
     /// # Errors
-    /// The meter does not grant it, or it nests too deeply.
+    /// Fails if the meter does not grant it, or if it nests too deeply.
     pub fn extended(
         base: Self,
         members: [Option<(&'static str, Self)>; 2],
@@ -267,7 +266,7 @@ impl Text<'_> {
     /// Creates a computed string as a copy.
     ///
     /// # Errors
-    /// The meter does not grant it.
+    /// Fails if the meter does not grant the copy.
     pub fn owned(text: &str, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_text(text.len())?;
         Ok(Self::Shared(SharedText(text.into())))
@@ -278,7 +277,7 @@ impl<'v> Value<'v> {
     /// Converts a value of a tape. Objects, lists and strings without escapes are borrowed.
     ///
     /// # Errors
-    /// The meter does not grant the copy of a string with escapes, or the parsing of a long number.
+    /// Fails if the meter does not grant the copy of a string with escapes, or the parsing of a long number.
     #[inline]
     pub fn read(value: json::Value<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         Ok(match value.kind() {
@@ -297,7 +296,7 @@ impl<'v> Value<'v> {
     /// Converts parsed JSON.
     ///
     /// # Errors
-    /// The meter does not grant it, or it nests too deeply.
+    /// Fails if the meter does not grant it, or if it nests too deeply.
     pub(crate) fn from_json(value: serde_json::Value, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge(1)?;
         Ok(match value {
@@ -328,7 +327,7 @@ impl<'v> Text<'v> {
     /// Converts a string of a tape; any other value becomes an empty string.
     ///
     /// # Errors
-    /// The meter does not grant the copy of a string with escapes.
+    /// Fails if the meter does not grant the copy of a string with escapes.
     #[inline]
     pub fn read(value: json::Value<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         if value.kind() == json::Kind::EscapedString {
@@ -340,7 +339,7 @@ impl<'v> Text<'v> {
     /// Converts the key of a tape's object.
     ///
     /// # Errors
-    /// The meter does not grant the copy of a key with escapes.
+    /// Fails if the meter does not grant the copy of a key with escapes.
     #[inline]
     pub fn read_key(key: json::Key<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         if key.has_escapes() {
@@ -371,7 +370,7 @@ impl<'v> From<&'v serde_json::Value> for Value<'v> {
     }
 }
 
-/// Converts a JSON number: to an int if it is an integer that fits, as in Kubernetes.
+/// Converts a JSON number. An integer that fits becomes an int, as in Kubernetes.
 fn number<'v>(text: &str) -> Value<'v> {
     match text.parse() {
         Ok(number) => Value::Int(number),

@@ -1,15 +1,16 @@
 //! Searches for expressions that take more time or memory than the meter charges for them.
 //!
-//! Expressions are generated over all functions, operators, loops and ways to fail, on values chosen to be expensive.
-//! Of each set of functions, the one with the worst ratio of real to charged cost is kept and varied further.
-//! `PILLION_BOMBS` sets the number of expressions; `just nightly` runs ten million. The worst ones found are printed.
+//! The expressions are random. They use all functions, operators, loops and kinds of errors, on values chosen to be
+//! expensive. For each set of functions, the search keeps the expression with the worst ratio of real to charged cost
+//! and varies it. `PILLION_BOMBS` sets the number of expressions; `just nightly` runs ten million. The test prints
+//! the worst ones.
 
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::print_stdout,
-    reason = "helpers of tests fail by panicking, and the worst expressions are of use"
+    reason = "test helpers fail by panicking, and print the worst expressions"
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,30 +20,31 @@ use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Scope, Va
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value as Json, json};
 
-/// Expressions in a run of the tests.
+/// The number of expressions in a run without `PILLION_BOMBS`.
 const EXPRESSIONS: usize = 100_000;
 
-/// Nanoseconds of the processor that a step may take, with what evaluating anything takes. A run that searches, with a number
-/// of expressions of its own, holds this bound; others run beside tests that make load, and see gross faults.
+/// The maximum CPU time of a step in nanoseconds, including the cost of any evaluation. A run with `PILLION_BOMBS`
+/// enforces this bound. Other runs share the machine with tests that create load, and find only large excesses.
 const NANOSECONDS_IN_A_STEP: f64 = 60.0;
 
-/// How many times the bound a run may take that does not search.
+/// The factor by which a run without `PILLION_BOMBS` may exceed the bound.
 const TOLERANCE: f64 = 10.0;
 
-/// Steps that every evaluation counts as, besides those that the meter charges.
+/// The number of steps to add to the charged steps of every evaluation.
 const OVERHEAD_STEPS: usize = 400;
 
-/// Bytes of memory that every evaluation may use, besides those that the meter charges: compiling a pattern takes most.
+/// The bytes of memory that every evaluation may use in addition to the charged memory. Compiling a pattern takes
+/// most.
 const OVERHEAD_BYTES: u64 = 1 << 20;
 
-/// Of so many expressions, one may take all steps; the others a tenth. What takes too long for its steps does so on few, too,
-/// but for work that grows faster than it is charged.
+/// One of this number of expressions may use all steps; the others may use a tenth. Few steps are enough to find an
+/// expression that takes too long for its steps, unless its cost grows faster than its charge.
 const ALL_STEPS_OF: usize = 10;
 
-/// Sets of functions of which the worst expressions are kept to be varied.
+/// The number of sets of functions whose worst expression is kept for variation.
 const KEPT: usize = 64;
 
-/// A small generator of numbers; the same for the same seed.
+/// A small random number generator. The same seed gives the same numbers.
 struct Random(u64);
 
 impl Random {
@@ -53,12 +55,12 @@ impl Random {
         usize::try_from(self.0 >> 11).unwrap() % bound
     }
 
-    fn one<'t>(&mut self, of: &[&'t str]) -> &'t str {
+    fn pick<'t>(&mut self, of: &[&'t str]) -> &'t str {
         of[self.below(of.len())]
     }
 }
 
-/// The values that expressions read: large, long, nested, escaped and many.
+/// The values that expressions read: large, long, nested and escaped ones.
 fn values() -> Json {
     let nested = |depth: usize| (0..depth).fold(json!(1), |inner, _| json!([inner]));
     let map = |count: usize| (0..count).map(|key| (format!("k{key}"), json!(key))).collect::<serde_json::Map<_, _>>();
@@ -116,10 +118,10 @@ const PATTERNS: [&str; 10] = [
     "short",
 ];
 
-/// Writes an expression.
+/// Writes a random expression.
 struct Writer<'r> {
     random: &'r mut Random,
-    /// Parts that may still be written.
+    /// The number of parts that the expression may still get.
     left: usize,
     loops: usize,
     kept: &'r [String],
@@ -141,10 +143,10 @@ impl Writer<'_> {
         if self.loops > 0 && self.random.below(3) == 0 {
             return format!("x{}", self.random.below(self.loops));
         }
-        self.random.one(of).to_owned()
+        self.random.pick(of).to_owned()
     }
 
-    /// Whether there is room for more, which is then taken.
+    /// Whether to add another part. It uses up one of the remaining parts.
     fn grows(&mut self) -> bool {
         let grows = self.left > 0 && self.random.below(4) > 0;
         self.left = self.left.saturating_sub(1);
@@ -170,9 +172,9 @@ impl Writer<'_> {
         match self.random.below(7) {
             0 => format!("({} + {})", self.list(), self.list()),
             1 => format!("[{}, {}]", self.any(), self.any()),
-            2 | 3 => self.looped("map", Self::any),
-            4 => self.looped("filter", Self::condition),
-            5 => self.looped("sortBy", Self::any),
+            2 | 3 => self.write_loop("map", Self::any),
+            4 => self.write_loop("filter", Self::condition),
+            5 => self.write_loop("sortBy", Self::any),
             _ => self.call(),
         }
     }
@@ -192,7 +194,7 @@ impl Writer<'_> {
         if !self.grows() {
             return self.leaf(&NUMBERS);
         }
-        let operator = self.random.one(&["+", "-", "*", "/", "%"]);
+        let operator = self.random.pick(&["+", "-", "*", "/", "%"]);
         format!("({} {operator} {})", self.number(), self.number())
     }
 
@@ -203,22 +205,22 @@ impl Writer<'_> {
         match self.random.below(9) {
             0 => format!("({} && {})", self.condition(), self.condition()),
             1 => format!("({} || {})", self.condition(), self.condition()),
-            2 => self.looped("exists", Self::condition),
-            3 => self.looped("all", Self::condition),
+            2 => self.write_loop("exists", Self::condition),
+            3 => self.write_loop("all", Self::condition),
             4 => format!("({} in {})", self.any(), self.any()),
             5 => format!("!{}", self.condition()),
-            // A field that is not there, for the error and what is done with it.
+            // A missing field creates an error, which the expression may absorb.
             6 => format!("{}.kk == 1", self.any()),
             _ => {
-                let operator = self.random.one(&["==", "!=", "<", ">="]);
+                let operator = self.random.pick(&["==", "!=", "<", ">="]);
                 format!("({} {operator} {})", self.any(), self.any())
             }
         }
     }
 
-    fn looped(&mut self, name: &str, body: fn(&mut Self) -> String) -> String {
+    fn write_loop(&mut self, name: &str, body: fn(&mut Self) -> String) -> String {
         if self.loops == 2 {
-            return self.random.one(&LISTS).to_owned();
+            return self.random.pick(&LISTS).to_owned();
         }
         let list = self.list();
         let variable = format!("x{}", self.loops);
@@ -228,7 +230,8 @@ impl Writer<'_> {
         format!("{list}.{name}({variable}, {body})")
     }
 
-    /// A call of any function, with arguments of the kinds that its signature names, and now and then of others.
+    /// Writes a call of a random function. Most arguments have the types that its signature names, some have other
+    /// types.
     fn call(&mut self) -> String {
         if self.left == 0 {
             return self.leaf(&TEXTS);
@@ -273,7 +276,7 @@ impl Writer<'_> {
             "list" | "pairs" | "operations" => self.list(),
             "keys" => "texts".to_owned(),
             "map" => self.map(),
-            "pattern" => self.random.one(&PATTERNS).to_owned(),
+            "pattern" => self.random.pick(&PATTERNS).to_owned(),
             "container" => "container".to_owned(),
             "probe" => "probe".to_owned(),
             "quantity" => format!("quantity({})", self.number()),
@@ -285,7 +288,7 @@ impl Writer<'_> {
     }
 }
 
-/// `optional.value()` is called on a value, `optional.of(value)` is not.
+/// Whether a function of `optional` is called on a value, like `optional.value()` and unlike `optional.of(value)`.
 fn name_is_member(signature: &str) -> bool {
     ["optional.hasValue", "optional.value", "optional.or"].iter().any(|name| signature.starts_with(name))
 }
@@ -306,7 +309,7 @@ impl<'w> Bindings<'w> for Values<'w> {
     }
 }
 
-/// What an evaluation took.
+/// The cost of an evaluation.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     nanoseconds: f64,
@@ -316,13 +319,13 @@ struct Cost {
 }
 
 impl Cost {
-    /// Nanoseconds for each step.
-    #[expect(clippy::cast_precision_loss, reason = "steps are few")]
+    /// The CPU time of a step in nanoseconds.
+    #[expect(clippy::cast_precision_loss, reason = "the number of steps is small")]
     fn pace(&self) -> f64 {
         self.nanoseconds / (self.steps + OVERHEAD_STEPS) as f64
     }
 
-    /// Bytes that were not granted.
+    /// The bytes of memory that the meter did not grant.
     fn surplus(&self) -> u64 {
         self.bytes.saturating_sub(self.granted as u64)
     }
@@ -344,7 +347,7 @@ fn measure(expression: &Expression, values: &Json, granted: usize) -> Cost {
     Cost { nanoseconds, steps, bytes: info.bytes_max, granted }
 }
 
-/// The names of the functions that an expression calls, as their signatures have them.
+/// Returns the signatures of the functions that an expression calls.
 fn functions_of(source: &str) -> impl Iterator<Item = &'static str> + '_ {
     signatures().filter(|signature| {
         let (name, _) = signature.split_once('(').unwrap();
@@ -366,7 +369,7 @@ fn charges_bound_time_and_memory() {
         let names = values.as_object().unwrap().keys();
         let scope = || names.clone().fold(Scope::new(), Scope::with);
         let mut random = Random(seed);
-        // By the functions that they call.
+        // The worst expressions, by the set of functions that they call.
         let mut worst: BTreeMap<BTreeSet<&str>, (f64, String, Cost)> = BTreeMap::new();
         let mut kept: Vec<String> = Vec::new();
         let mut heaviest: Option<(u64, String)> = None;
@@ -380,7 +383,7 @@ fn charges_bound_time_and_memory() {
             reached.extend(&functions);
             let granted = Meter::EXPRESSION / if number % ALL_STEPS_OF == 0 { 1 } else { 10 };
             let mut cost = measure(&expression, &values, granted);
-            // A machine that others use makes one measurement slow, not three.
+            // Load from other processes rarely slows down several measurements in a row.
             for _ in 0..3 {
                 if cost.pace() > NANOSECONDS_IN_A_STEP / 2.0 {
                     let again = measure(&expression, &values, granted);
@@ -395,29 +398,29 @@ fn charges_bound_time_and_memory() {
             if worst.get(&functions).is_none_or(|(pace, ..)| cost.pace() > *pace) {
                 worst.insert(functions, (cost.pace(), source, cost));
                 if worst.len() > KEPT {
-                    let best = worst.iter().min_by(|(_, (one, ..)), (_, (other, ..))| one.total_cmp(other));
+                    let best = worst.iter().min_by(|(_, (pace, ..)), (_, (other, ..))| pace.total_cmp(other));
                     let best = best.map(|(functions, _)| functions.clone()).unwrap();
                     worst.remove(&best);
                 }
                 kept = worst.values().map(|(_, source, _)| source.clone()).collect();
             }
         }
-        println!("{evaluated} expressions, {} steps each", steps / evaluated.max(1));
+        println!("{evaluated} expressions, {} steps on average", steps / evaluated.max(1));
         let mut worst: Vec<_> = worst.into_values().collect();
-        worst.sort_by(|(one, ..), (other, ..)| other.total_cmp(one));
+        worst.sort_by(|(pace, ..), (other, ..)| other.total_cmp(pace));
         for (pace, source, cost) in worst.iter().take(10) {
-            println!("{pace:6.1} ns a step, {cost:?}: {source}");
+            println!("{pace:6.1} ns per step, {cost:?}: {source}");
         }
-        println!("most memory that was not granted: {heaviest:?}");
+        println!("most memory without a grant: {heaviest:?}");
         let missed: Vec<_> = signatures().filter(|signature| !reached.contains(signature)).collect();
-        assert!(evaluated > count / 3, "{evaluated} of {count} expressions compile: too few to say much");
+        assert!(evaluated > count / 3, "only {evaluated} of {count} expressions compile");
         assert!(missed.is_empty(), "no expression calls {missed:?}");
         let (pace, source, cost) = &worst[0];
         let tolerance = if std::env::var_os("PILLION_BOMBS").is_some() { 1.0 } else { TOLERANCE };
-        assert!(*pace <= tolerance * NANOSECONDS_IN_A_STEP, "{pace:.0} ns a step, {cost:?}: {source}");
+        assert!(*pace <= tolerance * NANOSECONDS_IN_A_STEP, "{pace:.0} ns per step, {cost:?}: {source}");
         let (surplus, source) = heaviest.unwrap();
-        assert!(surplus <= OVERHEAD_BYTES, "{surplus} bytes more than were granted: {source}");
+        assert!(surplus <= OVERHEAD_BYTES, "{surplus} bytes without a grant: {source}");
     };
-    // On a stack as small as those of the threads that answer requests.
-    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("every bound holds");
+    // The stack is as small as the stacks of the threads that serve requests.
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("every cost is within its bound");
 }

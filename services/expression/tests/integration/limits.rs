@@ -1,4 +1,4 @@
-//! No expression, whatever its text, crashes, runs long or makes much of little.
+//! Tests that no expression crashes, runs for long, or turns a short text into a large result.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -8,16 +8,16 @@ use pillion_expression::{
 };
 use serde_json::json;
 
-use crate::{World, empty};
+use crate::{Environment, empty};
 
-/// Compiles on a stack as small as those of the threads that serve requests.
+/// Compiles on a stack as small as the stacks of the threads that serve requests.
 fn compile_on_small_stack(source: String) -> Result<Expression, ExpressionError> {
     let compile = move || Expression::compile(&source, &Scope::new().with("a").with("list"));
-    std::thread::Builder::new().stack_size(2 << 20).spawn(compile).unwrap().join().expect("the stack was enough")
+    std::thread::Builder::new().stack_size(2 << 20).spawn(compile).unwrap().join().expect("the stack is large enough")
 }
 
 #[test]
-fn texts_that_exhaust_the_stack_of_other_parsers_are_refused() {
+fn rejects_sources_that_could_exhaust_stack() {
     let chains = [
         format!("1{}", "+1".repeat(5_000)),
         format!("{}1{}", "(".repeat(10_000), ")".repeat(10_000)),
@@ -38,19 +38,19 @@ fn texts_that_exhaust_the_stack_of_other_parsers_are_refused() {
         let short: String = chain.chars().take(20).collect();
         let error = compile_on_small_stack(chain.clone()).unwrap_err();
         assert!(error.message.contains("1024 are allowed"), "{short}: {error:?}");
-        // As much as may be read at all, so that the parser is what refuses it.
+        // This text has the maximum length, so that the parser rejects it.
         let cut: String = chain.chars().take(MAXIMUM_SOURCE).collect();
         let error = compile_on_small_stack(cut).unwrap_err();
         assert!(error.range.end <= MAXIMUM_SOURCE, "{short}: {error:?}");
-        let known = ["deep", "parts", "no end", "expected", "loops"];
-        assert!(known.iter().any(|known| error.message.contains(known)), "{short}: {error:?}");
+        let expected = ["deep", "parts", "no end", "expected", "loops"];
+        assert!(expected.iter().any(|expected| error.message.contains(expected)), "{short}: {error:?}");
     }
 }
 
 #[test]
-fn what_is_within_the_limits_is_evaluated_on_a_small_stack() {
+fn evaluates_largest_sources_on_small_stack() {
     let run = || {
-        let world = World::new(json!({"a": true, "list": [[1]]}));
+        let environment = Environment::new(json!({"a": true, "list": [[1]]}));
         let deep = MAXIMUM_DEPTH - 1;
         for source in [
             format!("{}1{}", "[".repeat(deep), "]".repeat(deep)),
@@ -61,9 +61,9 @@ fn what_is_within_the_limits_is_evaluated_on_a_small_stack() {
             format!("[{}]", vec!["1"; MAXIMUM_NODES - 1].join(",")),
             "list.map(x, x.map(y, [y]))".to_owned(),
         ] {
-            world.run(&source).unwrap_or_else(|error| panic!("{source}: {error:?}"));
+            environment.run(&source).unwrap_or_else(|error| panic!("{source}: {error:?}"));
         }
-        // Variables that read one another, each as deep as it may be.
+        // Variables that read each other, each of the maximum depth.
         let mut variables = Vec::new();
         for index in 0..20 {
             let next = if index < 19 { format!("variables.v{}", index + 1) } else { "1".to_owned() };
@@ -71,7 +71,7 @@ fn what_is_within_the_limits_is_evaluated_on_a_small_stack() {
         }
         let variables: Vec<_> = variables.iter().map(|(name, source)| (name.as_str(), source.as_str())).collect();
         let error = std::panic::catch_unwind(|| empty().variables(&variables).value("variables.v0"));
-        // 25 lists and 25 indexes are deeper than allowed, and so the profile is refused, not run.
+        // 25 lists and 25 indexes exceed the maximum depth, so the profile is rejected.
         assert!(error.is_err());
         let variables: Vec<_> = (0..40)
             .map(|index| {
@@ -82,41 +82,45 @@ fn what_is_within_the_limits_is_evaluated_on_a_small_stack() {
         let error = empty().variables(&variables).error("variables.v0");
         assert!(error.message().contains("refer to one another"), "{error:?}");
     };
-    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack was enough");
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack is large enough");
 }
 
 #[test]
-fn one_more_than_the_limit_is_refused() {
+fn rejects_sources_above_each_limit() {
     let scope = Scope::new().with("list");
-    let fault = |source: &str| Expression::compile(source, &scope).unwrap_err().message;
-    assert_eq!(fault(&format!("[{}]", vec!["1"; MAXIMUM_NODES].join(","))), "the expression has more than 256 parts");
-    assert_eq!(fault(&format!("1{}", "+1".repeat(MAXIMUM_DEPTH))), "the expression nests more than 32 deep");
-    assert_eq!(fault("list.map(x, list.map(y, list.map(z, z)))"), "more than 2 loops stand in one another");
-    assert_eq!(fault(&format!("'{}'", "x".repeat(MAXIMUM_SOURCE))), "the expression has 1026 bytes; 1024 are allowed");
-    // One behind the other is not one in the other.
+    let message = |source: &str| Expression::compile(source, &scope).unwrap_err().message;
+    assert_eq!(message(&format!("[{}]", vec!["1"; MAXIMUM_NODES].join(","))), "the expression has more than 256 parts");
+    assert_eq!(message(&format!("1{}", "+1".repeat(MAXIMUM_DEPTH))), "the expression nests more than 32 deep");
+    assert_eq!(message("list.map(x, list.map(y, list.map(z, z)))"), "more than 2 loops stand in one another");
+    assert_eq!(
+        message(&format!("'{}'", "x".repeat(MAXIMUM_SOURCE))),
+        "the expression has 1026 bytes; 1024 are allowed"
+    );
+    // Consecutive loops do not count as nested.
     Expression::compile("list.map(x, x).filter(x, true).map(x, list.all(y, y == x))", &scope).unwrap();
 }
 
-/// Runs what does too much, which has to end with that error at once.
-fn ends(world: &World, source: &str) {
+/// Evaluates an expression that uses too many steps, and checks that it stops promptly with that error.
+fn assert_exhausted(environment: &Environment, source: &str) {
     let start = Instant::now();
-    let error = world.error(source);
+    let error = environment.error(source);
     let elapsed = start.elapsed();
     assert!(error.is_exhausted(), "{source}: {error:?}");
-    // Much less on an idle machine; the point is that it is not seconds.
+    // On an idle machine, this takes much less time. The limit tolerates a busy machine.
     assert!(elapsed < Duration::from_secs(3), "{source} took {elapsed:?}");
 }
 
 #[test]
-fn work_is_counted_and_too_much_of_it_ends() {
+fn excessive_work_ends() {
     let numbers: Vec<_> = (0..10_000).collect();
-    let world = World::new(json!({"list": numbers, "text": "ab".repeat(50_000), "words": vec!["word"; 10_000]}));
+    let environment =
+        Environment::new(json!({"list": numbers, "text": "ab".repeat(50_000), "words": vec!["word"; 10_000]}));
     for source in [
         "list.all(x, list.all(y, x + y >= 0))",
         "list.exists(x, list.exists(y, x + y < 0))",
         "list.map(x, list.map(y, x * y))",
         "list.filter(x, list.filter(y, x == y).size() > 1)",
-        // Failing at every step is no way around it, and neither is an operand that decides.
+        // Neither an error at every step nor a decisive operand avoids the charge.
         "list.all(x, list.all(y, y / 0 == 1))",
         "list.exists(x, list.map(y, x / y).size() < 0) || true",
         "list.sortBy(x, list.map(y, y).size())",
@@ -137,36 +141,36 @@ fn work_is_counted_and_too_much_of_it_ends() {
         "list.map(x, list.flatten())",
         "list.map(x, parseJson('[' + words.map(w, '1').join(',') + ']'))",
     ] {
-        ends(&world, source);
+        assert_exhausted(&environment, source);
     }
-    // What profiles do is far away from the end.
+    // An expression like those of real profiles uses far fewer steps than the limit.
     let containers: Vec<_> = (0..50)
         .map(|number| {
             let env: Vec<_> = (0..100).map(|number| json!({"name": format!("V{number}"), "value": "x"})).collect();
             json!({"name": format!("c{number}"), "env": env})
         })
         .collect();
-    let world = World::new(json!({"containers": containers}));
-    assert_eq!(world.value("containers.all(c, c.env.all(e, e.name.startsWith('V') && e.value == 'x'))"), true);
+    let environment = Environment::new(json!({"containers": containers}));
+    assert_eq!(environment.value("containers.all(c, c.env.all(e, e.name.startsWith('V') && e.value == 'x'))"), true);
 }
 
 #[test]
-fn a_budget_may_be_shared() {
-    let world = World::new(json!({"list": [1, 2, 3]}));
+fn expressions_share_a_meter() {
+    let environment = Environment::new(json!({"list": [1, 2, 3]}));
     let mut meter = Meter::new();
-    world.run_within("list.map(x, x + 1)", &mut meter).unwrap();
+    environment.run_within("list.map(x, x + 1)", &mut meter).unwrap();
     let once = Meter::EXPRESSION - meter.left();
     assert!((10..100).contains(&once), "{once} steps");
     let mut meter = Meter::of(2 * once + once / 2);
-    world.run_within("list.map(x, x + 1)", &mut meter).unwrap();
-    world.run_within("list.map(x, x + 1)", &mut meter).unwrap();
-    assert!(world.run_within("list.map(x, x + 1)", &mut meter).unwrap_err().is_exhausted());
+    environment.run_within("list.map(x, x + 1)", &mut meter).unwrap();
+    environment.run_within("list.map(x, x + 1)", &mut meter).unwrap();
+    assert!(environment.run_within("list.map(x, x + 1)", &mut meter).unwrap_err().is_exhausted());
 }
 
 #[test]
-fn results_and_texts_do_not_grow_without_end() {
+fn bounds_size_of_results_and_strings() {
     let half = "x".repeat(MAXIMUM_RESULT / 2 + 1);
-    let world = World::new(json!({"half": half, "comma": ",".repeat(1_000), "long": "y".repeat(1_000)}));
+    let environment = Environment::new(json!({"half": half, "comma": ",".repeat(1_000), "long": "y".repeat(1_000)}));
     for source in [
         "half + half",
         "[half, half].join('')",
@@ -182,14 +186,16 @@ fn results_and_texts_do_not_grow_without_end() {
         "jsonPatch({'a': half}, [{'op': 'copy', 'from': '/a', 'path': '/b'}])",
         "base64.encode(half) + base64.encode(half)",
     ] {
-        let error = world.error(source);
+        let error = environment.error(source);
         assert!(
             error.is_exhausted()
-                || ["larger than", "longer than", "too large"].iter().any(|known| error.message().contains(known)),
+                || ["larger than", "longer than", "too large"]
+                    .iter()
+                    .any(|expected| error.message().contains(expected)),
             "{error:?}"
         );
     }
-    // Doubling with every operation: 2^40 of them.
+    // Each of the 40 operations doubles the value.
     let doubling =
         "jsonPatch({'a': 'xxxxxxxx'}, lists.range(40).map(n, {'op': 'copy', 'from': '', 'path': '/n' + string(n)}))";
     let error = empty().error(doubling);
@@ -197,31 +203,33 @@ fn results_and_texts_do_not_grow_without_end() {
 }
 
 #[test]
-fn regular_expressions_are_bounded() {
+fn bounds_regular_expressions() {
     let scope = Scope::new().with("text");
     let compile = |source: &str| Expression::compile(source, &scope);
     assert_eq!(compile(r"text.matches('\\pL{500}')").unwrap_err().message, "this regular expression is too large");
     assert_eq!(compile("text.matches('a(b')").unwrap_err().message, "this is no regular expression: unclosed group");
     assert!(compile(&format!("text.matches('{}{}')", "(".repeat(100), ")".repeat(100))).is_err());
-    let world = World::new(json!({"text": "a".repeat(100_000), "pattern": r"(\pL{50}){50}", "worse": "(a*)*(a*)*$x"}));
-    assert!(world.error("text.matches(pattern)").message().contains("too large"));
-    // One pattern for many texts is compiled once; many are too much.
-    let images = World::new(json!({"pattern": "^a", "words": (0..500).map(|n| format!("a{n}")).collect::<Vec<_>>()}));
+    let environment =
+        Environment::new(json!({"text": "a".repeat(100_000), "pattern": r"(\pL{50}){50}", "worse": "(a*)*(a*)*$x"}));
+    assert!(environment.error("text.matches(pattern)").message().contains("too large"));
+    // A pattern is compiled once for many strings. Compiling many patterns exceeds the limit.
+    let images =
+        Environment::new(json!({"pattern": "^a", "words": (0..500).map(|n| format!("a{n}")).collect::<Vec<_>>()}));
     assert_eq!(images.value("words.all(w, w.matches(pattern))"), true);
     assert!(images.error("words.all(w, w.matches('^' + w))").is_exhausted());
     let start = Instant::now();
-    assert_eq!(world.value("text.matches(worse)"), false);
+    assert_eq!(environment.value("text.matches(worse)"), false);
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
 #[test]
-fn texts_that_are_read_are_bounded() {
+fn bounds_parsed_json_and_yaml() {
     let nested = "[".repeat(100_000);
     let mut bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n".to_owned();
     for (name, last) in "bcdefghi".chars().zip("abcdefgh".chars()) {
         writeln!(bomb, "{name}: &{name} [{}]", vec![format!("*{last}"); 9].join(",")).unwrap();
     }
-    let world = World::new(json!({"nested": nested, "bomb": bomb, "long": "1,".repeat(200_000)}));
+    let environment = Environment::new(json!({"nested": nested, "bomb": bomb, "long": "1,".repeat(200_000)}));
     let run = move || {
         for source in [
             "parseJson(nested)",
@@ -231,16 +239,16 @@ fn texts_that_are_read_are_bounded() {
             "parseYaml(long)",
         ] {
             let start = Instant::now();
-            world.error(source);
+            environment.error(source);
             assert!(start.elapsed() < Duration::from_secs(3), "{source}: {:?}", start.elapsed());
         }
     };
-    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack was enough");
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack is large enough");
 }
 
 #[test]
-fn what_makes_other_evaluators_panic_is_an_error() {
-    let world = World::new(json!({"min": i64::MIN, "text": "h\u{e9}llo \u{1f600}"}));
+fn arithmetic_overflow_is_an_error() {
+    let environment = Environment::new(json!({"min": i64::MIN, "text": "h\u{e9}llo \u{1f600}"}));
     for source in [
         "-min",
         "min - 1",
@@ -268,7 +276,7 @@ fn what_makes_other_evaluators_panic_is_an_error() {
         "quantity('1e99')",
         "quantity('1e2147483647')",
         "quantity('9E') * 1000",
-        // Together they are the smallest number of 128 bits, of which there is no positive one.
+        // The product is the smallest 128-bit integer, which has no positive counterpart.
         "quantity('18446744073709551616n') * min",
         "quantity('9E') + quantity('9E')",
         "quantity('1') / 0",
@@ -287,22 +295,26 @@ fn what_makes_other_evaluators_panic_is_an_error() {
         "b'x'",
         "0.0 / 0.0",
     ] {
-        world.error(source);
+        environment.error(source);
     }
-    // The whole part of the first two is the last that fits into 128 bits, and the fraction is one more.
+    // The whole parts of the first two quantities are the largest that fit into 128 bits, and their fractions exceed
+    // it.
     for large in ["'170141183460.9E'", "'147573952589.9Ei'", "'9.3E'", "'999999999999999999999999999999E'", "9.3e18"] {
         let capped = format!("quantity({large}).compareTo(quantity('9223372036854775807')) == 0");
-        assert_eq!(world.value(&capped), true, "{large}");
+        assert_eq!(environment.value(&capped), true, "{large}");
     }
-    assert_eq!(world.value("quantity('-170141183460.9E').compareTo(quantity('-9223372036854775807')) == 0"), true);
-    assert_eq!(world.value("isQuantity('9.2E') && isQuantity('-7.9Ei') && isQuantity('9.3E')"), true);
-    assert_eq!(world.value("text.substring(1, 2) + text.charAt(6)"), "\u{e9}\u{1f600}");
-    assert_eq!(world.value("jitter(min, 9223372036854775807) == jitter(min, 9223372036854775807)"), true);
+    assert_eq!(
+        environment.value("quantity('-170141183460.9E').compareTo(quantity('-9223372036854775807')) == 0"),
+        true
+    );
+    assert_eq!(environment.value("isQuantity('9.2E') && isQuantity('-7.9Ei') && isQuantity('9.3E')"), true);
+    assert_eq!(environment.value("text.substring(1, 2) + text.charAt(6)"), "\u{e9}\u{1f600}");
+    assert_eq!(environment.value("jitter(min, 9223372036854775807) == jitter(min, 9223372036854775807)"), true);
 }
 
 proptest::proptest! {
     #[test]
-    fn no_text_makes_the_compiler_fail(source in r#"[a-z0-9 .?:!&|+*/%()<>=\[\]{},'"$rb\\-]{0,60}"#) {
+    fn compiler_survives_random_sources(source in r#"[a-z0-9 .?:!&|+*/%()<>=\[\]{},'"$rb\\-]{0,60}"#) {
         let scope = Scope::new().with("a");
         if let Err(error) = Expression::compile(&source, &scope) {
             proptest::prop_assert!(source.get(error.range.clone()).is_some(), "{:?} in {:?}", error, source);
@@ -313,7 +325,7 @@ proptest::proptest! {
     }
 
     #[test]
-    fn no_characters_make_the_compiler_fail(source in ".{0,40}") {
+    fn compiler_survives_random_characters(source in ".{0,40}") {
         let _ = Expression::compile(&source, &Scope::new());
         let _ = Text::parse(&source);
     }

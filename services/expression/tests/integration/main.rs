@@ -1,11 +1,11 @@
-//! The language of expressions: every example of its page, what must be refused, what must end, and the profiles that it
-//! was made for.
+//! Tests of the expression language: every example of its page, rejected expressions, limits, and expressions of real
+//! profiles.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "helpers of tests fail by panicking, as tests do"
+    reason = "test helpers fail by panicking"
 )]
 
 mod bombs;
@@ -22,23 +22,23 @@ use std::collections::BTreeMap;
 use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Part, Scope, Text, Value};
 use serde_json::Value as Json;
 
-/// Names whose members are asked for one by one.
+/// Names whose members are read one by one.
 const NAMESPACES: [&str; 3] = ["params", "variables", "lookups"];
 
 /// Names whose value is an optional.
 const OPTIONALS: [&str; 3] = ["owner", "serviceAccount", "existing"];
 
-/// A scope and what its names stand for, with variables that are evaluated when they are read.
+/// A scope with values for its names, and variables that are evaluated when they are read.
 #[derive(Default)]
-struct World {
+struct Environment {
     values: BTreeMap<String, Json>,
     variables: BTreeMap<String, Expression>,
     read: RefCell<Vec<String>>,
 }
 
-impl World {
+impl Environment {
     fn new(values: Json) -> Self {
-        let Json::Object(values) = values else { panic!("the values are an object") };
+        let Json::Object(values) = values else { panic!("the values must be an object") };
         Self { values: values.into_iter().collect(), ..Self::default() }
     }
 
@@ -47,7 +47,7 @@ impl World {
         self
     }
 
-    /// Adds variables in their order; each may read all others.
+    /// Adds variables in order. Each may read all others.
     fn variables(mut self, variables: &[(&str, &str)]) -> Self {
         let scope = self.scope().with_members("variables", variables.iter().map(|(name, _)| *name));
         for (name, source) in variables {
@@ -72,7 +72,7 @@ impl World {
     fn run_within(&self, source: &str, meter: &mut Meter) -> Result<Outcome, EvaluationError> {
         let expression =
             Expression::compile(source, &self.scope()).unwrap_or_else(|error| panic!("{source}: {error:?}"));
-        expression.evaluate_outcome(&Borrowed { world: self }, meter)
+        expression.evaluate_outcome(&self, meter)
     }
 
     fn value(&self, source: &str) -> Json {
@@ -86,12 +86,12 @@ impl World {
         self.run(source).expect_err(source)
     }
 
-    /// A string of a template with its expressions replaced.
+    /// Evaluates the expressions in a string of a template.
     fn text(&self, text: &str) -> String {
         let scope = self.scope();
         let evaluate = |source: &str| {
             let expression = Expression::compile(source, &scope).unwrap();
-            expression.evaluate_text(&Borrowed { world: self }, &mut Meter::new()).unwrap()
+            expression.evaluate_text(&self, &mut Meter::new()).unwrap()
         };
         match Text::parse(text).unwrap() {
             Text::Literal(text) => text,
@@ -107,14 +107,10 @@ impl World {
     }
 }
 
-struct Borrowed<'w> {
-    world: &'w World,
-}
-
-impl<'w> Bindings<'w> for Borrowed<'w> {
-    fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'w>, EvaluationError> {
-        self.world.read.borrow_mut().push(name.to_owned());
-        let value = self.world.values.get(name).ok_or_else(|| EvaluationError::new(format!("{name} is not there")))?;
+impl<'e> Bindings<'e> for &'e Environment {
+    fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'e>, EvaluationError> {
+        self.read.borrow_mut().push(name.to_owned());
+        let value = self.values.get(name).ok_or_else(|| EvaluationError::new(format!("{name} does not exist")))?;
         Ok(match value {
             Json::Null if OPTIONALS.contains(&name) => Value::none(),
             value if OPTIONALS.contains(&name) => Value::some(value.into(), meter)?,
@@ -122,12 +118,12 @@ impl<'w> Bindings<'w> for Borrowed<'w> {
         })
     }
 
-    fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'w>>, EvaluationError> {
+    fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'e>>, EvaluationError> {
         if name == "variables" {
-            let expression = &self.world.variables[member];
+            let expression = &self.variables[member];
             return expression.evaluate(self, meter).map(Some);
         }
-        Ok(self.world.values[name].get(member).map(Value::from))
+        Ok(self.values[name].get(member).map(Value::from))
     }
 
     fn seed(&self) -> &'static str {
@@ -135,6 +131,6 @@ impl<'w> Bindings<'w> for Borrowed<'w> {
     }
 }
 
-fn empty() -> World {
-    World::new(serde_json::json!({}))
+fn empty() -> Environment {
+    Environment::new(serde_json::json!({}))
 }

@@ -1,4 +1,4 @@
-//! The language is CEL: what another implementation of it makes of an expression, ours does too.
+//! Compares the language with another implementation of CEL.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use pillion_expression::{Expression, Meter};
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::{Borrowed, World};
+use crate::Environment;
 
 fn values() -> serde_json::Value {
     json!({"m": {"a": 1, "b": {"c": "x"}, "n": null}, "l": [3, 1, 2], "s": "h\u{e9}llo", "d": 1.5, "t": true})
 }
 
-/// Another implementation's result, as JSON; `None` for an error.
+/// The result of the other implementation as JSON; `None` for an error.
 fn other(source: &str) -> Option<serde_json::Value> {
     let mut env = Env::stdlib();
     env.add_extension(extensions::strings).unwrap();
@@ -30,7 +30,8 @@ fn other(source: &str) -> Option<serde_json::Value> {
     program.execute(&context).ok()?.json().ok()
 }
 
-/// Its integers are not those of serde, so numbers are made by hand.
+/// Converts a value for the other implementation. Its conversion from serde creates other types of integers, so
+/// numbers are converted here.
 fn to_cel(value: serde_json::Value) -> cel::Value {
     match value {
         serde_json::Value::Null => cel::Value::Null,
@@ -50,13 +51,13 @@ fn to_cel(value: serde_json::Value) -> cel::Value {
 }
 
 fn ours(source: &str) -> Option<serde_json::Value> {
-    let world = World::new(values());
-    let expression = Expression::compile(source, &world.scope()).ok()?;
-    let value = expression.evaluate(&Borrowed { world: &world }, &mut Meter::new());
+    let environment = Environment::new(values());
+    let expression = Expression::compile(source, &environment.scope()).ok()?;
+    let value = expression.evaluate(&&environment, &mut Meter::new());
     value.ok()?.to_json(&mut Meter::new()).ok()?
 }
 
-/// Numbers as doubles, because `1.0` is written in two ways.
+/// Converts numbers to doubles, because both `1` and `1.0` can represent one number.
 fn plain(value: Option<serde_json::Value>) -> Option<serde_json::Value> {
     Some(match value? {
         serde_json::Value::Number(number) => json!(number.as_f64()),
@@ -190,12 +191,12 @@ const EXAMPLES: &[&str] = &[
 ];
 
 #[test]
-fn written_examples_agree() {
+fn examples_agree_with_other_implementation() {
     let mut different = Vec::new();
     for source in EXAMPLES {
         let (ours, other) = (plain(ours(source)), plain(other(source)));
         if ours != other {
-            different.push(format!("{source}: {ours:?} here, {other:?} there"));
+            different.push(format!("{source}: ours {ours:?}, other {other:?}"));
         }
     }
     assert!(different.is_empty(), "{different:#?}");
@@ -253,12 +254,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn made_up_expressions_agree(source in expression()) {
-        let world = World::new(values());
-        // A name outside of its loop, or more loops than allowed, is refused before it is evaluated.
-        let Ok(expression) = Expression::compile(&source, &world.scope()) else { return Ok(()) };
-        if let Err(error) = expression.evaluate(&Borrowed { world: &world }, &mut Meter::new())
-            // The other one adds the keys of a map to a list, which CEL does not have.
+    fn random_expressions_agree_with_other_implementation(source in expression()) {
+        let environment = Environment::new(values());
+        // The compiler rejects a name outside of its loop, and more nested loops than allowed.
+        let Ok(expression) = Expression::compile(&source, &environment.scope()) else { return Ok(()) };
+        if let Err(error) = expression.evaluate(&&environment, &mut Meter::new())
+            // The other implementation adds the keys of a map to a list, which CEL does not permit.
             && error.message() == "+ does not take a list and a map"
         {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The page of the language: its examples are right, and it has every function.
+//! Tests the page of the language: its examples are correct, and it describes every function.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use pillion_expression::{Outcome, signatures};
 use serde_json::Value as Json;
 
-use crate::World;
+use crate::Environment;
 
 const PAGE: &str = include_str!("../../../../docs/expressions.md");
 
@@ -15,14 +15,14 @@ fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
 }
 
 #[test]
-fn every_example_of_the_page_gives_what_it_says() {
-    let world = World::new(serde_json::from_str(blocks("json").next().unwrap()).unwrap());
+fn examples_of_page_have_stated_results() {
+    let environment = Environment::new(serde_json::from_str(blocks("json").next().unwrap()).unwrap());
     let mut wrong = String::new();
     let mut count = 0;
     for line in blocks("cel").flat_map(str::lines) {
         count += 1;
         let (source, expected) = line.rsplit_once("// ").unwrap_or_else(|| panic!("{line} has no result"));
-        let found = match world.run(source) {
+        let found = match environment.run(source) {
             Ok(Outcome::Value(value)) => format!("=> {value}"),
             Ok(Outcome::Absent) => "=> absent".to_owned(),
             Err(error) => format!("error: {error}"),
@@ -40,7 +40,7 @@ fn every_example_of_the_page_gives_what_it_says() {
 }
 
 #[test]
-fn every_function_is_on_the_page_with_an_example() {
+fn page_describes_every_function() {
     let examples: String = blocks("cel").collect();
     let mut missing = BTreeSet::new();
     for signature in signatures() {

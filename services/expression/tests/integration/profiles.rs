@@ -1,12 +1,12 @@
-//! The expressions of profiles that put well-known sidecars into pods, on pods that they are for.
+//! Tests expressions of profiles for well-known sidecars, on pods that these profiles target.
 
 use pillion_expression::Outcome;
 use serde_json::{Value as Json, json};
 
-use crate::World;
+use crate::Environment;
 
-fn object(world: World, object: &Json) -> World {
-    world.with("object", object.clone()).with("request", json!({"namespace": "shop", "uid": "1"}))
+fn object(environment: Environment, object: &Json) -> Environment {
+    environment.with("object", object.clone()).with("request", json!({"namespace": "shop", "uid": "1"}))
 }
 
 #[test]
@@ -18,14 +18,14 @@ fn opentelemetry_java() {
         "propagators": ["tracecontext", "b3"], "attributes": {"team": "a"}, "platformAttributes": {"cloud": "x", "team": "z"},
     });
     let owners = json!([{"kind": "ReplicaSet", "name": "web-7d9f"}, {"kind": "Deployment", "name": "web"}]);
-    let world = World::default()
+    let environment = Environment::default()
         .with("containers", containers)
         .with("primary", app.clone())
         .with("container", app)
         .with("params", params)
         .with("owner", json!({"name": "web"}))
         .with("owners", owners);
-    let world = object(world, &json!({"metadata": {"generateName": "web-"}})).variables(&[
+    let environment = object(environment, &json!({"metadata": {"generateName": "web-"}})).variables(&[
         ("names", "params.names + params.javaNames"),
         ("targets", "variables.names.size() > 0 ? containers.filter(c, c.name in variables.names) : [primary]"),
         ("service", "firstOf([params.attributes[?'service.name'], owner.?name, object.metadata.?name, container.name])"),
@@ -38,24 +38,24 @@ fn opentelemetry_java() {
       toMap(owners.map(o, ['k8s.' + o.kind.lowerAscii() + '.name', o.name])))",
         ),
     ]);
-    assert_eq!(world.value("!containers.exists(c, hasEnv(c, 'OTEL_RESOURCE_ATTRIBUTES_NODE_NAME'))"), true);
-    assert_eq!(world.value("container.name in variables.targets.map(t, t.name)"), true);
-    assert_eq!(world.value("params.env"), json!([]));
-    assert_eq!(world.value("variables.service"), "web");
-    assert_eq!(world.value("params.propagators.size() > 0"), true);
-    assert_eq!(world.value("params.propagators.join(',')"), "tracecontext,b3");
+    assert_eq!(environment.value("!containers.exists(c, hasEnv(c, 'OTEL_RESOURCE_ATTRIBUTES_NODE_NAME'))"), true);
+    assert_eq!(environment.value("container.name in variables.targets.map(t, t.name)"), true);
+    assert_eq!(environment.value("params.env"), json!([]));
+    assert_eq!(environment.value("variables.service"), "web");
+    assert_eq!(environment.value("params.propagators.size() > 0"), true);
+    assert_eq!(environment.value("params.propagators.join(',')"), "tracecontext,b3");
     assert_eq!(
-        world.value("pairs(omitEmpty(merge(params.attributes, variables.facts, params.platformAttributes)))"),
+        environment.value("pairs(omitEmpty(merge(params.attributes, variables.facts, params.platformAttributes)))"),
         "cloud=x,k8s.container.name=app,k8s.deployment.name=web,k8s.namespace.name=shop,\
          k8s.node.name=$(OTEL_RESOURCE_ATTRIBUTES_NODE_NAME),k8s.pod.name=$(OTEL_RESOURCE_ATTRIBUTES_POD_NAME),\
          k8s.replicaset.name=web-7d9f,service.instance.id=shop.$(OTEL_RESOURCE_ATTRIBUTES_POD_NAME).app,\
          service.namespace=shop,service.version=1.4@sha256:ab,team=a"
     );
-    assert_eq!(world.value("variables.targets[0].name"), "app");
-    assert_eq!(world.run("variables.targets[0].?securityContext").unwrap(), Outcome::Absent);
-    assert_eq!(world.value("!envIsRef(container, 'JAVA_TOOL_OPTIONS')"), true);
+    assert_eq!(environment.value("variables.targets[0].name"), "app");
+    assert_eq!(environment.run("variables.targets[0].?securityContext").unwrap(), Outcome::Absent);
+    assert_eq!(environment.value("!envIsRef(container, 'JAVA_TOOL_OPTIONS')"), true);
     let mount = "/otel-auto-instrumentation-java-${container.name}";
-    assert_eq!(world.text(mount), "/otel-auto-instrumentation-java-app");
+    assert_eq!(environment.text(mount), "/otel-auto-instrumentation-java-app");
 }
 
 #[test]
@@ -65,12 +65,12 @@ fn eks_web_identity() {
         "regional": true, "expiration": 86400, "skip": ["proxy"],
     });
     let container = json!({"name": "app", "env": [{"name": "AWS_REGION", "value": "eu-west-1"}]});
-    let world = World::default()
+    let environment = Environment::default()
         .with("params", params)
         .with("container", container)
         .with("cluster", json!({"region": "eu-central-1"}));
     let pod = json!({"spec": {"nodeSelector": {"beta.kubernetes.io/os": "windows"}}});
-    let world = object(world, &pod).variables(&[
+    let environment = object(environment, &pod).variables(&[
         ("account", "object.spec.?serviceAccountName.orValue('default')"),
         (
             "entry",
@@ -87,25 +87,25 @@ fn eks_web_identity() {
             "hasEnv(container, 'AWS_ROLE_ARN', 'AWS_WEB_IDENTITY_TOKEN_FILE') && hasEnv(container, 'AWS_REGION', 'AWS_DEFAULT_REGION') && hasEnv(container, 'AWS_STS_REGIONAL_ENDPOINTS')",
         ),
     ]);
-    assert_eq!(world.value("variables.role != ''"), true);
-    assert_eq!(world.value("variables.role"), "arn:aws:iam::1:role/x");
+    assert_eq!(environment.value("variables.role != ''"), true);
+    assert_eq!(environment.value("variables.role"), "arn:aws:iam::1:role/x");
     let audience = "firstOf([params.audience, variables.entry.?audience, 'sts.amazonaws.com'])";
-    assert_eq!(world.value(audience), "sts.amazonaws.com");
-    assert_eq!(world.value("params.expiration"), 86400);
-    assert_eq!(world.value("!(container.name in params.skip) && !variables.complete"), true);
-    assert_eq!(world.value("params.regional"), true);
+    assert_eq!(environment.value(audience), "sts.amazonaws.com");
+    assert_eq!(environment.value("params.expiration"), 86400);
+    assert_eq!(environment.value("!(container.name in params.skip) && !variables.complete"), true);
+    assert_eq!(environment.value("params.regional"), true);
     let region = "variables.region != '' && !hasEnv(container, 'AWS_REGION', 'AWS_DEFAULT_REGION')";
-    assert_eq!(world.value(region), false);
-    assert_eq!(world.value("!hasEnv(container, 'AWS_ROLE_ARN', 'AWS_WEB_IDENTITY_TOKEN_FILE')"), true);
+    assert_eq!(environment.value(region), false);
+    assert_eq!(environment.value("!hasEnv(container, 'AWS_ROLE_ARN', 'AWS_WEB_IDENTITY_TOKEN_FILE')"), true);
     assert_eq!(
-        world.value(
+        environment.value(
             r"variables.windows ? 'C:\\var\\run\\secrets\\eks.amazonaws.com\\serviceaccount\\token' : '/var/run/secrets/eks.amazonaws.com/serviceaccount/token'"
         ),
         r"C:\var\run\secrets\eks.amazonaws.com\serviceaccount\token"
     );
-    assert_eq!(world.value("!hasMount(container, 'aws-iam-token')"), true);
-    // Nobody named this account: no role.
-    let other = world.with("object", json!({"spec": {"serviceAccountName": "other"}}));
+    assert_eq!(environment.value("!hasMount(container, 'aws-iam-token')"), true);
+    // This service account has no role.
+    let other = environment.with("object", json!({"spec": {"serviceAccountName": "other"}}));
     assert_eq!(other.value("variables.role != ''"), false);
     assert_eq!(other.value("variables.windows"), false);
 }
@@ -121,7 +121,7 @@ fn mesh_proxy() {
             "startupProbe": {"grpc": {"port": 9000}},
         },
     ]);
-    let world = World::default()
+    let environment = Environment::default()
         .with("containers", containers.clone())
         .with("container", containers[1].clone())
         .with(
@@ -131,7 +131,7 @@ fn mesh_proxy() {
         .with("cluster", json!({"nativeSidecars": true}))
         .with("overlays", json!({"istio-proxy": {"image": "auto"}}))
         .with("existing", json!({"httpGet": {}}));
-    let world = object(world, &json!({"spec": {"hostNetwork": false}})).variables(&[
+    let environment = object(environment, &json!({"spec": {"hostNetwork": false}})).variables(&[
         ("uid", "overlays[?'istio-proxy'].?securityContext.?runAsUser.orValue(1337)"),
         (
             "probers",
@@ -140,28 +140,29 @@ fn mesh_proxy() {
       .map(p, ['/app-health/' + c.name + '/' + p[0], pick(numberedPorts(p[1].value(), c), ['httpGet', 'tcpSocket', 'grpc', 'timeoutSeconds'])])).flatten())",
         ),
     ]);
-    assert_eq!(world.value("!object.spec.?hostNetwork.orValue(false)"), true);
-    assert_eq!(world.value("cluster.nativeSidecars"), true);
-    assert_eq!(world.value("params.native ? 'First' : 'Last'"), "Last");
-    assert_eq!(world.value("params.native || params.hold ? 'First' : 'Last'"), "First");
-    assert_eq!(world.value("string(variables.uid)"), "1337");
-    assert_eq!(world.value("containers.filter(c, c.type == 'App').map(c, c.name).join(',')"), "app");
-    assert_eq!(world.value("params.rewrite && variables.probers.size() > 0"), true);
+    assert_eq!(environment.value("!object.spec.?hostNetwork.orValue(false)"), true);
+    assert_eq!(environment.value("cluster.nativeSidecars"), true);
+    assert_eq!(environment.value("params.native ? 'First' : 'Last'"), "Last");
+    assert_eq!(environment.value("params.native || params.hold ? 'First' : 'Last'"), "First");
+    assert_eq!(environment.value("string(variables.uid)"), "1337");
+    assert_eq!(environment.value("containers.filter(c, c.type == 'App').map(c, c.name).join(',')"), "app");
+    assert_eq!(environment.value("params.rewrite && variables.probers.size() > 0"), true);
     assert_eq!(
-        world.value("toJson(variables.probers)"),
+        environment.value("toJson(variables.probers)"),
         r#"{"/app-health/app/livez":{"httpGet":{"path":"/live","port":8080},"timeoutSeconds":3},"/app-health/app/startupz":{"grpc":{"port":9000}}}"#
     );
-    assert_eq!(world.value("!params.native && params.hold"), true);
+    assert_eq!(environment.value("!params.native && params.hold"), true);
     assert_eq!(
-        world.value("existing.?httpGet.hasValue() || existing.?tcpSocket.hasValue() || existing.?grpc.hasValue()"),
+        environment
+            .value("existing.?httpGet.hasValue() || existing.?tcpSocket.hasValue() || existing.?grpc.hasValue()"),
         true
     );
-    assert_eq!(world.text("/app-health/${container.name}/livez"), "/app-health/app/livez");
+    assert_eq!(environment.text("/app-health/${container.name}/livez"), "/app-health/app/livez");
     let image = "existing.orValue('') == 'auto' ? 'Replace' : 'Keep'";
-    assert_eq!(world.value(image), "Keep");
-    let world = world.with("existing", json!("auto"));
-    assert_eq!(world.value(image), "Replace");
-    assert_eq!(world.with("existing", Json::Null).value(image), "Keep");
+    assert_eq!(environment.value(image), "Keep");
+    let environment = environment.with("existing", json!("auto"));
+    assert_eq!(environment.value(image), "Replace");
+    assert_eq!(environment.with("existing", Json::Null).value(image), "Keep");
 }
 
 #[test]
@@ -171,33 +172,36 @@ fn vault_records() {
         {"key": "api", "path": "secret/api", "file": "api.txt", "template": "{{ x }}", "perms": "0400"},
         {"key": "db2", "path": "secret/db2", "mount": "/vault/db"},
     ]);
-    let world = World::default().with("params", json!({"mountPath": "/vault/secrets", "secrets": secrets})).variables(&[
+    let environment = Environment::default().with("params", json!({"mountPath": "/vault/secrets", "secrets": secrets})).variables(&[
         ("mounts", "params.secrets.map(s, s.?mount.orValue(params.mountPath)).filter(m, m != params.mountPath).distinct().sort()"),
         (
             "templates",
             r#"params.secrets.map(s, omitEmpty({'destination': s.?mount.orValue(params.mountPath) + '/' + s.?file.orValue(s.key), 'contents': s.?template.orValue('{{ with secret "' + s.?path.orValue('') + '" }}{{ .Data }}{{ end }}'), 'perms': s.?perms.orValue('')}))"#,
         ),
     ]);
-    assert_eq!(world.value("variables.mounts"), json!(["/vault/db"]));
+    assert_eq!(environment.value("variables.mounts"), json!(["/vault/db"]));
     assert_eq!(
-        world.value("variables.templates")[1],
+        environment.value("variables.templates")[1],
         json!({"destination": "/vault/secrets/api.txt", "contents": "{{ x }}", "perms": "0400"})
     );
     let encoded =
-        world.value("base64.encode(bytes(toJson({'exit_after_auth': true, 'template': variables.templates})))");
+        environment.value("base64.encode(bytes(toJson({'exit_after_auth': true, 'template': variables.templates})))");
     assert!(encoded.as_str().unwrap().starts_with("eyJleGl0X2FmdGVyX2F1dGgiOnRydWUsInRlbXBsYXRlIjpb"), "{encoded}");
-    let world = world.with("item", json!("/vault/db")).with("index", json!(0));
-    assert_eq!(world.text("vault-secrets-custom-${index}"), "vault-secrets-custom-0");
-    assert_eq!(world.text("${item}"), "/vault/db");
+    let environment = environment.with("item", json!("/vault/db")).with("index", json!(0));
+    assert_eq!(environment.text("vault-secrets-custom-${index}"), "vault-secrets-custom-0");
+    assert_eq!(environment.text("${item}"), "/vault/db");
 }
 
 #[test]
-fn agones_and_deny_env() {
+fn agones_and_denied_env() {
     let container =
         "object.spec.template.spec.containers.size() == 1 ? object.spec.template.spec.containers[0].name : null";
     let ports = "object.spec.?ports.orValue([]).all(p, p.portPolicy != 'Static' || p.?hostPort.orValue(0) > 0)";
     let server = |containers: Json, ports: Json| {
-        object(World::default(), &json!({"spec": {"template": {"spec": {"containers": containers}}, "ports": ports}}))
+        object(
+            Environment::default(),
+            &json!({"spec": {"template": {"spec": {"containers": containers}}, "ports": ports}}),
+        )
     };
     let one = server(
         json!([{"name": "game"}]),
@@ -212,7 +216,7 @@ fn agones_and_deny_env() {
     assert_eq!(existing.value("!existing.?disabled.orValue(false)"), false);
 
     let denied = "containers.all(c, c.ours || (!has(c.env) && !has(c.envFrom)))";
-    let pod = |containers| World::default().with("containers", containers);
+    let pod = |containers| Environment::default().with("containers", containers);
     assert_eq!(pod(json!([{"ours": true, "env": []}, {"ours": false}])).value(denied), true);
     assert_eq!(pod(json!([{"ours": false, "envFrom": []}])).value(denied), false);
 }

@@ -1,4 +1,4 @@
-//! Expressions that read a tape: their values and their cost. The other files test the language.
+//! Tests the values and the cost of expressions that read a tape. The other files test the language.
 
 use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Scope, Value};
 use pillion_json::{OwnedTape, Value as Tape};
@@ -7,7 +7,7 @@ struct Root<'v>(Tape<'v>);
 
 impl<'v> Bindings<'v> for Root<'v> {
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
-        let value = self.0.get(name).ok_or_else(|| EvaluationError::new("it is not there"))?;
+        let value = self.0.get(name).ok_or_else(|| EvaluationError::new("the name does not exist"))?;
         let value = Value::read(value, meter)?;
         match name {
             "extended" => {
@@ -39,7 +39,7 @@ fn run(text: &str, source: &str) -> Result<serde_json::Value, EvaluationError> {
 }
 
 #[test]
-fn values_of_a_tape_are_what_they_are_elsewhere() {
+fn tape_values_behave_like_other_values() {
     let text = r#"{"o": {"s": "a\"b", "i": 7, "d": 1.5, "big": 18446744073709551615, "t": true, "n": null, "e": {}, "k\u0061": 1,
         "twice": 1, "twice": 2}, "l": [1, [2, {"x": 3}], "a"]}"#;
     for (source, expected) in [
@@ -71,7 +71,7 @@ fn values_of_a_tape_are_what_they_are_elsewhere() {
 }
 
 #[test]
-fn members_laid_over_an_object_count() {
+fn extended_object_has_added_members() {
     let text = r#"{"extended": {"name": "c", "hidden": 1, "env": []}}"#;
     let value = |source| run(text, source).unwrap();
     assert_eq!(value("extended.type + extended.name"), "Appc");
@@ -81,7 +81,7 @@ fn members_laid_over_an_object_count() {
 }
 
 #[test]
-fn a_member_that_is_not_set_says_what_to_do() {
+fn missing_member_has_help() {
     let error = run("{}", "params.x").unwrap_err();
     assert_eq!(error.message(), "params.x is not set");
     assert_eq!(error.help(), Some("say what counts then: params.?x.orValue(...)"));
@@ -90,7 +90,7 @@ fn a_member_that_is_not_set_says_what_to_do() {
 }
 
 #[test]
-fn looking_through_a_long_list_or_object_is_work() {
+fn charges_searches_in_large_values() {
     let members: Vec<_> = (0..10_000).map(|number| format!("\"key{number}\": {number}")).collect();
     let items: Vec<_> = (0..10_000).map(|number| number.to_string()).collect();
     let few = members[..32].join(",");
@@ -112,13 +112,13 @@ fn looking_through_a_long_list_or_object_is_work() {
         assert!(run(&text, source).unwrap_err().is_exhausted(), "{source}");
         assert!(start.elapsed() < std::time::Duration::from_secs(3), "{source}: {:?}", start.elapsed());
     }
-    // Iterating over one of them stays within the limit.
+    // Iterating over one such list or object stays within the limit.
     assert_eq!(run(&text, "o.all(k, k.startsWith('key'))").unwrap(), true);
     assert_eq!(run(&text, "l.filter(i, i % 2 == 0).size() == 5000").unwrap(), true);
 }
 
 #[test]
-fn a_number_is_the_quantity_that_kubernetes_reads() {
+fn numbers_convert_to_quantities_like_kubernetes() {
     for (number, quantity) in [
         ("0.5", "500m"),
         ("2.0", "2"),

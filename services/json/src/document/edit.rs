@@ -24,13 +24,13 @@ impl<'a> Document<'a> {
         self.append(id, None, content, State::Added)
     }
 
-    /// Adds an item to an open list at an index, not counting removed items; at the end if the list is shorter.
+    /// Inserts an item into an open list at an index that ignores removed items; at the end if the list is shorter.
     pub fn insert_item(&mut self, id: SlotId, index: usize, content: Content<'a>) -> SlotId {
         let before = self.children(id).nth(index);
         self.upheavals += u32::from(before.is_some());
         let Some(before) = before else { return self.push_item(id, content) };
         let previous = self.all_children(id).find(|child| self.next(*child) == Some(before));
-        let added = self.make(None, content, State::Added);
+        let added = self.new_slot(None, content, State::Added);
         if let Some(slot) = self.slot_mut(added) {
             slot.next = Some(before);
         }
@@ -45,17 +45,17 @@ impl<'a> Document<'a> {
         added
     }
 
-    /// Moves an item of a list before another one; to the end if there is none. An initial item is removed and added
-    /// again. Returns its new slot.
+    /// Moves an item of a list before the item `before`, or to the end. An item that existed initially is removed and
+    /// added again. Returns its new slot.
     pub fn move_item(&mut self, list: SlotId, item: SlotId, before: Option<SlotId>) -> SlotId {
         if before == Some(item) {
             return item;
         }
         let Some(Slot { content, first, last, .. }) = self.slot(item).copied() else { return item };
         self.remove(item, list);
-        let place = before.and_then(|before| self.children(list).position(|child| child == before));
-        let moved = match place {
-            Some(place) => self.insert_item(list, place, content),
+        let index = before.and_then(|before| self.children(list).position(|child| child == before));
+        let moved = match index {
+            Some(index) => self.insert_item(list, index, content),
             None => self.push_item(list, content),
         };
         if let Some(slot) = self.slot_mut(moved) {
@@ -87,7 +87,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Removes a slot. An added slot leaves no trace.
+    /// Removes a slot. An added slot is unlinked, so the patch does not mention it.
     pub fn remove(&mut self, id: SlotId, parent: SlotId) {
         self.upheavals += 1;
         if self.state(id) == State::Added {
@@ -99,7 +99,7 @@ impl<'a> Document<'a> {
     }
 
     fn append(&mut self, parent: SlotId, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
-        let added = self.make(key, content, state);
+        let added = self.new_slot(key, content, state);
         let Some(slot) = self.slot_mut(parent) else { return added };
         match slot.last.replace(added) {
             Some(last) => self.link(last, added),
@@ -108,7 +108,7 @@ impl<'a> Document<'a> {
         added
     }
 
-    fn make(&mut self, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
+    fn new_slot(&mut self, key: Option<Key<'a>>, content: Content<'a>, state: State) -> SlotId {
         self.slots.push(Slot::new(key, content, state));
         SlotId::number(self.slots.len())
     }

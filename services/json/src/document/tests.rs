@@ -1,4 +1,4 @@
-//! Documents: reading, editing, writing, and returning to a mark.
+//! Tests documents: reading, editing, writing, and returning to the mark.
 
 use super::super::OwnedTape;
 use super::*;
@@ -10,7 +10,7 @@ fn written(document: &Document<'_>) -> String {
 }
 
 #[test]
-fn what_nobody_touched_is_written_as_it_stood() {
+fn writes_unopened_values_unchanged() {
     let text = r#"{ "a" : [1 , 2], "b":{"c":1.10} }"#;
     let tape = OwnedTape::parse(text).unwrap();
     let mut document = Document::new(tape.root());
@@ -21,7 +21,7 @@ fn what_nobody_touched_is_written_as_it_stood() {
 }
 
 #[test]
-fn members_and_items_are_added_replaced_and_removed() {
+fn adds_replaces_and_removes_members_and_items() {
     let tape = OwnedTape::parse(r#"{"list":[1,2,3],"x":true,"y":false}"#).unwrap();
     let mut document = Document::new(tape.root());
     let root = Document::ROOT;
@@ -41,7 +41,7 @@ fn members_and_items_are_added_replaced_and_removed() {
 }
 
 #[test]
-fn an_addition_that_is_taken_back_leaves_no_trace() {
+fn removed_addition_leaves_no_trace() {
     let tape = OwnedTape::parse("[1]").unwrap();
     let mut document = Document::new(tape.root());
     let root = Document::ROOT;
@@ -55,7 +55,7 @@ fn an_addition_that_is_taken_back_leaves_no_trace() {
 }
 
 #[test]
-fn a_key_that_stands_twice_is_found() {
+fn finds_duplicate_key() {
     for padding in [0, 40] {
         let members: Vec<_> = (0..padding).map(|i| format!("\"k{i}\":0,")).collect();
         let text = format!(r#"{{{}"same":1,"same":2}}"#, members.concat());
@@ -67,7 +67,7 @@ fn a_key_that_stands_twice_is_found() {
 }
 
 #[test]
-fn a_key_is_the_same_however_it_is_escaped() {
+fn finds_duplicate_key_with_other_escapes() {
     for padding in [0, 40] {
         let members: Vec<_> = (0..padding).map(|i| format!("\"k{i}\":0,")).collect();
         for pair in [r#""same":1,"s\u0061me":2"#, r#""s\u0061me":1,"same":2"#, r#""s\u0061me":1,"sam\u0065":2"#] {
@@ -83,7 +83,7 @@ fn a_key_is_the_same_however_it_is_escaped() {
 }
 
 #[test]
-fn a_removed_member_that_comes_back_is_a_replacement() {
+fn adding_removed_member_replaces_it() {
     let tape = OwnedTape::parse(r#"{"a":1}"#).unwrap();
     let mut document = Document::new(tape.root());
     let root = Document::ROOT;
@@ -96,7 +96,7 @@ fn a_removed_member_that_comes_back_is_a_replacement() {
 }
 
 #[test]
-fn a_document_goes_back_to_its_mark() {
+fn goes_back_to_mark() {
     let tape = OwnedTape::parse(r#"{"a":{"x":1},"l":[1,2]}"#).unwrap();
     let mut document = Document::new(tape.root());
     let list = document.member(Document::ROOT, "l").unwrap().unwrap();
@@ -118,7 +118,7 @@ fn a_document_goes_back_to_its_mark() {
     assert_eq!(written(&document), r#"{"l":[0,2,3,"made"]}"#);
     document.go_back();
     assert_eq!(written(&document), before);
-    assert_ne!(document.upheavals(), upheavals, "what was known of its lists is not so any more");
+    assert_ne!(document.upheavals(), upheavals, "cached positions in lists become invalid");
     let mut members = document.entries(Document::ROOT);
     assert!(members.any(|member| member.id == a && member.is_untouched()));
 }

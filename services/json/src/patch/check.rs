@@ -1,9 +1,9 @@
 //! Checks a patch before it is sent: parses its bytes, applies it to the object, and compares the result with the
 //! document.
 //!
-//! Paths are resolved in the original object, and every byte is checked. The syntax of an operation must have exactly
-//! one form, and its value must equal the document's value byte for byte. Parsed values are valid JSON; strings that
-//! may have been created since are checked again.
+//! Paths are resolved in the original object, and every byte is checked. An operation has exactly one valid form, and
+//! its value must equal the document's value byte for byte. Parsed values are valid JSON; strings that may have been
+//! created later are checked again.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,14 +12,14 @@ use thiserror::Error;
 
 use super::{ADD, REMOVE, REPLACE, VALUE, Written};
 use crate::{
-    Content, Document, Key, Kind, Malformed, SlotId, State, Value, before_byte, behind_plain, has_byte, is_plain,
+    Content, Document, Key, Kind, Malformed, SlotId, State, Value, after_plain, before_byte, has_byte, is_plain,
     is_scalar, needs_escape,
 };
 
-/// The initial capacity of a way in slots. The way to an element of a container's list has six.
-const WAY: usize = 8;
+/// The initial capacity in slots. The path to an element of a container's list has six.
+const PATH_DEPTH: usize = 8;
 
-/// Why a patch must not be sent. Each is a bug of this build, never a fault of the request.
+/// Why a patch must not be sent. Each variant means a bug in this build, not an invalid request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CheckFault {
     /// The operation at this index cannot be parsed.
@@ -43,13 +43,13 @@ pub enum CheckFault {
 
 /// Applies the patch to the object and compares the result with the document that the patch was written from. Returns
 /// the patch to send.
-pub fn check(object: Value<'_>, patch: Written, meant: &Document<'_>) -> Result<Vec<u8>, CheckFault> {
+pub fn check(object: Value<'_>, patch: Written, document: &Document<'_>) -> Result<Vec<u8>, CheckFault> {
     let mut keys = String::with_capacity(128);
     let operations = read(&patch.text, &patch.ends, &mut keys)?;
-    let mut patched = Document::beside(object);
-    let mut way = Way { pointer: "", slots: Vec::with_capacity(WAY) };
+    let mut patched = Document::for_comparison(object);
+    let mut cache = PathCache { pointer: "", slots: Vec::with_capacity(PATH_DEPTH) };
     for (index, operation) in operations.iter().enumerate() {
-        let applied = match way.follow(&mut patched, operation.around())? {
+        let applied = match cache.resolve(&mut patched, operation.parent_path())? {
             Some(parent) => operation.apply(&mut patched, parent, &keys)?,
             None => false,
         };
@@ -57,14 +57,14 @@ pub fn check(object: Value<'_>, patch: Written, meant: &Document<'_>) -> Result<
             return Err(CheckFault::Path { index, path: operation.path.as_ref().into() });
         }
     }
-    if same(&patched, Document::ROOT, meant, Document::ROOT) {
+    if slots_equal(&patched, Document::ROOT, document, Document::ROOT) {
         Ok(patch.text.into_bytes())
     } else {
         Err(CheckFault::Result)
     }
 }
 
-/// The action of an operation. Values stay unparsed, and no later operation may point into them.
+/// The action of an operation. Its value stays unparsed, and no later operation may point into it.
 #[derive(Clone, Copy)]
 enum Action<'p> {
     Add(&'p str),
@@ -84,9 +84,9 @@ struct Operation<'p> {
 /// The last token of a path as an object key, escaped for JSON.
 enum LastKey<'p> {
     /// The token as written in the path.
-    Read(Key<'p>),
+    Borrowed(Key<'p>),
     /// The range in `keys` of the token without pointer escapes.
-    Made(Range<usize>),
+    Unescaped(Range<usize>),
 }
 
 /// Parses the operations of a patch, whose values end at the given offsets. Keys with pointer escapes are unescaped
@@ -116,9 +116,9 @@ struct Reader<'p, 'e> {
 impl<'p> Reader<'p, '_> {
     /// Consumes a string if it comes next.
     fn accept(&mut self, text: &str) -> bool {
-        let behind = self.rest.strip_prefix(text);
-        self.rest = behind.unwrap_or(self.rest);
-        behind.is_some()
+        let tail = self.rest.strip_prefix(text);
+        self.rest = tail.unwrap_or(self.rest);
+        tail.is_some()
     }
 
     /// Consumes and returns the given number of bytes.
@@ -132,7 +132,7 @@ impl<'p> Reader<'p, '_> {
     fn operation(&mut self, keys: &mut String) -> Option<Operation<'p>> {
         let head = [ADD, REPLACE, REMOVE].into_iter().find(|head| self.accept(head))?;
         let escaped = in_quotes(self.rest)?;
-        // A string without escapes is always valid.
+        // A path without escapes needs no check.
         if escaped.has_escapes() && !is_inside_of_string(escaped.escaped()) {
             return None;
         }
@@ -151,13 +151,18 @@ impl<'p> Reader<'p, '_> {
         let last = escaped.get(escaped.bytes().rposition(|byte| byte == b'/')? + 1..)?;
         let slash = match &text {
             Cow::Borrowed(path) => path.len().checked_sub(last.len() + 1)?,
-            // Slashes and tildes must not be written as JSON escapes, or the last token would be another one.
+            // The path must not write slashes and tildes as JSON escapes, or the API server would find another last
+            // token.
             Cow::Owned(path) => {
                 let count = |text: &str| text.bytes().filter(|byte| matches!(byte, b'/' | b'~')).count();
                 path.rfind('/').filter(|_| count(path) == count(escaped))?
             }
         };
-        let key = if needs_escape(last) { made(last, keys)? } else { LastKey::Read(Key::read(last, has_escapes)) };
+        let key = if needs_escape(last) {
+            unescape_token(last, keys)?
+        } else {
+            LastKey::Borrowed(Key::read(last, has_escapes))
+        };
         self.accept("}").then_some(Operation { action, path: text, slash, key })
     }
 
@@ -171,7 +176,7 @@ impl<'p> Reader<'p, '_> {
 
 impl Operation<'_> {
     /// Returns the pointer of the parent.
-    fn around(&self) -> &str {
+    fn parent_path(&self) -> &str {
         self.path.get(..self.slash).unwrap_or_default()
     }
 
@@ -195,8 +200,8 @@ impl Operation<'_> {
             (Action::Remove, Some(existing)) => document.remove(existing, parent),
             (Action::Add(value), None) if document.kind(parent) == Kind::Object => {
                 let key = match &self.key {
-                    LastKey::Read(key) => *key,
-                    LastKey::Made(range) => Key::new(keys.get(range.clone()).unwrap_or_default()),
+                    LastKey::Borrowed(key) => *key,
+                    LastKey::Unescaped(range) => Key::new(keys.get(range.clone()).unwrap_or_default()),
                 };
                 document.add_member(parent, key, Content::Scalar(value));
             }
@@ -207,7 +212,7 @@ impl Operation<'_> {
 }
 
 /// Resolves the pointer escapes of a token; `None` if it has escapes other than `~0` and `~1`.
-fn made<'p>(token: &str, keys: &mut String) -> Option<LastKey<'p>> {
+fn unescape_token<'p>(token: &str, keys: &mut String) -> Option<LastKey<'p>> {
     let start = keys.len();
     let mut rest = token;
     while let Some((plain, escape)) = rest.split_once('~') {
@@ -220,40 +225,40 @@ fn made<'p>(token: &str, keys: &mut String) -> Option<LastKey<'p>> {
         rest = escape.get(1..)?;
     }
     keys.push_str(rest);
-    Some(LastKey::Made(start..keys.len()))
+    Some(LastKey::Unescaped(start..keys.len()))
 }
 
 /// Returns the content of a string whose opening quote precedes the text.
 fn in_quotes(text: &str) -> Option<Key<'_>> {
     let (mut rest, mut has_escapes) = (text.as_bytes(), false);
     loop {
-        match behind_plain(rest) {
+        match after_plain(rest) {
             found @ [b'"', ..] => return Some(Key::read(text.get(..text.len() - found.len())?, has_escapes)),
-            [b'\\', _, behind @ ..] => (rest, has_escapes) = (behind, true),
+            [b'\\', _, tail @ ..] => (rest, has_escapes) = (tail, true),
             _ => return None,
         }
     }
 }
 
-/// The slots on the path of the last operation. Most operations are near the one before, and the parents of a change
-/// keep their slots.
-struct Way<'p> {
+/// The slots on the path of the previous operation. Most operations are close to the previous one, and the parents of
+/// a change keep their slots.
+struct PathCache<'p> {
     pointer: &'p str,
     /// Every slot on the path, with the length of the pointer up to it.
     slots: Vec<(usize, SlotId)>,
 }
 
-impl<'p> Way<'p> {
+impl<'p> PathCache<'p> {
     /// Returns the slot at a pointer.
-    fn follow(&mut self, document: &mut Document<'_>, pointer: &'p str) -> Result<Option<SlotId>, Malformed> {
+    fn resolve(&mut self, document: &mut Document<'_>, pointer: &'p str) -> Result<Option<SlotId>, Malformed> {
         if self.pointer == pointer
             && let Some((_, slot)) = self.slots.last()
         {
             return Ok(Some(*slot));
         }
         let is_shared = |length: usize| {
-            let around = self.pointer.get(..length);
-            around == pointer.get(..length) && matches!(pointer.as_bytes().get(length), None | Some(b'/'))
+            let cached = self.pointer.get(..length);
+            cached == pointer.get(..length) && matches!(pointer.as_bytes().get(length), None | Some(b'/'))
         };
         while self.slots.pop_if(|(length, _)| !is_shared(*length)).is_some() {}
         self.pointer = pointer;
@@ -269,14 +274,14 @@ impl<'p> Way<'p> {
     }
 }
 
-/// Whether a token with pointer escapes equals a key. It is compared without unescaping: most keys differ in their
-/// first letters.
-fn names(token: &str, key: Key<'_>) -> bool {
+/// Whether a token with pointer escapes equals a key. The comparison does not unescape the token, because most keys
+/// differ in their first letters.
+fn token_equals(token: &str, key: Key<'_>) -> bool {
     let text = key.text();
     let mut key = text.chars();
     let mut token = token.chars();
     loop {
-        let wanted = match token.next() {
+        let expected_char = match token.next() {
             Some('~') => match token.next() {
                 Some('0') => Some('~'),
                 Some('1') => Some('/'),
@@ -284,9 +289,9 @@ fn names(token: &str, key: Key<'_>) -> bool {
             },
             other => other,
         };
-        match (wanted, key.next()) {
+        match (expected_char, key.next()) {
             (None, None) => return true,
-            (Some(wanted), Some(found)) if wanted == found => {}
+            (Some(expected_char), Some(found)) if expected_char == found => {}
             _ => return false,
         }
     }
@@ -301,7 +306,7 @@ fn child(document: &mut Document<'_>, parent: SlotId, token: &str) -> Result<Opt
                 return Ok(document.look_for(parent, token).1);
             }
             let mut members = document.entries(parent).filter(|member| !member.is_removed());
-            Ok(members.find(|member| member.key().is_some_and(|key| names(token, key))).map(|member| member.id))
+            Ok(members.find(|member| member.key().is_some_and(|key| token_equals(token, key))).map(|member| member.id))
         }
         Kind::Array => {
             document.open(parent)?;
@@ -319,32 +324,32 @@ fn list_index(token: &str) -> Option<usize> {
 
 /// Whether a slot of the patched object equals a slot of the document. Slots at the same position of one tape are equal
 /// without a comparison, so the cost depends on the changes only.
-fn same(patched: &Document<'_>, p: SlotId, meant: &Document<'_>, m: SlotId) -> bool {
-    match (patched.content(p), meant.content(m)) {
+fn slots_equal(patched: &Document<'_>, p: SlotId, document: &Document<'_>, m: SlotId) -> bool {
+    match (patched.content(p), document.content(m)) {
         (Content::Scalar(text), content) => {
-            behind_slot(meant, m, &content, text.as_bytes()).is_some_and(<[u8]>::is_empty)
+            after_slot(document, m, &content, text.as_bytes()).is_some_and(<[u8]>::is_empty)
         }
-        (Content::Value(value), _) => holds(meant, m, value),
-        (_, Content::Value(value)) => holds(patched, p, value),
+        (Content::Value(value), _) => has_value(document, m, value),
+        (_, Content::Value(value)) => has_value(patched, p, value),
         (Content::Map, Content::Map) | (Content::List, Content::List) => {
-            // Both documents come from one object, so members are in the same order. A lookup by key is quadratic:
-            // ten billion steps for an object with a hundred thousand members.
+            // Both documents come from one object, so members are in the same order. Looking each member up by key
+            // would be quadratic: ten billion steps for an object with a hundred thousand members.
             let mut left = patched.entries(p).filter(|entry| !entry.is_removed());
-            let mut right = meant.entries(m).filter(|entry| !entry.is_removed());
+            let mut right = document.entries(m).filter(|entry| !entry.is_removed());
             loop {
                 let (a, b) = match (left.next(), right.next()) {
                     (Some(a), Some(b)) => (a, b),
                     (a, b) => return a.is_none() && b.is_none(),
                 };
-                let is_one_key = match (a.key(), b.key()) {
-                    (Some(a), Some(b)) => is_one_key(a, b),
+                let same_key = match (a.key(), b.key()) {
+                    (Some(a), Some(b)) => same_key(a, b),
                     (a, b) => a.is_none() && b.is_none(),
                 };
                 let is_same_place = match (a.content(), b.content()) {
-                    (Content::Value(left), Content::Value(right)) => left.same_place(*right),
+                    (Content::Value(left), Content::Value(right)) => left.is_same_node(*right),
                     _ => false,
                 };
-                if !is_one_key || !(is_same_place || same(patched, a.id, meant, b.id)) {
+                if !same_key || !(is_same_place || slots_equal(patched, a.id, document, b.id)) {
                     return false;
                 }
             }
@@ -353,12 +358,13 @@ fn same(patched: &Document<'_>, p: SlotId, meant: &Document<'_>, m: SlotId) -> b
     }
 }
 
-/// Returns the text after the value of a slot; `None` if it does not begin with that value, or the value is not JSON.
-fn behind_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, text: &'t [u8]) -> Option<&'t [u8]> {
+/// Returns the rest of `text` after the value of a slot; `None` if the text does not begin with that value, or the
+/// value is not JSON.
+fn after_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, text: &'t [u8]) -> Option<&'t [u8]> {
     let (open, close) = match content {
         Content::Map => (b'{', b'}'),
         Content::List => (b'[', b']'),
-        Content::Value(value) if !value.stands_alone() => return text.strip_prefix(value.raw().as_bytes()),
+        Content::Value(value) if !value.is_whole_text() => return text.strip_prefix(value.raw().as_bytes()),
         Content::Value(_) | Content::Scalar(_) | Content::Made(_) => {
             let raw = document.raw(slot)?;
             return text.strip_prefix(raw.as_bytes()).filter(|_| is_scalar(raw));
@@ -371,10 +377,10 @@ fn behind_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>,
         }
         if open == b'{' {
             let key = child.key()?.escaped();
-            let (in_quotes, behind) = rest.strip_prefix(b"\"")?.split_at_checked(key.len())?;
-            rest = behind.strip_prefix(b"\":").filter(|_| in_quotes == key.as_bytes() && is_inside_of_string(key))?;
+            let (in_quotes, tail) = rest.strip_prefix(b"\"")?.split_at_checked(key.len())?;
+            rest = tail.strip_prefix(b"\":").filter(|_| in_quotes == key.as_bytes() && is_inside_of_string(key))?;
         }
-        rest = behind_slot(document, child.id, child.content(), rest)?;
+        rest = after_slot(document, child.id, child.content(), rest)?;
     }
     rest.strip_prefix(&[close])
 }
@@ -384,26 +390,27 @@ fn is_inside_of_string(key: &str) -> bool {
     is_plain(key) || is_scalar(&format!("\"{key}\""))
 }
 
-/// Whether a slot holds a value, in one piece or opened.
-fn holds(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
+/// Whether a slot has this value, opened or not.
+fn has_value(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
     match (document.content(slot), value.kind()) {
-        (Content::Value(other), _) => value.same_place(other) || value.raw() == other.raw(),
+        (Content::Value(other), _) => value.is_same_node(other) || value.raw() == other.raw(),
         (Content::Map, Kind::Object) => {
-            let mut child = live(document, document.first(slot));
+            let mut child = present_from(document, document.first(slot));
             for (key, member) in value.members() {
                 let Some(found) = child else { return false };
-                if !document.key(found).is_some_and(|found| is_one_key(found, key)) || !holds(document, found, member) {
+                if !document.key(found).is_some_and(|found| same_key(found, key)) || !has_value(document, found, member)
+                {
                     return false;
                 }
-                child = live(document, document.next(found));
+                child = present_from(document, document.next(found));
             }
             child.is_none()
         }
         (Content::List, Kind::Array) => {
-            let mut child = live(document, document.first(slot));
+            let mut child = present_from(document, document.first(slot));
             for item in value.items() {
-                let Some(found) = child.filter(|found| holds(document, *found, item)) else { return false };
-                child = live(document, document.next(found));
+                let Some(found) = child.filter(|found| has_value(document, *found, item)) else { return false };
+                child = present_from(document, document.next(found));
             }
             child.is_none()
         }
@@ -411,13 +418,13 @@ fn holds(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
     }
 }
 
-fn is_one_key(left: Key<'_>, right: Key<'_>) -> bool {
+fn same_key(left: Key<'_>, right: Key<'_>) -> bool {
     let (left_text, right_text) = (left.escaped(), right.escaped());
     // Keys from the same text need no comparison.
     std::ptr::eq(left_text, right_text) || left_text == right_text || left.text() == right.text()
 }
 
-/// Returns the slot, or the next one after it that is not removed.
-fn live(document: &Document<'_>, from: Option<SlotId>) -> Option<SlotId> {
+/// Returns the first slot from `from` on that is not removed.
+fn present_from(document: &Document<'_>, from: Option<SlotId>) -> Option<SlotId> {
     std::iter::successors(from, |slot| document.next(*slot)).find(|slot| document.state(*slot) != State::Removed)
 }

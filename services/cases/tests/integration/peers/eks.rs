@@ -1,5 +1,5 @@
-//! EKS: credentials by the identity of the service account. A file is a pod; what the peer's test sets, and the patch that it
-//! expects, stand in annotations of the pod.
+//! EKS: credentials by the identity of the service account. Each file is a pod. Its annotations contain the settings
+//! of the peer's test and the patch that the test expects.
 
 use std::path::Path;
 
@@ -7,23 +7,22 @@ use pillion_cases::Metadata;
 use serde_json::{Map, Value as Json, json};
 
 use crate::peers::files::{documents, ending, patch, string};
-use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, case, set, set_typed};
+use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, case, set, set_typed};
 
 const TESTING: &str = "testing.eks.amazonaws.com/";
 
 const PROFILES: [&str; 2] = ["eks-web-identity", "eks-pod-identity"];
 
-/// What the peer reads from the service account, by the names that its cases give it: annotations of
-/// `eks.amazonaws.com/`.
-const OF_ACCOUNT: [(&str, &str); 4] = [
+/// Annotations of the service account: their names in the peer's tests, and their names after `eks.amazonaws.com/`.
+const ACCOUNT: [(&str, &str); 4] = [
     ("roleArn", "role-arn"),
     ("audience", "audience"),
     ("sts-regional-endpoints", "sts-regional-endpoints"),
     ("token-expiration", "token-expiration"),
 ];
 
-/// What its cases say of the handler: its flags, and our parameters of the way that they are about.
-const OF_HANDLER: [(&str, &str); 8] = [
+/// Flags of the handler in the peer's tests, and the corresponding parameters of our profiles.
+const HANDLER: [(&str, &str); 8] = [
     ("injectSTS", "regional"),
     ("expiration", "expiration"),
     ("audience", "audience"),
@@ -34,11 +33,12 @@ const OF_HANDLER: [(&str, &str); 8] = [
     ("tokenName", "tokenPath"),
 ];
 
-/// What its cases say beside, which is said otherwise here: the facts of the cluster, and what the peer's test does itself.
-const OTHERWISE: [&str; 3] = ["handler/region", "expectedPatch", "skip"];
+/// Settings of the peer's tests that are not parameters: facts about the cluster, and instructions for the peer's
+/// test.
+const OTHER: [&str; 3] = ["handler/region", "expectedPatch", "skip"];
 
-/// What its cases say of the endpoint of container credentials, and our parameters.
-const OF_ENDPOINT: [(&str, &str); 5] = [
+/// Settings of the container credentials endpoint in the peer's tests, and our parameters.
+const ENDPOINT: [(&str, &str); 5] = [
     ("uri", "endpoint"),
     ("audience", "audience"),
     ("mountPath", "mountPath"),
@@ -46,12 +46,12 @@ const OF_ENDPOINT: [(&str, &str); 5] = [
     ("tokenPath", "tokenPath"),
 ];
 
-/// How long a token is valid whose time is spread out, in seconds. The peer's tests fix their random numbers, so that they
-/// see the least; ours depends on the request. Any time of the range is as good as any other.
-const SPREAD: std::ops::RangeInclusive<i64> = 79200..=86400;
+/// The range of a token's lifetime in seconds, if the lifetime is spread. The peer's tests fix their random numbers,
+/// so they expect the minimum. Our lifetime depends on the request. All lifetimes in the range are equivalent.
+const SPREAD_LIFETIME: std::ops::RangeInclusive<i64> = 79200..=86400;
 
-pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
-    // Those that the peer's own test skips are none.
+pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
+    // The peer's own test skips some pods.
     let is_skipped = |file: &Path| {
         let pod = documents(file).ok().and_then(|documents| documents.into_iter().next()).unwrap_or_default();
         pod["metadata"]["annotations"].get(format!("{TESTING}skip")).is_some_and(|skip| skip == "true")
@@ -60,73 +60,73 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     files.map(|(name, file)| PeerCase::read(name, || read(&file, shipped))).collect()
 }
 
-fn level_spread(object: &mut Json) {
+fn normalize_spread(object: &mut Json) {
     for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
         for source in volume.pointer_mut("/projected/sources").and_then(Json::as_array_mut).into_iter().flatten() {
             let Some(seconds) = source.pointer_mut("/serviceAccountToken/expirationSeconds") else { continue };
-            if seconds.as_i64().is_some_and(|seconds| seconds != 86400 && SPREAD.contains(&seconds)) {
+            if seconds.as_i64().is_some_and(|seconds| seconds != 86400 && SPREAD_LIFETIME.contains(&seconds)) {
                 *seconds = json!("spread");
             }
         }
     }
 }
 
-/// Whether all is known that the peer's test sets: a case under another setting would be another one.
-fn known(annotations: &Map<String, Json>) -> Result<(), String> {
+/// Checks that all settings of the peer's test are known. An unknown setting would change the case.
+fn check_known(annotations: &Map<String, Json>) -> Result<(), String> {
     let is_of = |name: &str, group: &str, table: &[(&str, &str)]| {
-        name.strip_prefix(group).is_some_and(|name| table.iter().any(|(theirs, _)| *theirs == name))
+        name.strip_prefix(group).is_some_and(|name| table.iter().any(|(peer_name, _)| *peer_name == name))
     };
     let is_known = |name: &str| {
-        OTHERWISE.contains(&name)
-            || is_of(name, "handler/", &OF_HANDLER)
-            || is_of(name, "serviceAccount/", &OF_ACCOUNT)
-            || is_of(name, "containercredentials/", &OF_ENDPOINT)
+        OTHER.contains(&name)
+            || is_of(name, "handler/", &HANDLER)
+            || is_of(name, "serviceAccount/", &ACCOUNT)
+            || is_of(name, "containercredentials/", &ENDPOINT)
     };
-    let mut said = annotations.keys().filter_map(|key| key.strip_prefix(TESTING));
-    said.find(|name| !is_known(name)).map_or(Ok(()), |name| Err(format!("setting {TESTING}{name} is not known")))
+    let mut settings = annotations.keys().filter_map(|key| key.strip_prefix(TESTING));
+    settings.find(|name| !is_known(name)).map_or(Ok(()), |name| Err(format!("setting {TESTING}{name} is not known")))
 }
 
-fn read(file: &Path, shipped: &Shipped) -> Result<Ready, String> {
+fn read(file: &Path, shipped: &ShippedProfiles) -> Result<RunnableCase, String> {
     let pod = documents(file)?.into_iter().next().filter(Json::is_object).ok_or("there is no pod in it")?;
     let annotations = pod["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
-    let given = |name: &str| annotations.get(&format!("{TESTING}{name}")).and_then(Json::as_str);
+    let setting = |name: &str| annotations.get(&format!("{TESTING}{name}")).and_then(Json::as_str);
     let mut expected = pod.clone();
-    let operations = given("expectedPatch").filter(|text| !text.trim().is_empty());
+    let operations = setting("expectedPatch").filter(|text| !text.trim().is_empty());
     let operations: Json = operations.map_or(Ok(Json::Null), |text| {
         serde_json::from_str(text).map_err(|error| format!("{TESTING}expectedPatch: {error}"))
     })?;
     patch(&mut expected, &operations)?;
-    known(&annotations)?;
+    check_known(&annotations)?;
 
     let mut account = Metadata::default();
-    for (theirs, key) in OF_ACCOUNT {
-        if let Some(value) = given(&format!("serviceAccount/{theirs}")) {
+    for (peer_name, key) in ACCOUNT {
+        if let Some(value) = setting(&format!("serviceAccount/{peer_name}")) {
             account.annotations.insert(format!("eks.amazonaws.com/{key}"), value.to_owned());
         }
     }
     let mut case = case(&PROFILES.map(str::to_owned), pod.clone());
     case.service_account = Some(account);
     for profile in PROFILES {
-        for (theirs, parameter) in OF_HANDLER {
-            let Some(value) = given(&format!("handler/{theirs}")) else { continue };
-            // The paths and the audience of container credentials are the endpoint's.
+        for (peer_name, parameter) in HANDLER {
+            let Some(value) = setting(&format!("handler/{peer_name}")) else { continue };
+            // The path and audience settings of container credentials belong to the endpoint.
             if profile == "eks-web-identity" || ["regional", "expiration"].contains(&parameter) {
                 set_typed(&mut case, shipped, profile, parameter, &value.into());
             }
         }
     }
-    if given("containercredentials/uri").is_some() {
+    if setting("containercredentials/uri").is_some() {
         let name = string(&pod, "/spec/serviceAccountName").unwrap_or("default");
         let identity = format!("{}/{name}", string(&pod, "/metadata/namespace").unwrap_or("default"));
         set(&mut case, shipped, "eks-pod-identity", "identities", json!([identity]));
     }
-    for (theirs, parameter) in OF_ENDPOINT {
-        if let Some(value) = given(&format!("containercredentials/{theirs}")) {
+    for (peer_name, parameter) in ENDPOINT {
+        if let Some(value) = setting(&format!("containercredentials/{peer_name}")) {
             set(&mut case, shipped, "eks-pod-identity", parameter, value.into());
         }
     }
-    if let Some(region) = given("handler/region") {
+    if let Some(region) = setting("handler/region") {
         case.cluster = Map::from_iter([("region".to_owned(), region.into())]);
     }
-    Ok(Ready::new(shipped.all(), case, Expected::Object(expected)).levelled(level_spread))
+    Ok(RunnableCase::new(shipped.all(), case, Expected::Object(expected)).normalized_by(normalize_spread))
 }

@@ -1,13 +1,13 @@
-//! Files of a folder, what is in them, and patches that are applied as the peers' own tests apply them.
+//! Reads the files of a folder and their documents, and applies patches as the peers' own tests do.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
 
-/// How deep folders are looked into.
+/// The maximum depth of nested folders.
 const MAX_DEPTH: usize = 12;
 
-/// All files of a folder and of those in it, sorted.
+/// Returns all files below a folder, sorted.
 pub(crate) fn all(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     collect(folder, 0, &mut found);
@@ -15,15 +15,15 @@ pub(crate) fn all(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Folders of a folder, by their paths in it, of which [`all`] does not know what is in them, and why.
-pub(crate) fn unread(folder: &Path) -> Vec<(String, String)> {
-    let mut unread = collect(folder, 0, &mut Vec::new());
-    unread.sort();
+/// Returns the folders that [`all`] cannot read, by their paths below the folder, with the reason.
+pub(crate) fn unread_folders(folder: &Path) -> Vec<(String, String)> {
+    let mut unread_folders = collect(folder, 0, &mut Vec::new());
+    unread_folders.sort();
     let below = |path: PathBuf| path.strip_prefix(folder).unwrap_or(&path).to_string_lossy().into_owned();
-    unread.into_iter().map(|(path, why)| (below(path), why)).collect()
+    unread_folders.into_iter().map(|(path, why)| (below(path), why)).collect()
 }
 
-/// What cannot be looked into, and why.
+/// Collects the files below a folder. Returns the folders that it cannot read, with the reason.
 fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Vec<(PathBuf, String)> {
     if depth > MAX_DEPTH {
         return vec![(folder.to_owned(), format!("folders are read {MAX_DEPTH} deep"))];
@@ -32,18 +32,18 @@ fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Vec<(PathBu
         Ok(entries) => entries,
         Err(error) => return vec![(folder.to_owned(), error.to_string())],
     };
-    let mut unread = Vec::new();
+    let mut unread_folders = Vec::new();
     for entry in entries {
         match entry.map(|entry| entry.path()) {
-            Ok(path) if path.is_dir() => unread.extend(collect(&path, depth + 1, found)),
+            Ok(path) if path.is_dir() => unread_folders.extend(collect(&path, depth + 1, found)),
             Ok(path) => found.push(path),
-            Err(error) => unread.push((folder.to_owned(), error.to_string())),
+            Err(error) => unread_folders.push((folder.to_owned(), error.to_string())),
         }
     }
-    unread
+    unread_folders
 }
 
-/// Those whose names end so, with the path from the folder without the ending: what a case is called.
+/// Returns the files with an ending. The name of a case is the path below the folder without the ending.
 pub(crate) fn ending(folder: &Path, ending: &str) -> Vec<(String, PathBuf)> {
     let named = all(folder).into_iter().filter_map(|path| {
         let name = path.strip_prefix(folder).ok()?.to_string_lossy().strip_suffix(ending)?.to_owned();
@@ -52,27 +52,28 @@ pub(crate) fn ending(folder: &Path, ending: &str) -> Vec<(String, PathBuf)> {
     named.collect()
 }
 
-/// The last part of a path.
+/// Returns the last part of a path.
 pub(crate) fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The text of a file.
+/// Reads a file.
 pub(crate) fn text(path: &Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", name(path)))
 }
 
-/// The documents of a file, those of lists one by one.
+/// Reads the documents of a file. The items of a list are separate documents.
 pub(crate) fn documents(path: &Path) -> Result<Vec<Json>, String> {
     parse(&text(path)?).map_err(|error| format!("{}: {error}", name(path)))
 }
 
-/// The documents of a text, those of lists one by one. What is null is not there, as for the API server.
+/// Parses the documents of a text. The items of a list are separate documents. Nulls are removed, as by the API
+/// server.
 pub(crate) fn parse(text: &str) -> Result<Vec<Json>, String> {
     Ok(with_nulls(text)?.into_iter().map(without_nulls).filter(|document| !document.is_null()).collect())
 }
 
-/// The documents of a file of settings, where a null takes away what is there by default.
+/// Reads the documents of a settings file, in which a null removes a default.
 pub(crate) fn settings(path: &Path) -> Result<Vec<Json>, String> {
     with_nulls(&text(path)?).map_err(|error| format!("{}: {error}", name(path)))
 }
@@ -101,20 +102,20 @@ fn flatten(document: Json, documents: &mut Vec<Json>) {
     }
 }
 
-/// A value without what is null in it.
+/// Removes nulls from a value.
 pub(crate) fn without_nulls(value: Json) -> Json {
     match value {
         Json::Object(members) => {
-            let there = members.into_iter().filter(|(_, value)| !value.is_null());
-            there.map(|(key, value)| (key, without_nulls(value))).collect::<Map<_, _>>().into()
+            let present = members.into_iter().filter(|(_, value)| !value.is_null());
+            present.map(|(key, value)| (key, without_nulls(value))).collect::<Map<_, _>>().into()
         }
         Json::Array(items) => items.into_iter().map(without_nulls).collect(),
         other => other,
     }
 }
 
-/// Writes amounts of resources as the API server writes them: `2000m` as `2`, `1024Mi` as `1Gi`, `0.5` as `500m`.
-pub(crate) fn level_quantities(value: &mut Json) {
+/// Rewrites quantities of resources as the API server does: `2000m` as `2`, `1024Mi` as `1Gi`, `0.5` as `500m`.
+pub(crate) fn normalize_quantities(value: &mut Json) {
     match value {
         Json::Object(members) => {
             for (key, value) in members {
@@ -127,15 +128,16 @@ pub(crate) fn level_quantities(value: &mut Json) {
                     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
                     *value = canonical(&text).unwrap_or(text).into();
                 }
-                level_quantities(value);
+                normalize_quantities(value);
             }
         }
-        Json::Array(items) => items.iter_mut().for_each(level_quantities),
+        Json::Array(items) => items.iter_mut().for_each(normalize_quantities),
         _ => {}
     }
 }
 
-/// An amount as the API server writes it; `None` if it is none, or too large or too small to be read here.
+/// Rewrites a quantity as the API server does. `None` means that the text is not a quantity, or is too large or too
+/// small for this function.
 fn canonical(text: &str) -> Option<String> {
     const BINARY: [&str; 6] = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
     const DECIMAL: [&str; 7] = ["m", "", "k", "M", "G", "T", "P"];
@@ -149,26 +151,26 @@ fn canonical(text: &str) -> Option<String> {
     let mut thousandths: i128 = format!("{whole}{fraction}").parse().ok()?;
     let is_binary = suffix.ends_with('i');
     let (base, suffixes) = if is_binary { (1024_i128, BINARY.as_slice()) } else { (1000_i128, DECIMAL.as_slice()) };
-    let place = u32::try_from(suffixes.iter().position(|other| *other == suffix)?).ok()?;
-    // Counted in thousandths, of which the decimal suffixes begin with one.
-    thousandths = thousandths.checked_mul(base.checked_pow(place)?)?;
+    let index = u32::try_from(suffixes.iter().position(|other| *other == suffix)?).ok()?;
+    // The amount is in thousandths. The first decimal suffix is `m`, a thousandth.
+    thousandths = thousandths.checked_mul(base.checked_pow(index)?)?;
     if thousandths % 1000 != 0 {
         return None;
     }
     let mut amount = thousandths / 1000;
-    let mut place = 0;
-    while amount != 0 && amount % base == 0 && place + 1 < suffixes.len() {
+    let mut index = 0;
+    while amount != 0 && amount % base == 0 && index + 1 < suffixes.len() {
         amount /= base;
-        place += 1;
+        index += 1;
     }
     if amount == 0 {
         return Some("0".to_owned());
     }
-    Some(format!("{amount}{}", suffixes[place]))
+    Some(format!("{amount}{}", suffixes[index]))
 }
 
 #[test]
-fn amounts_are_as_the_api_server_writes_them() {
+fn quantities_are_canonical() {
     let pairs = [
         ("2000m", "2"),
         ("1024Mi", "1Gi"),
@@ -184,12 +186,12 @@ fn amounts_are_as_the_api_server_writes_them() {
     assert_eq!(canonical("much"), None);
 }
 
-/// What stands at a path of keys as text.
+/// Returns the string at a JSON pointer.
 pub(crate) fn string<'j>(value: &'j Json, pointer: &str) -> Option<&'j str> {
     value.pointer(pointer).and_then(Json::as_str)
 }
 
-/// Applies a patch. Peers add to lists that are not there, and replace what is not: they take it for empty.
+/// Applies a patch. Some peers add to missing lists and replace missing values, so both are created first.
 pub(crate) fn patch(object: &mut Json, operations: &Json) -> Result<(), String> {
     let operations = match operations {
         Json::Null => return Ok(()),
@@ -203,24 +205,24 @@ pub(crate) fn patch(object: &mut Json, operations: &Json) -> Result<(), String> 
             operation["op"] = json!("add");
         }
         if operation["op"] == "add" {
-            make_way(object, &path);
+            create_parents(object, &path);
         }
-        let one = json_patch::Patch(vec![serde_json::from_value(operation).map_err(|error| error.to_string())?]);
-        json_patch::patch(object, &one).map_err(|error| error.to_string())?;
+        let operation = serde_json::from_value(operation).map_err(|error| error.to_string())?;
+        json_patch::patch(object, &[operation]).map_err(|error| error.to_string())?;
     }
     Ok(())
 }
 
-/// Makes what is above a place, if it is not there.
-fn make_way(object: &mut Json, path: &str) {
+/// Creates the missing parents of a path.
+fn create_parents(object: &mut Json, path: &str) {
     let tokens: Vec<&str> = path.split('/').skip(1).collect();
     let mut node = object;
     for pair in tokens.windows(2) {
-        let is_place = pair[1] == "-" || pair[1].parse::<usize>().is_ok();
+        let is_index = pair[1] == "-" || pair[1].parse::<usize>().is_ok();
         let key = pair[0].replace("~1", "/").replace("~0", "~");
         let next = match node {
-            Json::Object(members) => members.entry(key).or_insert_with(|| if is_place { json!([]) } else { json!({}) }),
-            Json::Array(items) => match key.parse::<usize>().ok().and_then(|place| items.get_mut(place)) {
+            Json::Object(members) => members.entry(key).or_insert_with(|| if is_index { json!([]) } else { json!({}) }),
+            Json::Array(items) => match key.parse::<usize>().ok().and_then(|index| items.get_mut(index)) {
                 Some(item) => item,
                 None => return,
             },
@@ -230,24 +232,24 @@ fn make_way(object: &mut Json, path: &str) {
     }
 }
 
-/// Of names, the one that another begins with, the longest first: `hello` for `hello-tproxy`. What is behind it is told
-/// too, without what separates it.
+/// Returns the longest name that is a prefix of another name, such as `hello` for `hello-tproxy`, and the rest of the
+/// other name without the separator.
 pub(crate) fn longest_prefix<'n, 'o>(names: &'n [String], other: &'o str) -> Option<(&'n str, &'o str)> {
-    let behind = |name: &'n String| {
+    let suffix_of = |name: &'n String| {
         let rest = other.strip_prefix(name.as_str())?;
         (rest.is_empty() || rest.starts_with(['-', '.', '_']))
             .then(|| (name.as_str(), rest.trim_start_matches(['-', '.', '_'])))
     };
-    names.iter().filter_map(behind).max_by_key(|(name, _)| name.len())
+    names.iter().filter_map(suffix_of).max_by_key(|(name, _)| name.len())
 }
 
 #[test]
-fn folders_that_are_not_read_are_told() {
+fn reports_unread_folders() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unread");
     let levels = (0..=MAX_DEPTH).map(|_| "a");
     let deepest: PathBuf = levels.collect();
     std::fs::create_dir_all(folder.join(&deepest)).unwrap();
-    let told = format!("folders are read {MAX_DEPTH} deep");
-    assert_eq!(unread(&folder), [(deepest.to_string_lossy().into_owned(), told)]);
-    assert_eq!(unread(&folder.join("nowhere")).len(), 1);
+    let reason = format!("folders are read {MAX_DEPTH} deep");
+    assert_eq!(unread_folders(&folder), [(deepest.to_string_lossy().into_owned(), reason)]);
+    assert_eq!(unread_folders(&folder.join("nowhere")).len(), 1);
 }

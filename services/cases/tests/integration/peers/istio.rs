@@ -1,25 +1,27 @@
-//! Istio: workloads, and what its injector makes of them. `X.yaml` goes in, `X.yaml.injected` comes out; of a workload without
-//! a result the injector wants nothing to know. A result that has no workload of its own name is that of the workload with
-//! whose name its own begins, under the settings that the rest of its name says. `X.iop.yaml` says the settings of `X`.
+//! Istio: workloads, and the results of its injector. `X.yaml` is a workload and `X.yaml.injected` its result. The
+//! injector rejects a workload without a result. If no workload has the name of a result, the result belongs to the
+//! workload whose name is a prefix. The rest of the name then means settings. `X.iop.yaml` contains the settings of
+//! `X`.
 
 use std::path::Path;
 
 use pillion_cases::Case;
 use serde_json::Value as Json;
 
-use crate::peers::files::{documents, ending, level_quantities, longest_prefix};
-use crate::peers::istio_results::given_by;
-use crate::peers::istio_settings::{give, give_parameters};
-use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, case};
+use crate::peers::files::{documents, ending, longest_prefix, normalize_quantities};
+use crate::peers::istio_results::infer_parameters;
+use crate::peers::istio_settings::{apply_parameters, apply_settings};
+use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, case};
 use crate::peers::workloads::Workload;
 
-/// Variables whose value is JSON. It is compared as such: blanks and the order of keys are nothing.
+/// Variables whose value is JSON. They are compared as JSON, because white space and the order of keys have no
+/// meaning.
 const JSON_ENV: [&str; 3] = ["PROXY_CONFIG", "ISTIO_META_POD_PORTS", "ISTIO_KUBE_APP_PROBERS"];
 
-/// The annotation that says what was injected, as JSON with lists of names.
+/// The annotation with the peer's injection record: JSON with lists of names.
 const STATUS: &str = "sidecar.istio.io/status";
 
-pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let inputs: Vec<_> = ending(folder, ".yaml").into_iter().filter(|(_, path)| !is_settings(path)).collect();
     let goldens = ending(folder, ".yaml.injected");
     let settings = ending(folder, ".iop.yaml");
@@ -36,12 +38,12 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     for (name, golden) in &goldens {
         match longest_prefix(&names, name) {
             Some((workload, variant)) => {
-                // What a file says is more than what a name says.
-                let (own, of_workload) = (installation(name), installation(workload));
-                let is_said = variant.is_empty() || matches!(own, Ok(Some(_)) | Err(_));
+                // A settings file takes precedence over the name of a result.
+                let (own_settings, workload_settings) = (installation(name), installation(workload));
+                let has_settings = variant.is_empty() || matches!(own_settings, Ok(Some(_)) | Err(_));
                 let conditions = Conditions {
-                    variant: if is_said { "" } else { variant },
-                    installation: if is_said { own } else { of_workload },
+                    variant: if has_settings { "" } else { variant },
+                    installation: if has_settings { own_settings } else { workload_settings },
                 };
                 let workload = input(workload).unwrap_or(golden);
                 cases.extend(pairs(name, workload, Some(golden), &conditions, shipped));
@@ -66,26 +68,26 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     cases
 }
 
-/// Under what a workload is injected.
+/// The settings of a result.
 struct Conditions<'c> {
-    /// What the name of a result has behind that of its workload.
+    /// The rest of a result's name after the name of its workload.
     variant: &'c str,
-    /// What a file says that the installation sets.
+    /// The installation's settings in a file.
     installation: Result<Option<Vec<Json>>, String>,
 }
 
-/// Whether a file is of settings for another one: `X.iop.yaml`.
+/// Whether a file has settings for another one: `X.iop.yaml`.
 fn is_settings(path: &Path) -> bool {
     path.file_stem().is_some_and(|stem| Path::new(stem).extension().is_some_and(|extension| extension == "iop"))
 }
 
-/// A case for each workload of a file.
+/// Creates a case for each workload of a file.
 fn pairs(
     name: &str,
     workload: &Path,
     golden: Option<&Path>,
     conditions: &Conditions<'_>,
-    shipped: &Shipped,
+    shipped: &ShippedProfiles,
 ) -> Vec<PeerCase> {
     let read =
         |path: &Path| documents(path).map(|documents| documents.iter().filter_map(Workload::of).collect::<Vec<_>>());
@@ -97,9 +99,9 @@ fn pairs(
         let error = format!("{} workloads go in, and {} come out", before.len(), after.len());
         return vec![PeerCase::read(name, || Err(error))];
     }
-    let cases = before.iter().enumerate().map(|(place, before)| {
-        let name = if place == 0 { name.to_owned() } else { format!("{name}#{}", place + 1) };
-        let after = after.as_ref().map(|after| &after[place]);
+    let cases = before.iter().enumerate().map(|(index, before)| {
+        let name = if index == 0 { name.to_owned() } else { format!("{name}#{}", index + 1) };
+        let after = after.as_ref().map(|after| &after[index]);
         PeerCase::read(name, || read_one(before, after, conditions, shipped))
     });
     cases.collect()
@@ -109,45 +111,47 @@ fn read_one(
     before: &Workload,
     after: Option<&Workload>,
     conditions: &Conditions<'_>,
-    shipped: &Shipped,
-) -> Result<Ready, String> {
+    shipped: &ShippedProfiles,
+) -> Result<RunnableCase, String> {
     let mut case: Case = case(&shipped.names("istio"), pod(before));
     case.namespace.name = Some(before.namespace().to_owned());
     let installation = conditions.installation.clone()?;
     let is_in_file = installation.is_some();
-    let given = give(&mut case, shipped, conditions.variant, &installation.unwrap_or_default());
+    let applied = apply_settings(&mut case, shipped, conditions.variant, &installation.unwrap_or_default());
     let after = after.map(pod);
-    // The peer's tests set much in their own code. Where no file says it, the result does.
-    let mut by_result = None;
-    let of_result = after.as_ref().filter(|_| !is_in_file).and_then(|after| given_by(after, &case_object(&case)));
-    if let Some((parameters, is_native)) = of_result {
+    // The peer's tests set much in their own code. If there is no settings file, the settings are inferred from the
+    // result.
+    let mut with_inferred_settings = None;
+    let inferred =
+        after.as_ref().filter(|_| !is_in_file).and_then(|after| infer_parameters(after, &case_object(&case)));
+    if let Some((parameters, is_native)) = inferred {
         let mut other = case.clone();
         other.parameters.clear();
-        give_parameters(&mut other, shipped, &parameters, is_native)?;
-        by_result = Some(other);
+        apply_parameters(&mut other, shipped, &parameters, is_native)?;
+        with_inferred_settings = Some(other);
     }
     let expected = after.map_or(Expected::Denied, Expected::Object);
-    let mut ready = Ready::new(shipped.all(), case, expected).levelled(|pod| {
-        level(pod);
-        level_quantities(pod);
+    let mut ready = RunnableCase::new(shipped.all(), case, expected).normalized_by(|pod| {
+        normalize(pod);
+        normalize_quantities(pod);
     });
-    if let Err(error) = given {
-        // What the name of a result says is known to nobody, but the result may say it.
-        let case = by_result.take().filter(|_| !is_in_file).ok_or(error)?;
+    if let Err(error) = applied {
+        // The name of the result has an unknown meaning, but the settings may be inferred from the result.
+        let case = with_inferred_settings.take().filter(|_| !is_in_file).ok_or(error)?;
         ready.cases = vec![case];
-        ready.is_given_by_result = true;
+        ready.has_inferred_settings = true;
     }
-    ready.by_result = by_result;
+    ready.with_inferred_settings = with_inferred_settings;
     Ok(ready)
 }
 
-/// The pod of a case, as an object.
+/// Returns the pod of a case as an object.
 fn case_object(case: &Case) -> Json {
     Json::Object(case.object.clone())
 }
 
-/// The pod of a workload. The peer's command line reads and writes the metadata of a CronJob's jobs where its webhook reads
-/// and writes that of their pods.
+/// Returns the pod of a workload. For a CronJob, the peer's command line uses the metadata of the jobs; its webhook
+/// uses the metadata of their pods.
 fn pod(workload: &Workload) -> Json {
     let mut pod = workload.controlled();
     for map in ["labels", "annotations"] {
@@ -159,8 +163,8 @@ fn pod(workload: &Workload) -> Json {
     pod
 }
 
-/// Without the peer's record of what was there before, with JSON as JSON, and with quantities as the API server writes them.
-fn level(value: &mut Json) {
+/// Removes the peer's record of the original pod, parses JSON in strings, and sorts lists of names.
+fn normalize(value: &mut Json) {
     match value {
         Json::Object(members) => {
             if let Some(status) = members.get_mut(STATUS) {
@@ -174,14 +178,14 @@ fn level(value: &mut Json) {
             if let Some(json) = json.and_then(|text| serde_json::from_str(text).ok()) {
                 members.insert("value".to_owned(), json);
             }
-            members.values_mut().for_each(level);
+            members.values_mut().for_each(normalize);
         }
-        Json::Array(items) => items.iter_mut().for_each(level),
+        Json::Array(items) => items.iter_mut().for_each(normalize),
         _ => {}
     }
 }
 
-/// Lists of names as sets; none is an empty one.
+/// Converts lists of names to sets. Null becomes an empty set.
 fn sets(status: Json) -> Json {
     let Json::Object(members) = status else { return status };
     let set = |(key, value)| match value {

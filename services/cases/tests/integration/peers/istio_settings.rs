@@ -1,23 +1,24 @@
-//! What an installation of Istio sets, as its chart and its mesh configuration call it, and the parameters of the profiles
-//! that say the same. A setting that is not in the table is told, and never passed over: a case under it would be another one.
+//! Settings of an Istio installation, by their names in its chart and its mesh configuration, and the corresponding
+//! parameters of our profiles. A setting that is not in these tables is an error, because ignoring it would change
+//! the case.
 
 use pillion_cases::Case;
 use serde_json::{Map, Value as Json, json};
 
 use crate::peers::files::without_nulls;
-use crate::peers::runner::{Shipped, set_all};
+use crate::peers::runner::{ShippedProfiles, set_all};
 
-/// What the folders with the profiles are called.
+/// The prefix of the folders with the profiles.
 const FOLDERS: &str = "istio";
 
-/// What all of the peer's cases set.
-const OF_ALL: [(&str, &str); 2] = [("image", "registry.istio.io/testing/proxyv2:latest"), ("reinject", "true")];
+/// Parameters that all of the peer's cases set.
+const COMMON: [(&str, &str); 2] = [("image", "registry.istio.io/testing/proxyv2:latest"), ("reinject", "true")];
 
-/// The parts of an image's name, where a setting gives only some.
+/// The default parts of an image's name, for settings that give only some parts.
 const IMAGE: [&str; 3] = ["registry.istio.io/testing", "proxyv2", "latest"];
 
-/// What is said beside the chart's values, and which of them says the same.
-const BESIDE: [(&str, &str); 5] = [
+/// Fields of an installation outside of the chart's values, and the equivalent value of the chart.
+const OUTSIDE_VALUES: [(&str, &str); 5] = [
     ("/namespace", "/global/istioNamespace"),
     ("/hub", "/global/hub"),
     ("/tag", "/global/tag"),
@@ -25,8 +26,8 @@ const BESIDE: [(&str, &str); 5] = [
     ("/components/cni/enabled", "/pilot/cni/enabled"),
 ];
 
-/// Settings whose values are a parameter's, as they are or as its type has them.
-const SAME: [(&str, &str); 59] = [
+/// Settings with one corresponding parameter. The value is converted to the parameter's type if necessary.
+const DIRECT: [(&str, &str); 59] = [
     ("/revision", "revision"),
     ("/revisionTags", "revisionTags"),
     ("/global/proxy/autoInject", "policy"),
@@ -88,8 +89,8 @@ const SAME: [(&str, &str); 59] = [
     ("/global/nativeNftables", "nativeNftables"),
 ];
 
-/// Settings that are parameters in another way, below.
-const OTHERWISE: [&str; 11] = [
+/// Settings that [`convert_settings`] converts to parameters.
+const CONVERTED: [&str; 11] = [
     "/global/hub",
     "/global/variant",
     "/global/proxy/variant",
@@ -103,9 +104,9 @@ const OTHERWISE: [&str; 11] = [
     "/sidecarInjectorWebhook/templates",
 ];
 
-/// What nothing of an injected pod depends on: which pods the API server sends, what else is installed, how, and what the
-/// control plane makes of its configuration later.
-const OF_OTHERS: [&str; 47] = [
+/// Settings that do not affect an injected pod. They select the pods that the API server sends, install other
+/// components, or affect only what the control plane does later.
+const IRRELEVANT: [&str; 47] = [
     "/gateways/seccompProfile",
     "/sidecarInjectorWebhook/enableNamespacesByDefault",
     "/sidecarInjectorWebhook/reinvocationPolicy",
@@ -155,16 +156,16 @@ const OF_OTHERS: [&str; 47] = [
     "/meshConfig/rootNamespace",
 ];
 
-/// Components of an installation of which nothing of an injected pod depends.
-const OTHER_COMPONENTS: [&str; 5] = ["base", "egressGateways", "ingressGateways", "ztunnel", "istiodRemote"];
+/// Components of an installation that do not affect an injected pod.
+const IRRELEVANT_COMPONENTS: [&str; 5] = ["base", "egressGateways", "ingressGateways", "ztunnel", "istiodRemote"];
 
-/// Profiles of an installation that set nothing of what is injected.
-const PLAIN_PROFILES: [&str; 4] = ["", "default", "empty", "minimal"];
+/// Profiles of an installation that do not affect an injected pod.
+const IRRELEVANT_PROFILES: [&str; 4] = ["", "default", "empty", "minimal"];
 
-/// A word of a result's name, and the parameters that it sets.
+/// A part of a result's name, and the parameters that it sets.
 type Variant = (&'static str, &'static [(&'static str, &'static str)]);
 
-/// What a result is called behind the name of its workload, and what that sets: only words that say all of it.
+/// Suffixes of result names, and the parameters that they set. Only suffixes that determine all settings are listed.
 const VARIANTS: [Variant; 4] = [
     ("tproxy", &[("mode", "\"TPROXY\"")]),
     ("cni", &[("cni", "true")]),
@@ -172,63 +173,73 @@ const VARIANTS: [Variant; 4] = [
     (NOT_NATIVE, &[]),
 ];
 
-/// What results are called of workloads on nodes that do not know native sidecars.
+/// The suffix of results for nodes without native sidecars.
 const NOT_NATIVE: &str = "old-version";
 
-/// Makes a case one under what its result's name and the documents of a file say.
+/// Applies the settings that the name of a result and the documents of a file contain.
 ///
 /// # Errors
 ///
-/// A variant or a setting that is not known.
-pub(crate) fn give(case: &mut Case, shipped: &Shipped, variant: &str, documents: &[Json]) -> Result<(), String> {
-    let mut given: Vec<(&str, Json)> = OF_ALL.iter().map(|(parameter, value)| (*parameter, (*value).into())).collect();
+/// Fails if a variant or a setting is unknown.
+pub(crate) fn apply_settings(
+    case: &mut Case,
+    shipped: &ShippedProfiles,
+    variant: &str,
+    documents: &[Json],
+) -> Result<(), String> {
+    let mut parameters: Vec<(&str, Json)> =
+        COMMON.iter().map(|(parameter, value)| (*parameter, (*value).into())).collect();
     for document in documents {
-        of_document(document, shipped, &mut given)?;
+        read_document(document, shipped, &mut parameters)?;
     }
     let variants = variants(variant).ok_or_else(|| format!("variant {variant} is not known"))?;
     for (_, settings) in &variants {
         for (parameter, value) in *settings {
-            given.push((parameter, serde_json::from_str(value).map_err(|error| error.to_string())?));
+            parameters.push((parameter, serde_json::from_str(value).map_err(|error| error.to_string())?));
         }
     }
     let is_native = !variants.iter().any(|(name, _)| *name == NOT_NATIVE);
     case.cluster = Map::from_iter([("nativeSidecars".to_owned(), json!(is_native))]);
-    given.into_iter().try_for_each(|(parameter, value)| set_all(case, shipped, FOLDERS, parameter, &value))
+    parameters.into_iter().try_for_each(|(parameter, value)| set_all(case, shipped, FOLDERS, parameter, &value))
 }
 
-/// Makes a case one under what a result itself says that was set.
+/// Applies the settings that were inferred from a result.
 ///
 /// # Errors
 ///
-/// A parameter that no profile has.
-pub(crate) fn give_parameters(
+/// Fails if no profile has a parameter.
+pub(crate) fn apply_parameters(
     case: &mut Case,
-    shipped: &Shipped,
-    given: &[(&'static str, Json)],
+    shipped: &ShippedProfiles,
+    parameters: &[(&'static str, Json)],
     is_native: bool,
 ) -> Result<(), String> {
     case.cluster = Map::from_iter([("nativeSidecars".to_owned(), json!(is_native))]);
-    let of_all = OF_ALL.iter().map(|(parameter, value)| (*parameter, Json::from(*value)));
-    let mut all = of_all.chain(given.iter().cloned());
+    let common = COMMON.iter().map(|(parameter, value)| (*parameter, Json::from(*value)));
+    let mut all = common.chain(parameters.iter().cloned());
     all.try_for_each(|(parameter, value)| set_all(case, shipped, FOLDERS, parameter, &value))
 }
 
-/// The variants of which a name consists, one behind another; `None` if a part is none of them.
+/// Splits the suffix of a result's name into variants; `None` if a part is not a variant.
 fn variants(name: &str) -> Option<Vec<Variant>> {
     let (mut rest, mut found) = (name, Vec::new());
     while !rest.is_empty() {
-        let (variant, behind) = VARIANTS.iter().find_map(|variant| {
-            let behind = rest.strip_prefix(variant.0)?;
-            if behind.is_empty() { Some((variant, "")) } else { Some((variant, behind.strip_prefix(['-', '.', '_'])?)) }
+        let (variant, suffix) = VARIANTS.iter().find_map(|variant| {
+            let suffix = rest.strip_prefix(variant.0)?;
+            if suffix.is_empty() { Some((variant, "")) } else { Some((variant, suffix.strip_prefix(['-', '.', '_'])?)) }
         })?;
         found.push(*variant);
-        rest = behind;
+        rest = suffix;
     }
     Some(found)
 }
 
-/// The parameters of a document, which is a resource of the peer's.
-fn of_document(document: &Json, shipped: &Shipped, given: &mut Vec<(&'static str, Json)>) -> Result<(), String> {
+/// Reads the parameters of a document, which is a resource of the peer.
+fn read_document(
+    document: &Json,
+    shipped: &ShippedProfiles,
+    parameters: &mut Vec<(&'static str, Json)>,
+) -> Result<(), String> {
     let Some(spec) = document.get("spec").filter(|_| document.get("kind").is_some()) else {
         return Err("the settings are no resource with a spec".to_owned());
     };
@@ -236,37 +247,39 @@ fn of_document(document: &Json, shipped: &Shipped, given: &mut Vec<(&'static str
     if values.is_null() {
         values = json!({});
     }
-    for (beside, same) in BESIDE {
-        if let Some(value) = spec.pointer(beside) {
-            put(&mut values, same, value.clone());
+    for (field, same) in OUTSIDE_VALUES {
+        if let Some(value) = spec.pointer(field) {
+            set_at(&mut values, same, value.clone());
         }
     }
     if let Some(mesh) = spec.get("meshConfig") {
         merge(&mut values["meshConfig"], mesh);
     }
-    of_components(&spec["components"], &mut values)?;
+    read_components(&spec["components"], &mut values)?;
     for (key, value) in spec.as_object().into_iter().flatten() {
-        let is_plain = key == "profile" && value.as_str().is_some_and(|profile| PLAIN_PROFILES.contains(&profile));
+        let is_plain = key == "profile" && value.as_str().is_some_and(|profile| IRRELEVANT_PROFILES.contains(&profile));
         if !["values", "meshConfig", "components"].contains(&key.as_str()) && !is_plain {
-            let known = |path: &str| BESIDE.iter().any(|(beside, _)| *beside == path);
-            unknown(value, &mut format!("/{key}"), &known)?;
+            let known = |path: &str| OUTSIDE_VALUES.iter().any(|(field, _)| *field == path);
+            find_unknown(value, &mut format!("/{key}"), &known)?;
         }
     }
     let known = |path: &str| {
-        let all = SAME.iter().map(|(known, _)| *known).chain(OTHERWISE).chain(OF_OTHERS);
+        let all = DIRECT.iter().map(|(known, _)| *known).chain(CONVERTED).chain(IRRELEVANT);
         all.into_iter()
             .any(|known| path.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
     };
-    unknown(&values, &mut String::new(), &known)?;
+    find_unknown(&values, &mut String::new(), &known)?;
 
-    for (path, parameter) in SAME {
-        given.extend(values.pointer(path).filter(|value| !is_nothing(value)).map(|value| (parameter, value.clone())));
+    for (path, parameter) in DIRECT {
+        parameters
+            .extend(values.pointer(path).filter(|value| !is_unset(value)).map(|value| (parameter, value.clone())));
     }
-    otherwise(&values, shipped, given)
+    convert_settings(&values, shipped, parameters)
 }
 
-/// What is said of components: the control plane's environment is a value of the chart's, its Deployment is nobody's here.
-fn of_components(components: &Json, values: &mut Json) -> Result<(), String> {
+/// Reads the settings of components. The control plane's environment becomes values of the chart; its Deployment has
+/// no effect here.
+fn read_components(components: &Json, values: &mut Json) -> Result<(), String> {
     for (name, component) in components.as_object().into_iter().flatten() {
         for (key, value) in component.as_object().into_iter().flatten() {
             match (name.as_str(), key.as_str()) {
@@ -274,22 +287,26 @@ fn of_components(components: &Json, values: &mut Json) -> Result<(), String> {
                 ("pilot", "k8s") => {
                     for variable in value["env"].as_array().into_iter().flatten() {
                         let Some(name) = variable["name"].as_str() else { continue };
-                        put(values, &format!("/pilot/env/{name}"), variable["value"].clone());
+                        set_at(values, &format!("/pilot/env/{name}"), variable["value"].clone());
                     }
                 }
-                _ if OTHER_COMPONENTS.contains(&name.as_str()) => {}
+                _ if IRRELEVANT_COMPONENTS.contains(&name.as_str()) => {}
                 _ => return Err(format!("setting components.{name}.{key} is not known")),
             }
         }
-        if component.is_array() && !OTHER_COMPONENTS.contains(&name.as_str()) {
+        if component.is_array() && !IRRELEVANT_COMPONENTS.contains(&name.as_str()) {
             return Err(format!("setting components.{name} is not known"));
         }
     }
     Ok(())
 }
 
-/// Parameters that are made of settings.
-fn otherwise(values: &Json, shipped: &Shipped, given: &mut Vec<(&'static str, Json)>) -> Result<(), String> {
+/// Computes parameters from several settings.
+fn convert_settings(
+    values: &Json,
+    shipped: &ShippedProfiles,
+    parameters: &mut Vec<(&'static str, Json)>,
+) -> Result<(), String> {
     let text =
         |path: &str| values.pointer(path).map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     let image = |name: &str| {
@@ -298,61 +315,61 @@ fn otherwise(values: &Json, shipped: &Shipped, given: &mut Vec<(&'static str, Js
         if name.contains('/') { name.to_owned() } else { format!("{hub}/{name}:{tag}") }
     };
     if ["/global/hub", "/global/tag", "/global/proxy/image"].iter().any(|path| values.pointer(path).is_some()) {
-        given.push(("image", image(&text("/global/proxy/image").unwrap_or_else(|| IMAGE[1].to_owned())).into()));
+        parameters.push(("image", image(&text("/global/proxy/image").unwrap_or_else(|| IMAGE[1].to_owned())).into()));
     }
     if let Some(name) = text("/global/proxy_init/image") {
-        given.push(("initImage", image(&name).into()));
+        parameters.push(("initImage", image(&name).into()));
     }
     if let Some(port) = text("/global/proxy/statusPort") {
-        // Without a port there is one still that Prometheus is told.
-        given.push((if port == "0" { "statusPort" } else { "meshStatusPort" }, port.into()));
+        // With port 0, the agent has no status port, but Prometheus still uses the default.
+        parameters.push((if port == "0" { "statusPort" } else { "meshStatusPort" }, port.into()));
     }
-    // Which of several control planes a pod is for, is asked before a pod is sent.
-    if values.get("revision").is_some_and(|revision| !is_nothing(revision)) {
-        given.push(("defaultRevision", true.into()));
+    // With several control planes, the API server calls only the control plane of the pod's revision.
+    if values.get("revision").is_some_and(|revision| !is_unset(revision)) {
+        parameters.push(("defaultRevision", true.into()));
     }
     match text("/global/platform").as_deref() {
         None | Some("") => {}
-        Some("openshift") => given.push(("openshift", true.into())),
+        Some("openshift") => parameters.push(("openshift", true.into())),
         Some(other) => return Err(format!("setting global.platform is not known as {other}")),
     }
     if let Some(variant) =
         text("/global/proxy/variant").filter(|name| !name.is_empty()).or_else(|| text("/global/variant"))
     {
-        given.push(("variant", variant.into()));
+        parameters.push(("variant", variant.into()));
     }
     if let Some(settings) =
         text("/global/proxy/tracer").and_then(|tracer| values.pointer(&format!("/global/tracer/{tracer}")))
     {
-        given.push(("tracerSettings", settings.clone()));
+        parameters.push(("tracerSettings", settings.clone()));
     }
-    // What a value says is laid over the chart's own, and a null takes that away.
+    // A value is merged into the default of the chart, and a null removes a default.
     if let Some(resources) = values.pointer("/global/proxy/resources") {
         let declared = shipped.parameter("istio-sidecar", "resources").cloned().unwrap_or_default();
         let mut whole = declared["default"].clone();
         merge(&mut whole, resources);
-        given.push(("resources", without_nulls(if whole.is_object() { whole } else { json!({}) })));
+        parameters.push(("resources", without_nulls(if whole.is_object() { whole } else { json!({}) })));
     }
-    // It is a field of the configuration that Prometheus and the kubelet go by, beside being shown to the proxy.
+    // Besides the proxy, Prometheus and the kubelet use this field of the configuration.
     if let Some(port) = values.pointer("/meshConfig/defaultConfig/statusPort") {
-        given.push(("metricsPort", port.clone()));
+        parameters.push(("metricsPort", port.clone()));
     }
     if let Some(templates) = values.pointer("/sidecarInjectorWebhook/templates").and_then(Json::as_object) {
         let own = ["sidecar", "gateway", "grpc-agent", "grpc-simple"].map(str::to_owned);
-        given.push(("knownTemplates", own.into_iter().chain(templates.keys().cloned()).collect()));
+        parameters.push(("knownTemplates", own.into_iter().chain(templates.keys().cloned()).collect()));
     }
     Ok(())
 }
 
-/// The first place of a value that is not known, as an error.
-fn unknown(value: &Json, path: &mut String, known: &dyn Fn(&str) -> bool) -> Result<(), String> {
+/// Returns an error for the first unknown setting of a value.
+fn find_unknown(value: &Json, path: &mut String, known: &dyn Fn(&str) -> bool) -> Result<(), String> {
     match value {
         _ if known(path) => Ok(()),
         Json::Object(members) => members.iter().try_for_each(|(key, value)| {
             let length = path.len();
             path.push('/');
             path.push_str(key);
-            unknown(value, path, known)?;
+            find_unknown(value, path, known)?;
             path.truncate(length);
             Ok(())
         }),
@@ -360,34 +377,34 @@ fn unknown(value: &Json, path: &mut String, known: &dyn Fn(&str) -> bool) -> Res
     }
 }
 
-/// Whether a chart takes a value for one that is not there.
-fn is_nothing(value: &Json) -> bool {
+/// Whether a chart treats a value as absent.
+fn is_unset(value: &Json) -> bool {
     value.as_str() == Some("")
 }
 
-/// Puts a value where a path says, with what is above it.
-fn put(values: &mut Json, path: &str, value: Json) {
-    let place = path.split('/').skip(1).fold(values, |node, key| &mut node[key]);
-    *place = value;
+/// Sets the value at a path, and creates missing parents.
+fn set_at(values: &mut Json, path: &str, value: Json) {
+    let target = path.split('/').skip(1).fold(values, |node, key| &mut node[key]);
+    *target = value;
 }
 
-/// Lays one value over another, maps member by member.
-fn merge(under: &mut Json, over: &Json) {
-    match (under, over) {
-        (Json::Object(under), Json::Object(over)) => {
-            for (key, value) in over {
-                merge(under.entry(key.clone()).or_insert(Json::Null), value);
+/// Merges one value into another. Maps are merged by key.
+fn merge(target: &mut Json, source: &Json) {
+    match (target, source) {
+        (Json::Object(target), Json::Object(source)) => {
+            for (key, value) in source {
+                merge(target.entry(key.clone()).or_insert(Json::Null), value);
             }
         }
-        (under, over) => *under = over.clone(),
+        (target, source) => *target = source.clone(),
     }
 }
 
 #[test]
-fn what_is_set_is_a_parameter_of_all_profiles() {
-    let shipped = Shipped::load();
-    let of_variants = VARIANTS.iter().flat_map(|(_, settings)| settings.iter());
-    let all = SAME.iter().map(|(_, parameter)| *parameter).chain(of_variants.map(|(parameter, _)| *parameter));
+fn all_profiles_have_parameters_of_settings() {
+    let shipped = ShippedProfiles::load();
+    let variant_settings = VARIANTS.iter().flat_map(|(_, settings)| settings.iter());
+    let all = DIRECT.iter().map(|(_, parameter)| *parameter).chain(variant_settings.map(|(parameter, _)| *parameter));
     for parameter in all.chain([
         "image",
         "initImage",

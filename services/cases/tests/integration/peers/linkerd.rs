@@ -1,9 +1,10 @@
-//! Linkerd: `webhook/` has pods and namespaces with the patches that its webhook makes of them, `cli/` workloads with what its
-//! command line makes of them.
+//! Linkerd: `webhook/` has pods and namespaces with the patches of its webhook, and `cli/` has workloads with the
+//! results of its command line.
 //!
-//! Which pod of the webhook's goes with which namespace and patch is known from their names: a patch is for a pod whose name
-//! has all the words of the patch's, of several the one with the most. `inject_X.golden.yml` is made of `inject_X.input.yml`,
-//! or of the input with whose name its own begins; then the files do not say by which flags.
+//! The names of files determine which patch belongs to a pod and a namespace. A patch matches a pod whose name
+//! contains all parts of the patch's name. If several match, the patch with the most parts is chosen.
+//! `inject_X.golden.yml` is the result of `inject_X.input.yml`, or of the input whose name is a prefix of its own. In
+//! the latter case, the files do not contain the flags.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,68 +13,69 @@ use pillion_api::names::SYSTEM_NAMESPACES;
 use pillion_cases::Case;
 use serde_json::{Map, Value as Json, json};
 
-use crate::peers::files::{documents, ending, level_quantities, longest_prefix, name, parse, patch, string, text};
-use crate::peers::linkerd_results::given_by;
-use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, annotations, case, set, set_all};
+use crate::peers::files::{documents, ending, longest_prefix, name, normalize_quantities, parse, patch, string, text};
+use crate::peers::linkerd_results::infer_parameters;
+use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, annotations, case, set, set_all};
 use crate::peers::workloads::Workload;
 
 const PROFILE: &str = "linkerd-proxy";
 
-/// The annotation that asks.
+/// The annotation that requests injection.
 const INJECT: &str = "linkerd.io/inject";
 
-/// What asks, as its value.
-const ASKING: [&str; 2] = ["enabled", "ingress"];
+/// The values of the annotation that request injection.
+const REQUESTING: [&str; 2] = ["enabled", "ingress"];
 
-/// What the tests of the webhook set.
-const OF_WEBHOOK: [(&str, &str); 3] =
+/// Parameters that the tests of the webhook set.
+const WEBHOOK_PARAMETERS: [(&str, &str); 3] =
     [("version", "dev-undefined"), ("debugVersion", "dev-undefined"), ("trustAnchors", "IdentityTrustAnchorsPEM")];
 
-/// What the tests of the command line set; the roots of trust are the installation's.
-const OF_COMMAND_LINE: [(&str, &str); 2] =
+/// Parameters that the tests of the command line set. The trust anchors come from the installation.
+const COMMAND_LINE_PARAMETERS: [(&str, &str); 2] =
     [("version", "test-inject-proxy-version"), ("createdBy", "linkerd/cli dev-undefined")];
 
-/// What they set beside, where only the names of the files say it.
-const OF_NAMES: [(&str, &str, bool); 2] =
+/// Further parameters that the peer's tests set in code: a part of the file name, the parameter, and its value.
+const NAME_PARAMETERS: [(&str, &str, bool); 2] =
     [("no_init_container", "cni", true), ("volumeProjection_disabled", "tokenProjection", false)];
 
-/// The variable with the roots of trust.
+/// The variable with the trust anchors.
 const ANCHORS: &str = "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS";
 
-/// The namespace that stands for one of the system's, in which the engine never injects.
-const SOMEWHERE: &str = "kube-somewhere";
+/// A namespace that replaces a system namespace, because the engine never injects there.
+const RENAMED_NAMESPACE: &str = "kube-somewhere";
 
-pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let mut cases = webhook(&folder.join("webhook"), shipped);
     cases.extend(command_line(&folder.join("cli"), shipped));
     cases
 }
 
-/// A file of the webhook's with a document of it.
-struct Found {
+/// A document of a file in `webhook/`.
+struct WebhookDocument {
     name: String,
     object: Json,
 }
 
-/// A patch, with the words of its name.
+/// A patch, with the parts of its name.
 struct Patch {
-    words: BTreeSet<String>,
+    name_parts: BTreeSet<String>,
     operations: Result<Json, String>,
 }
 
-fn words(name: &str) -> BTreeSet<String> {
-    name.split(['-', '.', '_']).filter(|word| *word != "patch").map(str::to_owned).collect()
+fn name_parts(name: &str) -> BTreeSet<String> {
+    name.split(['-', '.', '_']).filter(|part| *part != "patch").map(str::to_owned).collect()
 }
 
-fn webhook(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+fn webhook(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let read = |path: &Path| {
-        let somewhere = SYSTEM_NAMESPACES.iter().fold(text(path)?, |text, system| text.replace(system, SOMEWHERE));
-        Ok::<_, String>(somewhere)
+        let renamed =
+            SYSTEM_NAMESPACES.iter().fold(text(path)?, |text, system| text.replace(system, RENAMED_NAMESPACE));
+        Ok::<_, String>(renamed)
     };
     let patches: Vec<Patch> = ending(folder, ".json")
         .into_iter()
         .map(|(name, path)| Patch {
-            words: words(&name),
+            name_parts: name_parts(&name),
             operations: read(&path).and_then(|text| {
                 serde_json::from_str(&text).map_err(|error| format!("{}: {error}", crate::peers::files::name(&path)))
             }),
@@ -85,7 +87,7 @@ fn webhook(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
             Err(error) => cases.push(PeerCase::read(format!("webhook/{name}"), || Err(error))),
             Ok(documents) => {
                 for object in documents {
-                    let found = Found { name: name.clone(), object };
+                    let found = WebhookDocument { name: name.clone(), object };
                     if found.object["kind"] == "Namespace" {
                         namespaces.push(found);
                     } else if Workload::of(&found.object).is_some() || found.object["kind"] == "Service" {
@@ -97,7 +99,7 @@ fn webhook(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     }
     for pod in &pods {
         for namespace in &namespaces {
-            if asks(pod, namespace) && !is_a_pair(pod, namespace, &patches) {
+            if requests_injection(pod, namespace) && !is_tested_pair(pod, namespace, &patches) {
                 continue;
             }
             let name = format!("webhook/{}/{}", pod.name, namespace.name);
@@ -107,24 +109,30 @@ fn webhook(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     cases
 }
 
-fn webhook_case(pod: &Found, namespace: &Found, patches: &[Patch], shipped: &Shipped) -> Result<Ready, String> {
+fn webhook_case(
+    pod: &WebhookDocument,
+    namespace: &WebhookDocument,
+    patches: &[Patch],
+    shipped: &ShippedProfiles,
+) -> Result<RunnableCase, String> {
     let mut object = Workload::of(&pod.object).map_or_else(|| pod.object.clone(), |workload| workload.template());
     if object["kind"] != "Service" {
-        // The peer's test says that it is a Deployment's pod.
+        // The peer's test sets a Deployment as the owner of the pod.
         object["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "owner-deployment", "uid": "1", "controller": true}]);
     }
     let mut case = case(&shipped.names("linkerd"), object.clone());
-    case.namespace.name = Some(string(&namespace.object, "/metadata/name").unwrap_or(SOMEWHERE).to_owned());
+    case.namespace.name = Some(string(&namespace.object, "/metadata/name").unwrap_or(RENAMED_NAMESPACE).to_owned());
     if let Some(own) = string(&pod.object, "/metadata/namespace") {
         case.namespace.name = Some(own.to_owned());
     }
     case.namespace.annotations = annotations(namespace.object["metadata"]["annotations"].as_object());
-    for (parameter, value) in OF_WEBHOOK {
+    for (parameter, value) in WEBHOOK_PARAMETERS {
         set(&mut case, shipped, PROFILE, parameter, value.into());
     }
     let mut is_guess = false;
-    let expected = if asks(pod, namespace) {
-        let (chosen, by_name) = of_names(&words(&pod.name), &words(&namespace.name), patches, says_more(&case));
+    let expected = if requests_injection(pod, namespace) {
+        let (chosen, by_name) =
+            patches_by_name(&name_parts(&pod.name), &name_parts(&namespace.name), patches, has_settings(&case));
         is_guess = !by_name;
         let mut expected = Vec::new();
         for chosen in chosen {
@@ -137,7 +145,7 @@ fn webhook_case(pod: &Found, namespace: &Found, patches: &[Patch], shipped: &Shi
         }
         expected
     } else {
-        // Some are annotated without being asked for; which, no file says.
+        // Some pods get annotations without a request. No file says which pods these are.
         let mut expected = vec![Expected::Object(object.clone())];
         for operations in patches.iter().filter_map(|patch| patch.operations.as_ref().ok()).filter(|all| annotates(all))
         {
@@ -147,30 +155,32 @@ fn webhook_case(pod: &Found, namespace: &Found, patches: &[Patch], shipped: &Shi
         }
         expected
     };
-    let mut ready = Ready::new(shipped.all(), case, Expected::LeftAlone(None)).levelled(|object| level(object, true));
+    let mut ready = RunnableCase::new(shipped.all(), case, Expected::LeftAlone(None))
+        .normalized_by(|object| normalize(object, true));
     ready.expected = expected;
-    ready.is_given_by_result = is_guess;
+    ready.has_inferred_settings = is_guess;
     Ok(ready)
 }
 
-/// Whether a pod gets the proxy: its word, or else that of its namespace.
-fn asks(pod: &Found, namespace: &Found) -> bool {
+/// Whether a pod gets the proxy. The annotation of the pod takes precedence over the annotation of its namespace.
+fn requests_injection(pod: &WebhookDocument, namespace: &WebhookDocument) -> bool {
     let template = Workload::of(&pod.object).map(|workload| workload.template());
-    let word = |object: &Json| object["metadata"]["annotations"][INJECT].as_str().map(str::to_owned);
-    let word = template.and_then(|template| word(&template).or_else(|| word(&namespace.object)));
-    word.is_some_and(|word| ASKING.contains(&word.as_str()))
+    let value = |object: &Json| object["metadata"]["annotations"][INJECT].as_str().map(str::to_owned);
+    let value = template.and_then(|template| value(&template).or_else(|| value(&namespace.object)));
+    value.is_some_and(|value| REQUESTING.contains(&value.as_str()))
 }
 
-/// Whether a pod that asks is tried in a namespace: what else that says has to be in a patch, which then has its name.
-fn is_a_pair(pod: &Found, namespace: &Found, patches: &[Patch]) -> bool {
-    let said = namespace.object["metadata"]["annotations"].as_object();
-    let (of_pod, of_namespace) = (words(&pod.name), words(&namespace.name));
+/// Whether a pod with a request is tested in a namespace. If the namespace has other annotations, some patch must
+/// have a part of the namespace's name.
+fn is_tested_pair(pod: &WebhookDocument, namespace: &WebhookDocument, patches: &[Patch]) -> bool {
+    let annotations = namespace.object["metadata"]["annotations"].as_object();
+    let (of_pod, of_namespace) = (name_parts(&pod.name), name_parts(&namespace.name));
     let both: BTreeSet<_> = of_pod.union(&of_namespace).cloned().collect();
-    said.is_none_or(|said| said.keys().all(|key| key == INJECT))
-        || patches.iter().any(|patch| patch.words.is_subset(&both) && !patch.words.is_subset(&of_pod))
+    annotations.is_none_or(|all| all.keys().all(|key| key == INJECT))
+        || patches.iter().any(|patch| patch.name_parts.is_subset(&both) && !patch.name_parts.is_subset(&of_pod))
 }
 
-/// Whether operations change annotations, and nothing else.
+/// Whether operations change only annotations.
 fn annotates(operations: &Json) -> bool {
     let is_below = |operation: &Json| {
         operation["path"].as_str().is_some_and(|pointer| pointer.starts_with("/metadata/annotations"))
@@ -178,45 +188,45 @@ fn annotates(operations: &Json) -> bool {
     operations.as_array().is_some_and(|all| all.iter().all(is_below))
 }
 
-/// Whether a namespace says more than that it asks.
-fn says_more(case: &Case) -> bool {
+/// Whether a namespace has annotations other than the request.
+fn has_settings(case: &Case) -> bool {
     case.namespace.annotations.keys().any(|key| key != INJECT)
 }
 
-/// The patches that a pod and a namespace of these names can be about; several, of which any is as good, if the names do
-/// not say which. And whether they do.
-fn of_names<'p>(
+/// Returns the patches for a pod and a namespace with these names, and whether the names determine the patch. If they
+/// do not, any of the returned patches is accepted.
+fn patches_by_name<'p>(
     pod: &BTreeSet<String>,
     namespace: &BTreeSet<String>,
     patches: &'p [Patch],
-    says_more: bool,
+    has_settings: bool,
 ) -> (Vec<&'p Patch>, bool) {
     let both: BTreeSet<_> = pod.union(namespace).cloned().collect();
     let most = |known: &BTreeSet<String>| -> Vec<&Patch> {
-        let known = patches.iter().filter(|patch| patch.words.is_subset(known));
-        let words = known.clone().map(|patch| patch.words.len()).max();
-        known.filter(|patch| Some(patch.words.len()) == words).collect()
+        let known = patches.iter().filter(|patch| patch.name_parts.is_subset(known));
+        let name_parts = known.clone().map(|patch| patch.name_parts.len()).max();
+        known.filter(|patch| Some(patch.name_parts.len()) == name_parts).collect()
     };
-    let is_of_namespace = |patch: &&&Patch| !patch.words.is_subset(pod);
-    let chosen = if says_more { most(&both) } else { most(pod) };
-    if chosen.is_empty() || (says_more && chosen.iter().find(is_of_namespace).is_none()) {
+    let is_of_namespace = |patch: &&&Patch| !patch.name_parts.is_subset(pod);
+    let chosen = if has_settings { most(&both) } else { most(pod) };
+    if chosen.is_empty() || (has_settings && chosen.iter().find(is_of_namespace).is_none()) {
         return (patches.iter().collect(), false);
     }
     (chosen, true)
 }
 
-fn command_line(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+fn command_line(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let inputs = ending(folder, ".input.yml");
     let names: Vec<String> = inputs.iter().map(|(name, _)| name.clone()).collect();
     let input = |name: &str| inputs.iter().find(|(other, _)| other == name).map(|(_, path)| path.clone());
     let goldens = ending(folder, ".golden.yml");
-    let installation = installation(goldens.iter().map(|(_, golden)| golden.as_path()));
+    let installed_anchors = installed_anchors(goldens.iter().map(|(_, golden)| golden.as_path()));
     let mut cases = Vec::new();
     for (name, golden) in goldens {
         let label = format!("cli/{name}");
         match longest_prefix(&names, &name).and_then(|(input_name, _)| input(input_name)) {
             Some(workload) => {
-                cases.extend(command_line_cases(&label, &workload, &golden, installation.as_deref(), shipped));
+                cases.extend(command_line_cases(&label, &workload, &golden, installed_anchors.as_deref(), shipped));
             }
             None => cases.push(PeerCase::read(label, || Err("there is no input for it".to_owned()))),
         }
@@ -224,13 +234,13 @@ fn command_line(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     cases
 }
 
-/// A case for each workload of a file.
+/// Creates a case for each workload of a file.
 fn command_line_cases(
     label: &str,
     input: &Path,
     golden: &Path,
-    installation: Option<&str>,
-    shipped: &Shipped,
+    installed_anchors: Option<&str>,
+    shipped: &ShippedProfiles,
 ) -> Vec<PeerCase> {
     let read =
         |path: &Path| documents(path).map(|documents| documents.iter().filter_map(Workload::of).collect::<Vec<_>>());
@@ -243,79 +253,81 @@ fn command_line_cases(
         let error = format!("{} workloads go in, and {} come out", before.len(), after.len());
         return vec![PeerCase::read(label, || Err(error))];
     }
-    let cases = before.iter().enumerate().map(|(place, before)| {
-        let name = if place == 0 { label.to_owned() } else { format!("{label}#{}", place + 1) };
-        let after = after.get(place);
+    let cases = before.iter().enumerate().map(|(index, before)| {
+        let name = if index == 0 { label.to_owned() } else { format!("{label}#{}", index + 1) };
+        let after = after.get(index);
         PeerCase::read(name, || {
             let expected =
                 after.map_or(Expected::LeftAlone(error.clone()), |after| Expected::Object(after.controlled()));
-            Ok(command_line_case(label, before, expected, installation, shipped))
+            Ok(command_line_case(label, before, expected, installed_anchors, shipped))
         })
     });
     cases.collect()
 }
 
-/// What the peer's command line says is wrong, if it does.
+/// Returns the error message of the peer's command line, if there is one.
 fn golden_error(golden: &Path) -> Option<String> {
     let stderr: PathBuf = golden.with_file_name(name(golden).replace(".golden.yml", ".golden.stderr"));
-    let said = text(&stderr).ok()?;
-    said.lines().last()?.rsplit(": ").next().map(|why| why.trim().to_owned())
+    let messages = text(&stderr).ok()?;
+    messages.lines().last()?.rsplit(": ").next().map(|why| why.trim().to_owned())
 }
 
 fn command_line_case(
     label: &str,
     before: &Workload,
     expected: Expected,
-    installation: Option<&str>,
-    shipped: &Shipped,
-) -> Ready {
+    installed_anchors: Option<&str>,
+    shipped: &ShippedProfiles,
+) -> RunnableCase {
     let mut object = before.controlled();
-    let (mut asks, mut own_anchors, mut has_flags) = (true, None, false);
+    let (mut requests_injection, mut own_anchors, mut has_flags) = (true, None, false);
     if let Expected::Object(expected) = &expected {
-        has_flags = give_flags(&mut object, expected);
-        own_anchors = anchors(expected);
-        asks = expected["metadata"]["annotations"].get(INJECT).is_some();
+        has_flags = copy_flags(&mut object, expected);
+        own_anchors = trust_anchors(expected);
+        requests_injection = expected["metadata"]["annotations"].get(INJECT).is_some();
     }
     let mut case: Case = case(&shipped.names("linkerd"), object);
     case.namespace.name = Some(before.namespace().to_owned());
-    // The command asks for every workload; a namespace that asks is how that is said here.
-    case.namespace.annotations.insert(INJECT.to_owned(), ASKING[0].to_owned());
-    for (parameter, value) in OF_COMMAND_LINE {
+    // The command injects every workload, which corresponds to a request by the namespace.
+    case.namespace.annotations.insert(INJECT.to_owned(), REQUESTING[0].to_owned());
+    for (parameter, value) in COMMAND_LINE_PARAMETERS {
         set(&mut case, shipped, PROFILE, parameter, value.into());
     }
-    for (_, parameter, value) in OF_NAMES.into_iter().filter(|(part, ..)| label.contains(part)) {
+    for (_, parameter, value) in NAME_PARAMETERS.into_iter().filter(|(part, ..)| label.contains(part)) {
         set(&mut case, shipped, PROFILE, parameter, value.into());
     }
-    let has_own_anchors = own_anchors.is_some() && installation.is_none();
-    if let Some(anchors) = installation.map(str::to_owned).or(own_anchors) {
-        set(&mut case, shipped, PROFILE, "trustAnchors", anchors.into());
+    let has_own_anchors = own_anchors.is_some() && installed_anchors.is_none();
+    if let Some(trust_anchors) = installed_anchors.map(str::to_owned).or(own_anchors) {
+        set(&mut case, shipped, PROFILE, "trustAnchors", trust_anchors.into());
     }
-    // What the peer's tests set in their own code, only the result says.
+    // Settings in the peer's test code are inferred from the result.
     let mut other = case.clone();
-    let given = match &expected {
-        Expected::Object(expected) => given_by(expected, &Json::Object(case.object.clone())),
+    let inferred = match &expected {
+        Expected::Object(expected) => infer_parameters(expected, &Json::Object(case.object.clone())),
         _ => Vec::new(),
     };
     let is_known =
-        given.iter().all(|(parameter, value)| set_all(&mut other, shipped, "linkerd", parameter, value).is_ok());
-    let mut ready = Ready::new(shipped.all(), case, expected).levelled(move |object| level(object, !asks));
-    ready.is_given_by_result = has_flags || has_own_anchors;
-    ready.by_result = (is_known && !given.is_empty()).then_some(other);
+        inferred.iter().all(|(parameter, value)| set_all(&mut other, shipped, "linkerd", parameter, value).is_ok());
+    let mut ready = RunnableCase::new(shipped.all(), case, expected)
+        .normalized_by(move |object| normalize(object, !requests_injection));
+    ready.has_inferred_settings = has_flags || has_own_anchors;
+    ready.with_inferred_settings = (is_known && !inferred.is_empty()).then_some(other);
     ready
 }
 
-/// The command writes its flags on the pod, as the annotations that say the same: those that only the result has were given.
-/// Whether there were any. Which ports are opaque is no flag: that is what the injector has to find out.
-fn give_flags(object: &mut Json, expected: &Json) -> bool {
+/// Copies the flags of the command to the pod. The command writes its flags as annotations, so annotations that only
+/// the result has are flags. Returns whether there are any. The list of opaque ports is not a flag, because the
+/// injector computes it.
+fn copy_flags(object: &mut Json, expected: &Json) -> bool {
     let is_flag = |key: &str| {
         let mut parts = key.split('/');
         let is_config =
             parts.next().is_some_and(|domain| domain.starts_with("config.") && domain.ends_with("linkerd.io"));
         is_config && parts.next() != Some("opaque-ports")
     };
-    let given = expected["metadata"]["annotations"].as_object().into_iter().flatten().filter(|(key, _)| is_flag(key));
+    let flags = expected["metadata"]["annotations"].as_object().into_iter().flatten().filter(|(key, _)| is_flag(key));
     let mut any = false;
-    for (key, value) in given {
+    for (key, value) in flags {
         let annotations = &mut object["metadata"]["annotations"];
         if annotations.get(key).is_none() {
             annotations[key] = value.clone();
@@ -325,26 +337,27 @@ fn give_flags(object: &mut Json, expected: &Json) -> bool {
     any
 }
 
-/// The roots of trust that the command's tests install with: those that all results have, if they have the same.
-fn installation<'p>(goldens: impl Iterator<Item = &'p Path>) -> Option<String> {
+/// Returns the trust anchors of the installation that the command's tests use, if all results have the same.
+fn installed_anchors<'p>(goldens: impl Iterator<Item = &'p Path>) -> Option<String> {
     let documents = goldens.filter_map(|golden| documents(golden).ok()).flatten();
     let pods = documents.filter_map(|document| Workload::of(&document)).map(|workload| workload.template());
-    let mut found: BTreeSet<String> = pods.filter_map(|pod| anchors(&pod)).collect();
+    let mut found: BTreeSet<String> = pods.filter_map(|pod| trust_anchors(&pod)).collect();
     let first = found.pop_first();
     first.filter(|_| found.is_empty())
 }
 
-/// The roots of trust that a result has.
-fn anchors(pod: &Json) -> Option<String> {
+/// Returns the trust anchors of a result.
+fn trust_anchors(pod: &Json) -> Option<String> {
     let lists = ["initContainers", "containers"].iter().filter_map(|list| pod["spec"][list].as_array());
     let mut env = lists.flatten().filter_map(|container| container["env"].as_array()).flatten();
     env.find(|variable| variable["name"] == ANCHORS).and_then(|variable| variable["value"].as_str().map(str::to_owned))
 }
 
-/// Without what is the test's own, and what the API server's types leave out when they are written. The annotation that asks
-/// is copied from the namespace by a function of the peer's that its tests do not always call.
-fn level(object: &mut Json, without_asking: bool) {
-    level_quantities(object);
+/// Removes fields of the peer's test, and fields that the API server's types omit when they are written. With
+/// `without_asking`, it also removes the annotation that requests injection. A function of the peer copies that
+/// annotation from the namespace, and its tests do not always call this function.
+fn normalize(object: &mut Json, without_asking: bool) {
+    normalize_quantities(object);
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("ownerReferences");
         metadata.remove("creationTimestamp");

@@ -1,13 +1,13 @@
-//! What an installation of Linkerd has set, as one of its results says it: for results of its command line, whose settings
-//! stand in no file where they are none of the flags that the command writes down as annotations. Only what a setting itself
-//! writes down is read. A case that is equal under such settings only is a loose one.
+//! Infers the settings of a Linkerd installation from a result of its command line. Flags are annotations in the
+//! result, but other settings are in no file. Only values that a setting writes to the result are inferred. A case
+//! that is equal only with inferred settings is loose.
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::peers::results::{Given, behind, container, listed, texts};
+use crate::peers::workloads::{Parameters, argument_after, container, container_in, strings};
 
-/// Variables of the proxy: the annotation that sets each, and the parameter.
-const OF_ENV: [(&str, &str, &str); 16] = [
+/// Variables of the proxy: the variable, the annotation that overrides it, and the parameter.
+const PROXY_ENV: [(&str, &str, &str); 16] = [
     ("_l5d_ns", "", "controlPlane"),
     ("_l5d_trustdomain", "", "trustDomain"),
     ("LINKERD2_PROXY_CORES_MIN", "proxy-cpu-request", "workersMinimum"),
@@ -34,23 +34,25 @@ const OF_ENV: [(&str, &str, &str); 16] = [
     ("LINKERD2_PROXY_OUTBOUND_METRICS_HOSTNAME_LABELS", "", "hostnameLabels"),
 ];
 
-/// Addresses that the proxy listens at, and the parameters with their ports.
-const OF_PORTS: [(&str, &str, &str); 4] = [
+/// Variables with addresses on which the proxy listens: the variable, the annotation that overrides it, and the
+/// parameter of the port.
+const LISTEN_ADDRESSES: [(&str, &str, &str); 4] = [
     ("LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "control-port", "controlPort"),
     ("LINKERD2_PROXY_ADMIN_LISTEN_ADDR", "admin-port", "adminPort"),
     ("LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "inbound-port", "inboundPort"),
     ("LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR", "outbound-port", "outboundPort"),
 ];
 
-/// Arguments of the init container that have their value behind them.
-const OF_INIT: [(&str, &str, &str); 4] = [
+/// Arguments of the init container that precede their value: the argument, the annotation that overrides it, and the
+/// parameter.
+const INIT_ARGUMENTS: [(&str, &str, &str); 4] = [
     ("--outbound-ports-to-ignore", "skip-outbound-ports", "skipOutbound"),
     ("--subnets-to-ignore", "skip-subnets", "skipSubnets"),
     ("--log-format", "", "initLogFormat"),
     ("--log-level", "", "initLogLevel"),
 ];
 
-/// Resources, by the parts of their parameters.
+/// Resources: the kind, the resource, the annotation that overrides it, and the parameter.
 const RESOURCES: [(&str, &str, &str, &str); 6] = [
     ("requests", "cpu", "proxy-cpu-request", "cpuRequest"),
     ("limits", "cpu", "proxy-cpu-limit", "cpuLimit"),
@@ -60,60 +62,60 @@ const RESOURCES: [(&str, &str, &str, &str); 6] = [
     ("limits", "ephemeral-storage", "proxy-ephemeral-storage-limit", "storageLimit"),
 ];
 
-/// What the names of variables begin with that a scope of the chart's makes, and the parameter.
+/// Prefixes of the variables that the chart's inbound and outbound settings create, and their parameters.
 const TUNED: [(&str, &str); 2] = [("LINKERD2_PROXY_INBOUND_", "inbound"), ("LINKERD2_PROXY_OUTBOUND_", "outbound")];
 
-/// The scopes of the chart's own; others have no variable of another meaning either.
+/// The scopes that the chart has. Variables with one of these scopes have no other origin.
 const SCOPES: [&str; 2] = ["SERVER_", "CLIENT_"];
 
-/// What was set, as parameters; empty if there is no proxy in the result.
-pub(crate) fn given_by(result: &Json, before: &Json) -> Given {
+/// Returns the inferred parameters; none if the result has no proxy.
+pub(crate) fn infer_parameters(result: &Json, before: &Json) -> Parameters {
     let Some(proxy) = container(result, "linkerd-proxy") else { return Vec::new() };
-    let is_said = |key: &str| {
+    let is_set = |key: &str| {
         !key.is_empty() && before["metadata"]["annotations"].get(format!("config.linkerd.io/{key}")).is_some()
     };
-    let mut given = Given::new();
+    let mut found = Parameters::new();
     for (parameter, annotation) in [("createdBy", "linkerd.io/created-by"), ("version", "linkerd.io/proxy-version")] {
-        given.extend(result["metadata"]["annotations"].get(annotation).map(|value| (parameter, value.clone())));
+        found.extend(result["metadata"]["annotations"].get(annotation).map(|value| (parameter, value.clone())));
     }
     if let Some((image, version)) = proxy["image"].as_str().and_then(|image| image.rsplit_once(':')) {
-        given.extend((!is_said("proxy-image")).then(|| ("image", image.into())));
-        given.retain(|(parameter, _)| *parameter != "version");
-        given.extend((!is_said("proxy-version")).then(|| ("version", version.into())));
+        found.extend((!is_set("proxy-image")).then(|| ("image", image.into())));
+        found.retain(|(parameter, _)| *parameter != "version");
+        found.extend((!is_set("proxy-version")).then(|| ("version", version.into())));
     }
-    given.extend(
+    found.extend(
         proxy
             .get("imagePullPolicy")
-            .filter(|_| !is_said("image-pull-policy"))
+            .filter(|_| !is_set("image-pull-policy"))
             .map(|policy| ("pullPolicy", policy.clone())),
     );
-    let is_native = listed(result, "initContainers", "linkerd-proxy").is_some();
-    given.push(("native", is_native.into()));
-    if !is_said("proxy-await") {
+    let is_native = container_in(result, "initContainers", "linkerd-proxy").is_some();
+    found.push(("native", is_native.into()));
+    if !is_set("proxy-await") {
         let awaits = proxy.get("startupProbe").is_some() || proxy["lifecycle"].get("postStart").is_some();
-        given.push(("await", if awaits { "enabled" } else { "disabled" }.into()));
+        found.push(("await", if awaits { "enabled" } else { "disabled" }.into()));
     }
     let tokens = proxy["volumeMounts"].as_array().into_iter().flatten();
     let has_own_token = tokens.into_iter().any(|mount| mount["mountPath"] == "/var/run/secrets/tokens");
-    given.push(("tokenProjection", has_own_token.into()));
+    found.push(("tokenProjection", has_own_token.into()));
     for (kind, name, annotation, parameter) in RESOURCES {
-        let value = proxy["resources"][kind].get(name).filter(|_| !is_said(annotation));
-        given.extend(value.map(|value| (parameter, value.clone())));
+        let value = proxy["resources"][kind].get(name).filter(|_| !is_set(annotation));
+        found.extend(value.map(|value| (parameter, value.clone())));
     }
     for (parameter, field) in
         [("livenessProbe", "livenessProbe"), ("readinessProbe", "readinessProbe"), ("startupProbe", "startupProbe")]
     {
         let probe = proxy.get(field).and_then(Json::as_object).cloned();
-        given.extend(probe.map(|mut probe| {
+        found.extend(probe.map(|mut probe| {
             probe.remove("httpGet");
             (parameter, probe.into())
         }));
     }
-    of_env(proxy, &is_said, &mut given);
+    infer_env(proxy, &is_set, &mut found);
     let validator = container(result, "linkerd-network-validator");
-    given.push(("cni", validator.is_some().into()));
+    found.push(("cni", validator.is_some().into()));
     if let Some(validator) = validator {
-        let args = texts(&validator["args"]);
+        let args = strings(&validator["args"]);
         let names = [
             ("--log-format", "logFormat"),
             ("--log-level", "logLevel"),
@@ -121,16 +123,17 @@ pub(crate) fn given_by(result: &Json, before: &Json) -> Given {
             ("--listen-addr", "listenAddr"),
             ("--timeout", "timeout"),
         ];
-        let said = names.iter().filter_map(|(flag, name)| Some(((*name).to_owned(), behind(&args, flag)?.into())));
-        given.push(("validator", said.collect::<Map<_, _>>().into()));
+        let arguments =
+            names.iter().filter_map(|(flag, name)| Some(((*name).to_owned(), argument_after(&args, flag)?.into())));
+        found.push(("validator", arguments.collect::<Map<_, _>>().into()));
     }
     if let Some(init) = container(result, "linkerd-init") {
-        of_init(init, &is_said, &mut given);
+        infer_init(init, &is_set, &mut found);
     }
-    given
+    found
 }
 
-fn of_env(proxy: &Json, is_said: &dyn Fn(&str) -> bool, given: &mut Given) {
+fn infer_env(proxy: &Json, is_set: &dyn Fn(&str) -> bool, found: &mut Parameters) {
     let env: Vec<(&str, &str)> = proxy["env"]
         .as_array()
         .into_iter()
@@ -138,22 +141,22 @@ fn of_env(proxy: &Json, is_said: &dyn Fn(&str) -> bool, given: &mut Given) {
         .filter_map(|variable| Some((variable["name"].as_str()?, variable["value"].as_str()?)))
         .collect();
     let value = |name: &str| env.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
-    for (name, annotation, parameter) in OF_ENV {
-        given.extend(value(name).filter(|_| !is_said(annotation)).map(|value| (parameter, value.into())));
+    for (name, annotation, parameter) in PROXY_ENV {
+        found.extend(value(name).filter(|_| !is_set(annotation)).map(|value| (parameter, value.into())));
     }
-    for (name, annotation, parameter) in OF_PORTS {
+    for (name, annotation, parameter) in LISTEN_ADDRESSES {
         let port = value(name).and_then(|address| address.rsplit_once(':')).map(|(_, port)| port);
-        given.extend(port.filter(|_| !is_said(annotation)).map(|port| (parameter, port.into())));
+        found.extend(port.filter(|_| !is_set(annotation)).map(|port| (parameter, port.into())));
     }
-    given.push((
+    found.push((
         "ipv6",
         value("LINKERD2_PROXY_ADMIN_LISTEN_ADDR").is_some_and(|address| address.starts_with('[')).into(),
     ));
-    if let Some(log) = value("LINKERD2_PROXY_LOG").filter(|_| !is_said("proxy-log-level")) {
-        given.push(("log", log.trim_end_matches(",[{headers}]=off,[{request}]=off").into()));
+    if let Some(log) = value("LINKERD2_PROXY_LOG").filter(|_| !is_set("proxy-log-level")) {
+        found.push(("log", log.trim_end_matches(",[{headers}]=off,[{request}]=off").into()));
     }
     let domain = value("LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES").and_then(|suffix| suffix.strip_prefix("svc."));
-    given.extend(domain.map(|domain| ("clusterDomain", domain.trim_end_matches('.').into())));
+    found.extend(domain.map(|domain| ("clusterDomain", domain.trim_end_matches('.').into())));
     for (prefix, parameter) in TUNED {
         let mut scopes = json!({});
         for (name, value) in &env {
@@ -162,48 +165,49 @@ fn of_env(proxy: &Json, is_said: &dyn Fn(&str) -> bool, given: &mut Given) {
             else {
                 continue;
             };
-            let mut words = path.splitn(3, '_').map(str::to_lowercase);
-            if let (Some(scope), Some(protocol), Some(rest)) = (words.next(), words.next(), words.next()) {
+            let mut parts = path.splitn(3, '_').map(str::to_lowercase);
+            if let (Some(scope), Some(protocol), Some(rest)) = (parts.next(), parts.next(), parts.next()) {
                 scopes[scope][protocol][camel(&rest)] = (*value).into();
             }
         }
-        given.push((parameter, scopes));
+        found.push((parameter, scopes));
     }
-    let others = env.iter().filter(|(name, _)| !name.starts_with("LINKERD2_PROXY_") && !name.starts_with('_'));
-    let others = others.map(|(name, value)| json!({"name": name, "value": value}));
-    given.extend((!is_said("proxy-additional-env")).then(|| ("platformEnv", others.collect())));
+    let other_variables = env.iter().filter(|(name, _)| !name.starts_with("LINKERD2_PROXY_") && !name.starts_with('_'));
+    let other_variables = other_variables.map(|(name, value)| json!({"name": name, "value": value}));
+    found.extend((!is_set("proxy-additional-env")).then(|| ("platformEnv", other_variables.collect())));
 }
 
-fn of_init(init: &Json, is_said: &dyn Fn(&str) -> bool, given: &mut Given) {
-    let args = texts(&init["args"]);
-    for (flag, annotation, parameter) in OF_INIT {
-        let value = behind(&args, flag).unwrap_or_default();
-        given.extend((!is_said(annotation)).then(|| (parameter, value.into())));
+fn infer_init(init: &Json, is_set: &dyn Fn(&str) -> bool, found: &mut Parameters) {
+    let args = strings(&init["args"]);
+    for (flag, annotation, parameter) in INIT_ARGUMENTS {
+        let value = argument_after(&args, flag).unwrap_or_default();
+        found.extend((!is_set(annotation)).then(|| (parameter, value.into())));
     }
-    if let Some(ports) = behind(&args, "--inbound-ports-to-ignore").filter(|_| !is_said("skip-inbound-ports")) {
-        // The first two are the proxy's own.
-        given.push(("skipInbound", ports.splitn(3, ',').nth(2).unwrap_or_default().into()));
+    if let Some(ports) = argument_after(&args, "--inbound-ports-to-ignore").filter(|_| !is_set("skip-inbound-ports")) {
+        // The first two ports are the proxy's own.
+        found.push(("skipInbound", ports.splitn(3, ',').nth(2).unwrap_or_default().into()));
     }
-    let mode = match behind(&args, "--firewall-bin-path") {
+    let mode = match argument_after(&args, "--firewall-bin-path") {
         Some("iptables-nft") => "nft",
         Some(_) => "plain",
         None => "legacy",
     };
-    given.push(("iptablesMode", mode.into()));
+    found.push(("iptablesMode", mode.into()));
     for (flag, annotation, parameter) in [("--proxy-uid", "proxy-uid", "uid"), ("--proxy-gid", "proxy-gid", "gid")] {
-        given.extend(behind(&args, flag).filter(|_| !is_said(annotation)).map(|value| (parameter, value.into())));
+        found
+            .extend(argument_after(&args, flag).filter(|_| !is_set(annotation)).map(|value| (parameter, value.into())));
     }
     let context = &init["securityContext"];
-    given.push(("initRunAsRoot", (context["runAsUser"] == 0).into()));
-    given.push(("initPrivileged", (context["privileged"] == true).into()));
+    found.push(("initRunAsRoot", (context["runAsUser"] == 0).into()));
+    found.push(("initPrivileged", (context["privileged"] == true).into()));
     for (field, parameter) in [("runAsUser", "initUser"), ("runAsGroup", "initGroup")] {
-        given.extend(context.get(field).filter(|id| **id != 0).map(|id| (parameter, id.clone())));
+        found.extend(context.get(field).filter(|id| **id != 0).map(|id| (parameter, id.clone())));
     }
 }
 
-/// `keep_alive_interval` as the chart calls it.
+/// Converts `keep_alive_interval` to the chart's spelling `keepAliveInterval`.
 fn camel(name: &str) -> String {
-    let capital = |word: &str| word.get(..1).unwrap_or_default().to_uppercase() + word.get(1..).unwrap_or_default();
-    let words = name.split('_').enumerate();
-    words.map(|(place, word)| if place == 0 { word.to_owned() } else { capital(word) }).collect()
+    let capital = |part: &str| part.get(..1).unwrap_or_default().to_uppercase() + part.get(1..).unwrap_or_default();
+    let parts = name.split('_').enumerate();
+    parts.map(|(index, part)| if index == 0 { part.to_owned() } else { capital(part) }).collect()
 }

@@ -1,5 +1,5 @@
-//! OpenTelemetry's operator: folders with the steps of an end-to-end test. What steps install (`Instrumentation`s,
-//! namespaces, workloads) is there for all later ones; what they assert is a part of a pod.
+//! OpenTelemetry's operator: each folder has the steps of an end-to-end test. Objects that a step installs
+//! (`Instrumentation`s, namespaces, workloads) exist in all later steps. Steps also assert parts of pods.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use pillion_cases::{Case, Metadata};
 use serde_json::{Map, Value as Json, json};
 
-use crate::peers::files::{all, documents, level_quantities, name, string};
-use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, annotations, case, set};
+use crate::peers::files::{all, documents, name, normalize_quantities, string};
+use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, annotations, case, set};
 use crate::peers::workloads::Workload;
 
 const PREFIX: &str = "instrumentation.opentelemetry.io/inject-";
 
-/// Languages: as in the annotation and in our profiles' names, and as in an `Instrumentation`.
+/// Languages: the name in the annotation and in our profiles, and the field of an `Instrumentation`.
 const LANGUAGES: [(&str, &str); 8] = [
     ("java", "java"),
     ("nodejs", "nodejs"),
@@ -25,7 +25,7 @@ const LANGUAGES: [(&str, &str); 8] = [
     ("sdk", "sdk"),
 ];
 
-/// What an `Instrumentation` says of all languages, and the parameter that it is: the same of each profile.
+/// Fields of an `Instrumentation` for all languages, and the parameter that each profile has for them.
 const COMMON: &[(&str, &str)] = &[
     ("/env", "env"),
     ("/exporter/endpoint", "endpoint"),
@@ -38,12 +38,12 @@ const COMMON: &[(&str, &str)] = &[
     ("/defaults/useLabelsForResourceAttributes", "useLabels"),
 ];
 
-/// What it says of all languages that have something to start.
-const AGENTS: &[(&str, &str)] =
+/// Fields for all languages that have an agent.
+const AGENT: &[(&str, &str)] =
     &[("/imagePullPolicy", "pullPolicy"), ("/initContainerSecurityContext", "securityContext")];
 
-/// What it says of one language, and the parameter that it is.
-const OWN: &[(&str, &str)] = &[
+/// Fields for one language, and their parameters.
+const LANGUAGE: &[(&str, &str)] = &[
     ("/env", "languageEnv"),
     ("/image", "image"),
     ("/resources", "resources"),
@@ -56,10 +56,10 @@ const OWN: &[(&str, &str)] = &[
     ("/configFile", "configFile"),
 ];
 
-/// What it says that is a parameter in another way, or of which nothing depends: each language's own is looked at for itself.
-const OTHERWISE: &[&str] = &["/volume/size", "/volumeLimitSize", "/volumeClaimTemplate"];
+/// Fields that are converted to a parameter by [`volume`].
+const VOLUME: &[&str] = &["/volume/size", "/volumeLimitSize", "/volumeClaimTemplate"];
 
-pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let mut scenarios: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
     for file in all(folder).into_iter().filter(|file| file.extension().is_some_and(|end| end == "yaml" || end == "yml"))
     {
@@ -72,7 +72,7 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
 /// A file of a scenario: `NN-install-app.yaml`, `NN-assert.yaml`.
 struct Step {
     number: String,
-    /// What is behind the number.
+    /// The name after the number.
     rest: String,
     file: PathBuf,
 }
@@ -93,23 +93,23 @@ impl Step {
         self.rest.contains("assert") || self.is_error()
     }
 
-    /// Whether what it has may not be there.
+    /// Whether its objects must not exist.
     fn is_error(&self) -> bool {
         self.rest.contains("error")
     }
 }
 
-/// What is there when a step asserts.
+/// The objects that exist when a step asserts.
 #[derive(Default)]
-struct There {
+struct Installed {
     instrumentations: Vec<Json>,
     namespaces: Vec<Json>,
-    /// Each with the step that installed it.
+    /// Workloads, each with the step that installed it.
     workloads: Vec<(String, Workload)>,
     others: Vec<Json>,
 }
 
-impl There {
+impl Installed {
     fn add(&mut self, step: &str, object: Json) {
         let is_same = |other: &Json| {
             ["/kind", "/metadata/name", "/metadata/namespace"].iter().all(|at| other.pointer(at) == object.pointer(at))
@@ -133,8 +133,9 @@ impl There {
         }
     }
 
-    /// The workloads that a part of a pod can be about: those whose labels it has, of its own step if there are some.
-    fn meant(&self, step: &str, part: &Json) -> Vec<&Workload> {
+    /// Returns the workloads that a part of a pod may belong to, which have its labels. Workloads of the same step
+    /// take precedence.
+    fn matching_workloads(&self, step: &str, part: &Json) -> Vec<&Workload> {
         let fits = |workload: &Workload| {
             let (pod, _) = workload.created();
             let named = |map: &str| part["metadata"][map].as_object().cloned().unwrap_or_default();
@@ -150,44 +151,46 @@ impl There {
                 return fitting;
             }
         }
-        // What the labels say may be what the injector is to write.
+        // The labels may be ones that the injector writes.
         let last = if here.is_empty() { before } else { here };
         last.into_iter().map(|(_, workload)| workload).collect()
     }
 
-    /// The namespace's own metadata.
+    /// Returns the metadata of a namespace.
     fn namespace(&self, name: &str) -> Metadata {
         let found = self.namespaces.iter().find(|namespace| namespace["metadata"]["name"] == name);
         let map = |map: &str| annotations(found.and_then(|namespace| namespace["metadata"][map].as_object()));
         Metadata { name: Some(name.to_owned()), labels: map("labels"), annotations: map("annotations") }
     }
 
-    /// The `Instrumentation` that a word of an annotation means: the namespace's only one, or one by its name.
-    fn instrumentation(&self, word: &str, namespace: &str) -> Option<&Json> {
-        let place = |found: &Json| string(found, "/metadata/namespace").unwrap_or("default").to_owned();
-        let (of, name) = match word.split_once('/') {
+    /// Returns the `Instrumentation` that the value of an annotation selects: the only one of the namespace, or one
+    /// by name.
+    fn instrumentation(&self, requested: &str, namespace: &str) -> Option<&Json> {
+        let namespace_of = |found: &Json| string(found, "/metadata/namespace").unwrap_or("default").to_owned();
+        let (of, name) = match requested.split_once('/') {
             Some((of, name)) => (of, Some(name)),
-            None if word.eq_ignore_ascii_case("true") => (namespace, None),
-            None => (namespace, Some(word)),
+            None if requested.eq_ignore_ascii_case("true") => (namespace, None),
+            None => (namespace, Some(requested)),
         };
-        let is_meant = |found: &&Json| place(found) == of && name.is_none_or(|name| found["metadata"]["name"] == name);
+        let is_meant =
+            |found: &&Json| namespace_of(found) == of && name.is_none_or(|name| found["metadata"]["name"] == name);
         let found = self.instrumentations.iter().find(is_meant);
-        // Of several, none is the one that is meant.
+        // If the namespace has several, none is selected.
         if name.is_none() && self.instrumentations.iter().filter(is_meant).count() > 1 {
             return None;
         }
-        // Names of namespaces may be made up when the test runs.
+        // The peer's test may generate the names of namespaces.
         found.or_else(|| {
             self.instrumentations.iter().find(|found| name.is_none_or(|name| found["metadata"]["name"] == name))
         })
     }
 }
 
-fn scenario(scenario: &str, files: &[PathBuf], shipped: &Shipped) -> Vec<PeerCase> {
+fn scenario(scenario: &str, files: &[PathBuf], shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let mut steps: Vec<Step> = files.iter().map(|file| Step::of(file)).collect();
-    // What is installed in a step is there when it asserts.
+    // Objects of a step exist before its assertions.
     steps.sort_by_key(|step| (step.number.clone(), step.is_assertion(), name(&step.file)));
-    let mut there = There::default();
+    let mut installed = Installed::default();
     let mut cases = Vec::new();
     for step in &steps {
         let documents = match documents(&step.file) {
@@ -199,29 +202,30 @@ fn scenario(scenario: &str, files: &[PathBuf], shipped: &Shipped) -> Vec<PeerCas
         };
         if !step.is_assertion() {
             for object in documents {
-                there.add(&step.number, object);
+                installed.add(&step.number, object);
             }
             continue;
         }
         let pods: Vec<_> = documents.into_iter().filter(|document| document["kind"] == "Pod").collect();
-        // Whatever there is may be what must not be there.
-        for (place, part) in pods.into_iter().enumerate() {
+        // An assertion with errors is compared with every existing pod.
+        for (index, part) in pods.into_iter().enumerate() {
             let parts = [step.number.as_str(), step.rest.as_str()];
             let parts =
                 parts.into_iter().filter(|part| !part.is_empty() && (*part != "assert" || step.number.is_empty()));
             let mut label = format!("{scenario}/{}", parts.collect::<Vec<_>>().join("-"));
-            if place > 0 {
-                label = format!("{label}#{}", place + 1);
+            if index > 0 {
+                label = format!("{label}#{}", index + 1);
             }
-            cases.push(PeerCase::read(label, || read(step, part, &there, shipped)));
+            cases.push(PeerCase::read(label, || read(step, part, &installed, shipped)));
         }
     }
     cases
 }
 
-fn read(step: &Step, part: Json, there: &There, shipped: &Shipped) -> Result<Ready, String> {
-    let meant = there.meant(&step.number, &part).into_iter();
-    let cases: Vec<Case> = meant.map(|workload| case_of(workload, there, shipped)).collect::<Result<_, _>>()?;
+fn read(step: &Step, part: Json, installed: &Installed, shipped: &ShippedProfiles) -> Result<RunnableCase, String> {
+    let matching_workloads = installed.matching_workloads(&step.number, &part).into_iter();
+    let cases: Vec<Case> =
+        matching_workloads.map(|workload| case_of(workload, installed, shipped)).collect::<Result<_, _>>()?;
     if cases.is_empty() {
         return Err("no workload was installed that it could be about".to_owned());
     }
@@ -234,31 +238,31 @@ fn read(step: &Step, part: Json, there: &There, shipped: &Shipped) -> Result<Rea
         metadata.remove("namespace");
     }
     let expected = if step.is_error() { Expected::NotPart(part) } else { Expected::Part(part) };
-    let mut ready = Ready::new(shipped.all(), Case::default(), expected).levelled(|pod| {
-        level(pod);
-        level_quantities(pod);
+    let mut ready = RunnableCase::new(shipped.all(), Case::default(), expected).normalized_by(|pod| {
+        normalize(pod);
+        normalize_quantities(pod);
     });
     ready.cases = cases;
     Ok(ready)
 }
 
-fn case_of(workload: &Workload, there: &There, shipped: &Shipped) -> Result<Case, String> {
+fn case_of(workload: &Workload, installed: &Installed, shipped: &ShippedProfiles) -> Result<Case, String> {
     let (pod, owners) = workload.created();
     let names = LANGUAGES.map(|(language, _)| format!("otel-{language}"));
     let mut case = case(&names, pod.clone());
-    case.namespace = there.namespace(workload.namespace());
+    case.namespace = installed.namespace(workload.namespace());
     case.service_account = Some(Metadata::default());
-    case.objects = owners.into_iter().chain(there.others.iter().cloned()).collect();
+    case.objects = owners.into_iter().chain(installed.others.iter().cloned()).collect();
     for (language, field) in LANGUAGES {
         let key = format!("{PREFIX}{language}");
-        let of_pod = pod["metadata"]["annotations"].get(&key).and_then(Json::as_str).unwrap_or_default();
-        let of_namespace = case.namespace.annotations.get(&key).map(String::as_str).unwrap_or_default();
-        let word = word(of_pod, of_namespace).to_owned();
-        if word.is_empty() || word.eq_ignore_ascii_case("false") {
+        let pod_value = pod["metadata"]["annotations"].get(&key).and_then(Json::as_str).unwrap_or_default();
+        let namespace_value = case.namespace.annotations.get(&key).map(String::as_str).unwrap_or_default();
+        let effective_value = effective_value(pod_value, namespace_value).to_owned();
+        if effective_value.is_empty() || effective_value.eq_ignore_ascii_case("false") {
             continue;
         }
-        let Some(instrumentation) = there.instrumentation(&word, workload.namespace()) else {
-            // The peer leaves a pod alone if one of the languages cannot be served.
+        let Some(instrumentation) = installed.instrumentation(&effective_value, workload.namespace()) else {
+            // The peer skips a pod if it cannot inject one of the languages.
             case.profiles = Some(Vec::new());
             break;
         };
@@ -266,68 +270,72 @@ fn case_of(workload: &Workload, there: &There, shipped: &Shipped) -> Result<Case
         for (parameter, value) in settings(&instrumentation["spec"], language, field)? {
             set(&mut case, shipped, &profile, &parameter, value);
         }
-        case.values.insert(profile, vec![word]);
+        case.values.insert(profile, vec![effective_value]);
     }
     Ok(case)
 }
 
-/// Of two words the one that counts: a bare yes of the pod's takes the name that its namespace gives.
-fn word<'w>(of_pod: &'w str, of_namespace: &'w str) -> &'w str {
-    let is_yes = of_pod.eq_ignore_ascii_case("true");
-    let names = !of_namespace.is_empty() && !of_namespace.eq_ignore_ascii_case("false");
-    if of_pod.is_empty() || is_yes && names { of_namespace } else { of_pod }
+/// Returns the effective value of two annotations. If the pod's value is `true` and the namespace's value is a name,
+/// the name is used.
+fn effective_value<'w>(pod_value: &'w str, namespace_value: &'w str) -> &'w str {
+    let is_yes = pod_value.eq_ignore_ascii_case("true");
+    let names = !namespace_value.is_empty() && !namespace_value.eq_ignore_ascii_case("false");
+    if pod_value.is_empty() || is_yes && names { namespace_value } else { pod_value }
 }
 
-/// What an `Instrumentation` sets of a language's profile.
+/// Returns the settings of an `Instrumentation` for a language's profile.
 ///
 /// # Errors
 ///
-/// It says something that is not known: the case would be another one.
+/// Fails if a setting is unknown, because ignoring it would change the case.
 fn settings(spec: &Json, language: &str, field: &str) -> Result<Map<String, Json>, String> {
-    let own = &spec[field];
-    let of_all = COMMON.iter().chain(AGENTS).map(|(path, _)| *path);
+    let language_spec = &spec[field];
+    let of_all = COMMON.iter().chain(AGENT).map(|(path, _)| *path);
     let languages: Vec<String> = LANGUAGES.iter().map(|(_, field)| format!("/{field}")).collect();
-    known(spec, "", &of_all.chain(languages.iter().map(String::as_str)).collect::<Vec<_>>())?;
-    known(own, "", &OWN.iter().map(|(path, _)| *path).chain(OTHERWISE.iter().copied()).collect::<Vec<_>>())
-        .map_err(|setting| format!("{field}.{setting}"))?;
+    check_known(spec, "", &of_all.chain(languages.iter().map(String::as_str)).collect::<Vec<_>>())?;
+    check_known(
+        language_spec,
+        "",
+        &LANGUAGE.iter().map(|(path, _)| *path).chain(VOLUME.iter().copied()).collect::<Vec<_>>(),
+    )
+    .map_err(|setting| format!("{field}.{setting}"))?;
     let pick = |from: &Json, table: &[(&'static str, &'static str)]| -> Vec<_> {
         table.iter().filter_map(|(path, parameter)| Some((*parameter, from.pointer(path)?.clone()))).collect()
     };
     let mut settings = pick(spec, COMMON);
     if language != "sdk" {
-        // A sidecar is no init container.
-        settings.extend(pick(spec, AGENTS).into_iter().filter(|(name, _)| language != "go" || *name == "pullPolicy"));
-        settings.extend(pick(own, OWN));
-        settings.extend(volume(own).map(|volume| ("volume", volume)).filter(|_| language != "go"));
+        // The Go agent is a sidecar, so settings of init containers do not apply.
+        settings.extend(pick(spec, AGENT).into_iter().filter(|(name, _)| language != "go" || *name == "pullPolicy"));
+        settings.extend(pick(language_spec, LANGUAGE));
+        settings.extend(volume(language_spec).map(|volume| ("volume", volume)).filter(|_| language != "go"));
     }
     Ok(settings.into_iter().map(|(parameter, value)| (parameter.to_owned(), value)).collect())
 }
 
-/// Whether every value is at one of the paths, or below.
-fn known(value: &Json, at: &str, paths: &[&str]) -> Result<(), String> {
+/// Checks that every value is at or below one of the paths.
+fn check_known(value: &Json, at: &str, paths: &[&str]) -> Result<(), String> {
     match value {
         _ if paths.contains(&at) => Ok(()),
         Json::Object(members) => {
-            members.iter().try_for_each(|(key, value)| known(value, &format!("{at}/{key}"), paths))
+            members.iter().try_for_each(|(key, value)| check_known(value, &format!("{at}/{key}"), paths))
         }
         Json::Null => Ok(()),
         _ => Err(format!("{} is a setting that is not known", at.trim_start_matches('/').replace('/', "."))),
     }
 }
 
-/// The volume that an agent comes in, if it is said.
-fn volume(own: &Json) -> Option<Json> {
-    let size = own.pointer("/volumeLimitSize").or_else(|| own.pointer("/volume/size"));
-    let template = own.get("volumeClaimTemplate");
+/// Returns the configured volume of an agent.
+fn volume(language_spec: &Json) -> Option<Json> {
+    let size = language_spec.pointer("/volumeLimitSize").or_else(|| language_spec.pointer("/volume/size"));
+    let template = language_spec.get("volumeClaimTemplate");
     template
         .map(|template| json!({"ephemeral": {"volumeClaimTemplate": template}}))
         .or_else(|| size.map(|size| json!({"emptyDir": {"sizeLimit": size}})))
 }
 
-/// Without what is not the injector's: what the API server fills in, what the mount of the account's token is, which
-/// another admission controller adds, what happened after the pod was created, and what is to be evaluated by the program
-/// that runs the peer's tests.
-fn level(value: &mut Json) {
+/// Removes what the injector does not write: defaults of the API server, the mount of the service account's token,
+/// the status, and expressions that the peer's test runner evaluates.
+fn normalize(value: &mut Json) {
     match value {
         Json::Object(members) => {
             members.retain(|key, value| {
@@ -338,11 +346,11 @@ fn level(value: &mut Json) {
                     || key.starts_with('(')
                     || value.as_str().is_some_and(|text| text.starts_with('(') && text.ends_with(')')))
             });
-            members.values_mut().for_each(level);
+            members.values_mut().for_each(normalize);
         }
         Json::Array(items) => {
             items.retain(|item| item["mountPath"] != "/var/run/secrets/kubernetes.io/serviceaccount");
-            items.iter_mut().for_each(level);
+            items.iter_mut().for_each(normalize);
         }
         _ => {}
     }

@@ -1,7 +1,7 @@
-//! Runs the cases that adapters make of the peers' files, and prints what came of them.
+//! Runs the cases that adapters create from the peers' files, and prints the results.
 //!
-//! What is compared is the object, never the patch. What differs for a known reason is said in the file
-//! `profiles/<folder>/differences.yaml`, by case. Each case also has to change nothing when it is injected once more.
+//! Resulting objects are compared, not patches. `profiles/<folder>/differences.yaml` explains intended differences by
+//! case. A second injection must change nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,81 +14,82 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::peers::files;
 
-/// How many differences of one case are shown.
+/// The maximum number of printed differences of a case.
 const SHOWN: usize = 12;
 
-/// Makes cases of the files of a peer's folder.
-pub(crate) type Adapter = fn(&Path, &Shipped) -> Vec<PeerCase>;
+/// Creates cases from the files of a peer's folder.
+pub(crate) type Adapter = fn(&Path, &ShippedProfiles) -> Vec<PeerCase>;
 
-/// A case of a peer's.
+/// A case of a peer.
 pub(crate) struct PeerCase {
-    /// The same in each run: it stands in files.
+    /// The name, which is stable, because files refer to it.
     pub(crate) name: String,
-    /// What is run, or why it cannot be read.
-    pub(crate) ready: Result<Ready, String>,
+    /// The case, or the reason why it cannot be read.
+    pub(crate) ready: Result<RunnableCase, String>,
 }
 
-/// A case that can be run.
-pub(crate) struct Ready {
-    /// The profiles that are there.
+/// A case that can run.
+pub(crate) struct RunnableCase {
+    /// The available profiles.
     pub(crate) profiles: Profiles,
-    /// Cases of which one has to be as expected. Nearly always it is one.
+    /// Alternative cases, of which one must have the expected result. Most have a single one.
     pub(crate) cases: Vec<Case>,
     pub(crate) expected: Vec<Expected>,
-    /// Settings are those of the result, as no file says them.
-    pub(crate) is_given_by_result: bool,
-    /// The case under settings that only the result says, for when it is not as expected otherwise.
-    pub(crate) by_result: Option<Case>,
-    /// What is done to both objects before they are compared.
-    pub(crate) level: Box<dyn Fn(&mut Json)>,
+    /// Whether the settings come from the result, because no file has them.
+    pub(crate) has_inferred_settings: bool,
+    /// The case with inferred settings, for a second attempt if the result differs.
+    pub(crate) with_inferred_settings: Option<Case>,
+    /// Normalizes both objects before they are compared.
+    pub(crate) normalize: Box<dyn Fn(&mut Json)>,
 }
 
 impl PeerCase {
-    /// Reads a case. What nobody thought of in a file is a case that cannot be read, and never the end of all others.
-    pub(crate) fn read(name: impl Into<String>, read: impl FnOnce() -> Result<Ready, String>) -> Self {
+    /// Reads a case. A panic on unexpected content gives a case that cannot be read, and does not stop the other
+    /// cases.
+    pub(crate) fn read(name: impl Into<String>, read: impl FnOnce() -> Result<RunnableCase, String>) -> Self {
         let ready = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err("a fault: see above".to_owned()));
         Self { name: name.into(), ready }
     }
 }
 
-/// What a peer has; of several, one is enough.
+/// The result of a peer. If there are several, one must match.
 pub(crate) enum Expected {
     /// The whole object.
     Object(Json),
-    /// A part of it.
+    /// A part of the object.
     Part(Json),
-    /// Not this part.
+    /// A part that the object must not have.
     NotPart(Json),
-    /// It is refused.
+    /// The object is rejected.
     Denied,
-    /// Nothing is done, and the author is told why: this, if it is known.
+    /// The object is unchanged. The author gets this message, if it is known.
     LeftAlone(Option<String>),
 }
 
-impl Ready {
+impl RunnableCase {
     pub(crate) fn new(profiles: Profiles, case: Case, expected: Expected) -> Self {
         Self {
             profiles,
             cases: vec![case],
             expected: vec![expected],
-            is_given_by_result: false,
-            by_result: None,
-            level: Box::new(|_| {}),
+            has_inferred_settings: false,
+            with_inferred_settings: None,
+            normalize: Box::new(|_| {}),
         }
     }
 
-    /// Whether more than one outcome would pass, or the result says under which settings it comes out.
+    /// Whether several results would pass, or the settings come from the result.
     fn is_loose(&self) -> bool {
-        self.is_given_by_result || self.cases.len() > 1 || self.expected.len() > 1
+        self.has_inferred_settings || self.cases.len() > 1 || self.expected.len() > 1
     }
 
-    pub(crate) fn levelled(mut self, level: impl Fn(&mut Json) + 'static) -> Self {
-        self.level = Box::new(level);
+    pub(crate) fn normalized_by(mut self, normalize: impl Fn(&mut Json) + 'static) -> Self {
+        self.normalize = Box::new(normalize);
         self
     }
 
-    /// What is not as the peer has it; the fewest places, if there are several ways. And what the author is told.
-    /// And whether settings were needed that only the result says.
+    /// Returns the differences of the best alternative, the messages to the author, and whether inferred settings
+    /// were used.
     fn differences(&self) -> Result<(Vec<Difference>, Vec<String>, bool), String> {
         let mut best: Option<(Vec<Difference>, Vec<String>)> = None;
         for case in &self.cases {
@@ -99,38 +100,38 @@ impl Ready {
                 }
             }
         }
-        let (mut differences, mut told) = best.ok_or_else(|| "there is nothing to compare".to_owned())?;
-        let mut by_result = false;
-        if let Some(case) = self.by_result.as_ref().filter(|_| !differences.is_empty()) {
+        let (mut differences, mut messages) = best.ok_or_else(|| "there is nothing to compare".to_owned())?;
+        let mut with_inferred_settings = false;
+        if let Some(case) = self.with_inferred_settings.as_ref().filter(|_| !differences.is_empty()) {
             for expected in &self.expected {
                 let found = self.compare(case, expected)?;
                 if found.0.len() < differences.len() {
-                    (differences, told) = found;
-                    by_result = true;
+                    (differences, messages) = found;
+                    with_inferred_settings = true;
                 }
             }
         }
-        Ok((differences, told, by_result))
+        Ok((differences, messages, with_inferred_settings))
     }
 
     fn compare(&self, case: &Case, expected: &Expected) -> Result<(Vec<Difference>, Vec<String>), String> {
         let mut case = case.clone();
-        // Something has to be expected; what it is, is compared here.
+        // A case must have an expectation. The actual comparison follows below.
         case.part = Some(json!({}));
         if matches!(expected, Expected::Denied) {
             case.denied = Some(String::new());
         }
         let verdict = run(&case, &self.profiles).map_err(|error| error.to_string())?;
-        let level = |object: &Json| {
+        let normalize = |object: &Json| {
             let mut object = object.clone();
-            (self.level)(&mut object);
+            (self.normalize)(&mut object);
             object
         };
-        let found = level(&verdict.object);
+        let found = normalize(&verdict.object);
         let mut differences = verdict.differences;
-        let told = verdict.told;
+        let messages = verdict.told;
         let mut wrong = |expected: &str| {
-            let found = Some(told.join("\n").into());
+            let found = Some(messages.join("\n").into());
             differences.push(Difference {
                 aspect: Aspect::Told,
                 path: String::new(),
@@ -140,85 +141,85 @@ impl Ready {
         };
         match expected {
             Expected::Denied => {}
-            Expected::Object(expected) => differences.extend(unequal(Aspect::Object, &found, &level(expected))),
-            Expected::Part(part) => differences.extend(missing(Aspect::Object, &found, &level(part))),
+            Expected::Object(expected) => differences.extend(unequal(Aspect::Object, &found, &normalize(expected))),
+            Expected::Part(part) => differences.extend(missing(Aspect::Object, &found, &normalize(part))),
             Expected::NotPart(part) => {
-                if missing(Aspect::Object, &found, &level(part)).is_empty() {
+                if missing(Aspect::Object, &found, &normalize(part)).is_empty() {
                     wrong("an object that has not all of the part");
                 }
             }
             Expected::LeftAlone(why) => {
-                if let Some(why) = why.as_deref().filter(|why| !told.iter().any(|told| told.contains(why))) {
+                if let Some(why) = why.as_deref().filter(|why| !messages.iter().any(|message| message.contains(why))) {
                     wrong(why);
                 }
-                let before = level(&Json::Object(case.object.clone()));
+                let before = normalize(&Json::Object(case.object.clone()));
                 differences.extend(unequal(Aspect::Object, &found, &before));
             }
         }
-        Ok((differences, told))
+        Ok((differences, messages))
     }
 }
 
-/// The profiles that are shipped.
-pub(crate) struct Shipped(Vec<Written>);
+/// The shipped profiles.
+pub(crate) struct ShippedProfiles(Vec<ShippedProfile>);
 
-struct Written {
+struct ShippedProfile {
     folder: String,
     name: String,
     spec: Json,
 }
 
-impl Shipped {
-    /// Those in `profiles/*/profile.yaml`.
+impl ShippedProfiles {
+    /// Loads `profiles/*/profile.yaml`.
     pub(crate) fn load() -> Self {
         let mut all = Vec::new();
         for folder in folders() {
             let file = folder.join("profile.yaml");
             for document in files::documents(&file).into_iter().flatten() {
                 let name = files::string(&document, "/metadata/name").unwrap().to_owned();
-                all.push(Written { folder: files::name(&folder), name, spec: document["spec"].clone() });
+                all.push(ShippedProfile { folder: files::name(&folder), name, spec: document["spec"].clone() });
             }
         }
-        assert!(!all.is_empty(), "there are no profiles");
+        assert!(!all.is_empty(), "no profiles were found");
         Self(all)
     }
 
-    /// The names of those of folders whose names begin so.
+    /// Returns the names of the profiles in folders with this prefix.
     pub(crate) fn names(&self, prefix: &str) -> Vec<String> {
-        self.0.iter().filter(|written| written.folder.starts_with(prefix)).map(|written| written.name.clone()).collect()
+        self.0.iter().filter(|profile| profile.folder.starts_with(prefix)).map(|profile| profile.name.clone()).collect()
     }
 
-    /// All of them; which are there, a case says.
+    /// Returns all profiles. A case selects the ones that it uses.
     pub(crate) fn all(&self) -> Profiles {
-        Profiles::new(self.0.iter().map(|written| named(&written.name, &written.spec)))
+        Profiles::new(self.0.iter().map(|profile| profile_from(&profile.name, &profile.spec)))
     }
 
-    /// The parameter of a profile, of its own or of what it extends.
+    /// Returns a parameter of a profile or of its parents.
     pub(crate) fn parameter(&self, profile: &str, parameter: &str) -> Option<&Json> {
-        let written = self.0.iter().find(|written| written.name == profile)?;
-        let mut own = written.spec["parameters"].as_array().into_iter().flatten();
-        let parent = files::string(&written.spec, "/extends/name").filter(|parent| *parent != profile);
-        own.find(|found| found["name"] == parameter).or_else(|| self.parameter(parent?, parameter))
+        let shipped = self.0.iter().find(|shipped| shipped.name == profile)?;
+        let mut parameters = shipped.spec["parameters"].as_array().into_iter().flatten();
+        let parent = files::string(&shipped.spec, "/extends/name").filter(|parent| *parent != profile);
+        parameters.find(|found| found["name"] == parameter).or_else(|| self.parameter(parent?, parameter))
     }
 
-    /// What an author would be told to look at.
+    /// Returns the advice that the profiles' author would get.
     pub(crate) fn advice(&self) -> Vec<String> {
-        let mut told = Vec::new();
-        for written in &self.0 {
-            let (_, spec) = named(&written.name, &written.spec);
-            told.extend(advise(&spec).into_iter().map(|diagnostic| format!("{}: {diagnostic}", written.name)));
+        let mut messages = Vec::new();
+        for profile in &self.0 {
+            let (_, spec) = profile_from(&profile.name, &profile.spec);
+            messages.extend(advise(&spec).into_iter().map(|diagnostic| format!("{}: {diagnostic}", profile.name)));
         }
-        told
+        messages
     }
 }
 
-/// A profile as the engine takes it.
-pub(crate) fn named(name: &str, spec: &Json) -> (ProfileName, pillion_api::profile::ProfileSpec) {
+/// Converts a profile for the engine.
+pub(crate) fn profile_from(name: &str, spec: &Json) -> (ProfileName, pillion_api::profile::ProfileSpec) {
     let spec = serde_json::from_value(spec.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
     (ProfileName::cluster(name), spec)
 }
 
-/// The folders of profiles, sorted.
+/// Returns the folders of profiles, sorted.
 fn folders() -> Vec<PathBuf> {
     let profiles = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles");
     let mut folders: Vec<_> = std::fs::read_dir(profiles).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -227,7 +228,7 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// The cases that are known to differ, and why: `differences.yaml` of the folders whose names begin so.
+/// Returns the explained differences by case, from `differences.yaml` in the folders with this prefix.
 pub(crate) fn explained(prefix: &str) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     for folder in folders().into_iter().filter(|folder| files::name(folder).starts_with(prefix)) {
@@ -242,49 +243,49 @@ pub(crate) fn explained(prefix: &str) -> BTreeMap<String, String> {
     all
 }
 
-/// A case of a pod.
+/// Creates a case for a pod.
 pub(crate) fn case(profiles: &[String], pod: Json) -> Case {
-    let Json::Object(object) = pod else { panic!("a pod is a map") };
+    let Json::Object(object) = pod else { panic!("the pod must be a map") };
     Case { name: "a case of a peer's".to_owned(), profiles: Some(profiles.to_vec()), object, ..Case::default() }
 }
 
-/// Sets a parameter, if there is one of this name; what a profile has no parameter for, it does its own way.
-pub(crate) fn set(case: &mut Case, shipped: &Shipped, profile: &str, parameter: &str, value: Json) {
+/// Sets a parameter, if the profile has it. If not, the setting does not affect the profile.
+pub(crate) fn set(case: &mut Case, shipped: &ShippedProfiles, profile: &str, parameter: &str, value: Json) {
     if shipped.parameter(profile, parameter).is_some() {
         case.parameters.entry(profile.to_owned()).or_default().insert(parameter.to_owned(), value);
     }
 }
 
-/// Sets a parameter, with a value as its declared type has it.
-pub(crate) fn set_typed(case: &mut Case, shipped: &Shipped, profile: &str, parameter: &str, value: &Json) {
+/// Sets a parameter, and converts the value to its declared type.
+pub(crate) fn set_typed(case: &mut Case, shipped: &ShippedProfiles, profile: &str, parameter: &str, value: &Json) {
     if let Some(declared) = shipped.parameter(profile, parameter) {
         set(case, shipped, profile, parameter, typed(value, declared));
     }
 }
 
-/// Sets a parameter of all profiles that have it, of the folders whose names begin so.
+/// Sets a parameter of all profiles that have it, in folders with this prefix.
 ///
 /// # Errors
 ///
-/// None of them has it.
+/// Fails if no profile has the parameter.
 pub(crate) fn set_all(
     case: &mut Case,
-    shipped: &Shipped,
+    shipped: &ShippedProfiles,
     prefix: &str,
     parameter: &str,
     value: &Json,
 ) -> Result<(), String> {
-    let mut known = false;
+    let mut is_known = false;
     for profile in shipped.names(prefix) {
         if let Some(declared) = shipped.parameter(&profile, parameter) {
-            known = true;
+            is_known = true;
             set(case, shipped, &profile, parameter, typed(value, declared));
         }
     }
-    if known { Ok(()) } else { Err(format!("no profile has a parameter {parameter}")) }
+    if is_known { Ok(()) } else { Err(format!("no profile has a parameter {parameter}")) }
 }
 
-/// A value as the declared type of a parameter, or of a list's items, has it: charts take texts for nearly everything.
+/// Converts a value to the declared type of a parameter or of a list's items. Charts use strings for most values.
 fn typed(value: &Json, declared: &Json) -> Json {
     match (declared["type"].as_str(), value) {
         (Some("string"), Json::Bool(_) | Json::Number(_)) => value.to_string().into(),
@@ -300,28 +301,28 @@ fn typed(value: &Json, declared: &Json) -> Json {
     }
 }
 
-/// Annotations, as texts.
+/// Returns annotations as strings.
 pub(crate) fn annotations(map: Option<&Map<String, Json>>) -> BTreeMap<String, String> {
     let text = |value: &Json| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     map.into_iter().flatten().map(|(key, value)| (key.clone(), text(value))).collect()
 }
 
-/// What came of a peer's cases.
-pub(crate) struct Tally {
+/// The results of a peer's cases.
+pub(crate) struct Results {
     peer: &'static str,
     cases: usize,
     equal: usize,
-    /// Names of cases that are equal, and of which more than one outcome would have been.
+    /// Names of equal cases that are loose: several results would have passed, or settings were inferred.
     loose: Vec<String>,
     explained: Vec<(String, String)>,
-    /// Names and why.
+    /// Names, each with the reason.
     failed: Vec<(String, String)>,
-    /// Cases that are equal though a difference is explained. A folder may have some of the explained cases only.
-    needless: Vec<String>,
+    /// Cases that are equal although a difference is explained. A folder may have only some of the explained cases.
+    unneeded: Vec<String>,
     at_least: Option<usize>,
 }
 
-impl Tally {
+impl Results {
     pub(crate) fn of(peer: &'static str, cases: Vec<PeerCase>, explained: &BTreeMap<String, String>) -> Self {
         let mut tally = Self {
             peer,
@@ -330,20 +331,20 @@ impl Tally {
             loose: Vec::new(),
             explained: Vec::new(),
             failed: Vec::new(),
-            needless: Vec::new(),
+            unneeded: Vec::new(),
             at_least: None,
         };
         for case in cases {
             let reason = explained.get(&case.name);
-            let (outcome, by_result) = outcome(&case);
-            if outcome.is_none() && (by_result || case.ready.as_ref().is_ok_and(Ready::is_loose)) {
+            let (outcome, with_inferred_settings) = outcome(&case);
+            if outcome.is_none() && (with_inferred_settings || case.ready.as_ref().is_ok_and(RunnableCase::is_loose)) {
                 tally.loose.push(case.name.clone());
             }
             match (outcome, reason) {
                 (None, None) => tally.equal += 1,
                 (None, Some(_)) => {
                     tally.equal += 1;
-                    tally.needless.push(format!("{}: it is equal", case.name));
+                    tally.unneeded.push(format!("{}: it is equal", case.name));
                 }
                 (Some(_), Some(reason)) => tally.explained.push((case.name, reason.clone())),
                 (Some(why), None) => tally.failed.push((case.name, why)),
@@ -352,12 +353,13 @@ impl Tally {
         tally
     }
 
-    /// So many have to be as the peer has them, and what is explained has to be so.
-    pub(crate) fn has_to_have(&mut self, equal: usize) {
+    /// Requires at least this number of equal cases, and that every explained case differs.
+    pub(crate) fn require(&mut self, equal: usize) {
         self.at_least = Some(equal);
     }
 
-    /// A line for each case that failed, with the first of why, each that is loose, and how many are equal.
+    /// Returns a line for each failed case with the first line of the reason, a line for each loose case, and the
+    /// number of equal cases.
     pub(crate) fn lines(&self) -> Vec<String> {
         let first =
             |why: &str| why.lines().next().unwrap_or_default().split(" at line").next().unwrap_or_default().to_owned();
@@ -367,12 +369,12 @@ impl Tally {
     }
 
     pub(crate) fn passes(&self) -> bool {
-        let as_known = self.at_least.is_none_or(|least| self.equal >= least && self.needless.is_empty());
+        let as_known = self.at_least.is_none_or(|least| self.equal >= least && self.unneeded.is_empty());
         self.failed.is_empty() && as_known
     }
 }
 
-/// Why a case is not as the peer has it; `None` if it is. And whether settings were needed that only the result says.
+/// Returns the reason why a case differs, or `None` if it is equal, and whether inferred settings were used.
 fn outcome(case: &PeerCase) -> (Option<String>, bool) {
     let ready = match &case.ready {
         Ok(ready) => ready,
@@ -382,22 +384,21 @@ fn outcome(case: &PeerCase) -> (Option<String>, bool) {
     match compared {
         Err(_) => (Some("a fault: see above".to_owned()), false),
         Ok(Err(error)) => (Some(format!("it cannot be run: {error}")), false),
-        Ok(Ok((differences, _, by_result))) if differences.is_empty() => (None, by_result),
-        Ok(Ok((differences, told, _))) => {
+        Ok(Ok((differences, _, with_inferred_settings))) if differences.is_empty() => (None, with_inferred_settings),
+        Ok(Ok((differences, messages, _))) => {
             let mut text = String::new();
             for difference in differences.iter().take(SHOWN) {
                 let _ = writeln!(text, "{difference}");
             }
-            let _ = writeln!(text, "{} differences; its author is told: {told:?}", differences.len());
+            let _ = writeln!(text, "{} differences; its author is told: {messages:?}", differences.len());
             (Some(text), false)
         }
     }
 }
 
-/// The table, and behind it what is explained and what failed.
-/// The counts of each peer, for programs.
-pub(crate) fn json(tallies: &[Tally]) -> Json {
-    let counts = |tally: &Tally| {
+/// Returns the counts of each peer, for programs.
+pub(crate) fn json(tallies: &[Results]) -> Json {
+    let counts = |tally: &Results| {
         json!({
             "cases": tally.cases, "equal": tally.equal, "explained": tally.explained.len(), "failed": tally.failed.len(),
         })
@@ -405,22 +406,19 @@ pub(crate) fn json(tallies: &[Tally]) -> Json {
     tallies.iter().map(|tally| (tally.peer.to_owned(), counts(tally))).collect::<Map<_, _>>().into()
 }
 
-pub(crate) fn table(tallies: &[Tally]) -> String {
+pub(crate) fn table(tallies: &[Results]) -> String {
     let mut text =
         format!("{:<10} {:>6} {:>6} {:>6} {:>10} {:>7}\n", "peer", "cases", "equal", "loose", "explained", "failed");
     for tally in tallies {
-        let Tally { peer, cases, equal, loose, explained, failed, .. } = tally;
+        let Results { peer, cases, equal, loose, explained, failed, .. } = tally;
         let (loose, explained, failed) = (loose.len(), explained.len(), failed.len());
         let _ = writeln!(text, "{peer:<10} {cases:>6} {equal:>6} {loose:>6} {explained:>10} {failed:>7}");
     }
     let _ = writeln!(
         text,
-        "\nloose: of the equal ones, those whose files do not say which of several inputs or results is meant,"
+        "\nloose: equal cases whose files do not determine the input or the result, so that one equal pair is"
     );
-    let _ = writeln!(
-        text,
-        "where one that is equal is enough, or say the settings in the result only, from which they were taken."
-    );
+    let _ = writeln!(text, "enough, or whose settings were inferred from the result.");
     for tally in tallies {
         for name in &tally.loose {
             let _ = writeln!(text, "loose {}/{name}", tally.peer);
@@ -436,11 +434,11 @@ pub(crate) fn table(tallies: &[Tally]) -> String {
                 let _ = writeln!(text, "  {line}");
             }
         }
-        for needless in &tally.needless {
-            let _ = writeln!(text, "\nneedless explanation of {}/{needless}", tally.peer);
+        for unneeded in &tally.unneeded {
+            let _ = writeln!(text, "\nneedless explanation of {}/{unneeded}", tally.peer);
         }
         if let Some(least) = tally.at_least.filter(|least| tally.equal < *least) {
-            let _ = writeln!(text, "\n{}: {} are equal, and {least} have been", tally.peer, tally.equal);
+            let _ = writeln!(text, "\n{}: {} are equal, expected at least {least}", tally.peer, tally.equal);
         }
     }
     text

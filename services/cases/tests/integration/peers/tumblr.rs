@@ -1,5 +1,6 @@
-//! k8s-sidecar-injector: whole sidecars from files, one for each pod, asked for by name. `sidecars/` has configurations,
-//! `request/X.yaml` the object of a request, and `patch/X.json` its patch; none where nothing is done.
+//! k8s-sidecar-injector: whole sidecars from configuration files. A pod requests one by name. `sidecars/` has
+//! configurations, `request/X.yaml` the object of a request, and `patch/X.json` its patch. A request without a patch
+//! changes nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -8,21 +9,21 @@ use serde_json::{Value as Json, json};
 use self::convert::Document;
 use self::convert::tumblr::Options;
 use crate::peers::files::{documents, ending, patch, string, text};
-use crate::peers::runner::{Expected, PeerCase, Ready, Shipped, case, named};
+use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, case, profile_from};
 
-/// What the annotations of the peer's cases begin with, where they do not say it themselves.
+/// The default prefix of annotations in the peer's cases.
 const PREFIX: &str = "injector.unittest.com";
 
-/// A container for pods that the peer's cases give none: the engine leaves a pod without containers alone, as the API
-/// server refuses it. It is taken out of the result again.
+/// A container for pods of the peer's cases that have none. The engine skips a pod without containers, because the
+/// API server rejects it. The container is removed from the result.
 const BYSTANDER: &str = "bystander";
 
-/// What the command line makes of a configuration. It is the program's, and knows nothing but JSON.
+/// The converter of the program. It depends only on JSON.
 #[path = "../../../../pillion/src/convert/from/mod.rs"]
-#[allow(dead_code, reason = "the program uses more of it")]
+#[allow(dead_code, reason = "only the program uses all of it")]
 mod convert;
 
-pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
+pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let configurations = configurations(&folder.join("sidecars"));
     let requests = ending(&folder.join("request"), ".yaml").into_iter();
     let read_one = |(name, file): (String, PathBuf)| {
@@ -32,7 +33,7 @@ pub(crate) fn cases(folder: &Path, shipped: &Shipped) -> Vec<PeerCase> {
     requests.map(read_one).collect()
 }
 
-/// All configurations that can be read. One that cannot be is none that a pod could ask for, with the peer neither.
+/// Returns all configurations that can be read. Neither injector can apply the others.
 fn configurations(folder: &Path) -> Vec<Document> {
     let read = |(_, file): (String, PathBuf)| {
         let value = documents(&file).inspect_err(|error| eprintln!("{error}")).ok()?.into_iter().next()?;
@@ -42,8 +43,8 @@ fn configurations(folder: &Path) -> Vec<Document> {
     ending(folder, ".yaml").into_iter().filter_map(read).collect()
 }
 
-/// The profiles of all configurations, as `pillion convert tumblr` makes them. Those that it refuses are left out, and tried
-/// without.
+/// Returns the profiles that `pillion convert tumblr` creates from the configurations. Configurations that it rejects
+/// are removed, and the conversion is repeated.
 fn converted(configurations: &[Document], prefix: &str) -> Vec<Json> {
     let options = Options { prefix: prefix.to_owned() };
     let mut rest = configurations.to_vec();
@@ -60,7 +61,12 @@ fn converted(configurations: &[Document], prefix: &str) -> Vec<Json> {
     Vec::new()
 }
 
-fn read(request: &Path, patch_file: &Path, configurations: &[Document], shipped: &Shipped) -> Result<Ready, String> {
+fn read(
+    request: &Path,
+    patch_file: &Path,
+    configurations: &[Document],
+    shipped: &ShippedProfiles,
+) -> Result<RunnableCase, String> {
     let request = documents(request)?.into_iter().next().ok_or("there is no request in it")?;
     let pod = request.get("object").or_else(|| request.pointer("/request/object")).cloned();
     let mut pod = pod.filter(|pod| pod["spec"].is_object()).ok_or("the request has no object with a spec")?;
@@ -73,27 +79,27 @@ fn read(request: &Path, patch_file: &Path, configurations: &[Document], shipped:
         patch(&mut expected, &operations)?;
     }
 
-    let asked = string(&pod["metadata"]["annotations"], &format!("/{}~1request", prefix.replace('/', "~1")));
-    let asked = json!(asked.unwrap_or_default().to_lowercase());
-    // Only what the pod asks for: some of the others are none that an API server would take, such as one with two
-    // containers of one name, and are refused when the profile is checked.
-    let is_asked = |profile: &&Json| {
+    let requested = string(&pod["metadata"]["annotations"], &format!("/{}~1request", prefix.replace('/', "~1")));
+    let requested = json!(requested.unwrap_or_default().to_lowercase());
+    // Only requested profiles are added. The API server would reject some of the others, such as one with two
+    // containers of the same name, and so the check of the profile rejects them.
+    let is_requested = |profile: &&Json| {
         let values = profile["spec"]["request"]["values"].as_array();
-        values.is_some_and(|values| values.contains(&asked))
+        values.is_some_and(|values| values.contains(&requested))
     };
     let (mut profiles, mut names) = (shipped.all(), shipped.names("tumblr"));
-    for profile in converted(configurations, &prefix).iter().filter(is_asked) {
-        let (name, spec) = named(string(profile, "/metadata/name").unwrap_or_default(), &profile["spec"]);
+    for profile in converted(configurations, &prefix).iter().filter(is_requested) {
+        let (name, spec) = profile_from(string(profile, "/metadata/name").unwrap_or_default(), &profile["spec"]);
         names.push(name.to_string());
         profiles = profiles.with(name, spec);
     }
     if pod["spec"]["containers"].as_array().is_none_or(Vec::is_empty) {
         pod["spec"]["containers"] = json!([{"name": BYSTANDER}]);
     }
-    let level = |object: &mut Json| {
+    let normalize = |object: &mut Json| {
         if let Some(containers) = object["spec"]["containers"].as_array_mut() {
             containers.retain(|container| container["name"] != BYSTANDER);
         }
     };
-    Ok(Ready::new(profiles, case(&names, pod), Expected::Object(expected)).levelled(level))
+    Ok(RunnableCase::new(profiles, case(&names, pod), Expected::Object(expected)).normalized_by(normalize))
 }

@@ -1,23 +1,23 @@
-//! The pods that controllers make of workloads.
+//! The pods that controllers create for workloads, and parts of pods.
 
 use serde_json::{Map, Value as Json, json};
 
 use crate::peers::files::string;
 
-/// A workload, and the pod that is made of it.
+/// A workload with a pod template.
 #[derive(Clone, Debug)]
 pub(crate) struct Workload {
     /// The object that was applied.
     pub(crate) object: Json,
-    /// Where the template is in it.
+    /// The pointer to the template in the object.
     template: &'static str,
 }
 
-/// Where templates are. Kinds that nobody listed have theirs where most have.
+/// The pointers to templates by kind. Other kinds have it at `/spec/template`.
 const TEMPLATES: [(&str, &str); 2] = [("Pod", ""), ("CronJob", "/spec/jobTemplate/spec/template")];
 
 impl Workload {
-    /// The workload that an object is; `None` if it makes no pods.
+    /// Returns the workload of an object; `None` if it has no pod template.
     pub(crate) fn of(object: &Json) -> Option<Self> {
         let kind = object["kind"].as_str()?;
         let template = TEMPLATES.iter().find(|(other, _)| *other == kind).map_or("/spec/template", |(_, path)| path);
@@ -39,11 +39,11 @@ impl Workload {
         string(&self.object, "/metadata/namespace").unwrap_or("default")
     }
 
-    /// The template as it is written; labels and annotations are texts, as the API server would insist on.
+    /// Returns the template as a pod. Labels and annotations become strings, as the API server requires.
     pub(crate) fn template(&self) -> Json {
         let mut pod = self.object.pointer(self.template).cloned().unwrap_or_default();
         if let Some(pod) = pod.as_object_mut() {
-            // Some of the peers' pods say that they are of another group.
+            // The API groups of some of the peers' pods are wrong.
             pod.remove("apiVersion");
             pod.remove("kind");
         }
@@ -63,7 +63,7 @@ impl Workload {
         pod
     }
 
-    /// The pod with the workload itself as its controller, so that nothing has to be looked up.
+    /// Returns the pod with the workload itself as its controller, so that no lookup is necessary.
     pub(crate) fn controlled(&self) -> Json {
         let mut pod = self.template();
         if self.kind() != "Pod" {
@@ -72,7 +72,7 @@ impl Workload {
         pod
     }
 
-    /// The pod as the controllers of a cluster make it, and the objects that look-ups of its owners find.
+    /// Returns the pod as the controllers of a cluster create it, and the objects that lookups of its owners find.
     pub(crate) fn created(&self) -> (Json, Vec<Json>) {
         let mut pod = self.template();
         let name = self.name();
@@ -81,13 +81,13 @@ impl Workload {
         let (owner_of_pod, prefix, objects) = match self.kind() {
             "Pod" => return (pod, Vec::new()),
             "Deployment" => {
-                let between = self.between("apps/v1", "ReplicaSet", &format!("{name}-5d9c7b"));
+                let intermediate = self.intermediate("apps/v1", "ReplicaSet", &format!("{name}-5d9c7b"));
                 pod["metadata"]["labels"]["pod-template-hash"] = json!("5d9c7b");
-                (owner(&between, "1"), format!("{name}-5d9c7b-"), vec![between, applied])
+                (owner(&intermediate, "1"), format!("{name}-5d9c7b-"), vec![intermediate, applied])
             }
             "CronJob" => {
-                let between = self.between("batch/v1", "Job", &format!("{name}-29000000"));
-                (owner(&between, "1"), format!("{name}-29000000-"), vec![between, applied])
+                let intermediate = self.intermediate("batch/v1", "Job", &format!("{name}-29000000"));
+                (owner(&intermediate, "1"), format!("{name}-29000000-"), vec![intermediate, applied])
             }
             _ => (owner(&applied, "2"), format!("{name}-"), vec![applied]),
         };
@@ -99,8 +99,8 @@ impl Workload {
         (pod, objects)
     }
 
-    /// What a controller makes between the workload and its pods.
-    fn between(&self, version: &str, kind: &str, name: &str) -> Json {
+    /// Returns the object that a controller creates between the workload and its pods.
+    fn intermediate(&self, version: &str, kind: &str, name: &str) -> Json {
         json!({
             "apiVersion": version, "kind": kind,
             "metadata": {
@@ -117,4 +117,28 @@ fn owner(object: &Json, uid: &str) -> Json {
     owner.insert("uid".to_owned(), uid.into());
     owner.insert("controller".to_owned(), true.into());
     Json::Object(owner)
+}
+
+/// Inferred parameters.
+pub(crate) type Parameters = Vec<(&'static str, Json)>;
+
+/// Returns a container from one list of a pod.
+pub(crate) fn container_in<'j>(pod: &'j Json, list: &str, name: &str) -> Option<&'j Json> {
+    pod["spec"][list].as_array()?.iter().find(|container| container["name"] == name)
+}
+
+/// Returns a container of a pod, from any list.
+pub(crate) fn container<'j>(pod: &'j Json, name: &str) -> Option<&'j Json> {
+    container_in(pod, "containers", name).or_else(|| container_in(pod, "initContainers", name))
+}
+
+/// Returns the strings of a list.
+pub(crate) fn strings(list: &Json) -> Vec<&str> {
+    list.as_array().into_iter().flatten().filter_map(Json::as_str).collect()
+}
+
+/// Returns the argument that follows a flag.
+pub(crate) fn argument_after<'j>(args: &[&'j str], flag: &str) -> Option<&'j str> {
+    let index = args.iter().position(|arg| *arg == flag)?;
+    args.get(index + 1).copied()
 }
