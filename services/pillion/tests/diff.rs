@@ -1,4 +1,4 @@
-//! `pillion diff` with manifests, as a process: what a changed profile would do, without a cluster.
+//! `pillion diff` with manifests, as a process: shows the effect of changed profiles without a cluster.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 

@@ -1,9 +1,9 @@
-//! Runs what README and docs show, and checks their links.
+//! Runs the commands that README and docs show, and checks their links.
 //!
-//! Every `console` block is a session that must print what the block shows. Its folder has the preceding `yaml` blocks that
-//! start with a comment with a file name. Of `sh` blocks, commands that need no cluster are run, and `src/cli.rs` parses all
-//! `pillion` commands. The tests in `e2e` run the commands of `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`,
-//! `tenancy.md` and the runbooks.
+//! Every `console` block is a session that must print what the block shows. Its folder has the preceding `yaml`
+//! blocks that start with a comment with a file name. Of `sh` blocks, commands that need no cluster are run, and
+//! `src/cli.rs` parses all `pillion` commands. The tests in `e2e` run the commands of `docs/break-glass.md`,
+//! `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the runbooks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -39,7 +39,7 @@ fn blocks(file: &Path) -> Vec<Block> {
     blocks
 }
 
-/// All Markdown files that people read.
+/// Returns all Markdown files of the documentation.
 fn documents() -> Vec<PathBuf> {
     let root = root();
     let mut documents =
@@ -60,7 +60,7 @@ fn documents() -> Vec<PathBuf> {
     documents
 }
 
-/// Runs the sessions of a document. How many there were.
+/// Runs the sessions of a document. Returns their number.
 fn run_sessions(document: &Path) -> usize {
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(root().join("profiles"), folder.path().join("profiles")).unwrap();
@@ -96,7 +96,7 @@ fn run_session(session: &str, folder: &Path, document: &Path) {
     }
     for (command, expected) in commands {
         let output = Command::new("sh").args(["-c", command]).current_dir(folder).env("PATH", &path).output().unwrap();
-        // What was decided goes to standard error beside the result; a session shows the result, or what was wrong.
+        // The decision goes to standard error beside the result. A session shows the result, or else the error.
         let shown = if output.stdout.is_empty() { output.stderr } else { output.stdout };
         let shown = String::from_utf8(shown).unwrap();
         assert_eq!(shown.trim_end(), expected.trim_end(), "{}: $ {command}", document.display());
@@ -175,7 +175,8 @@ fn offline_commands_in_documents_succeed() {
     let mut done = BTreeSet::new();
     for (document, line) in shell_lines() {
         let is_offline = OFFLINE.iter().any(|command| line.starts_with(command));
-        // All profiles at once take minutes, and `--update` writes into them: tests/test_command.rs runs these.
+        // Skip `pillion test profiles`: it takes minutes, and `--update` writes into the profiles.
+        // tests/test_command.rs runs both.
         let is_of_all = line.split(' ').any(|word| word == "profiles");
         if !is_offline || is_of_all || !done.insert(line.clone()) {
             continue;
@@ -212,7 +213,7 @@ fn list_of_pages_is_complete() {
     }
 }
 
-/// Returns a file without its fenced blocks, in which nothing is a link or a heading.
+/// Returns a file without its fenced blocks, which contain no links or headings.
 fn prose(text: &str) -> String {
     let mut is_fenced = false;
     let lines = text.lines().map(|line| {
@@ -335,7 +336,7 @@ fn linked_profiles(text: &str) -> Vec<String> {
     below.filter_map(|path| Some(path.split('/').next()?.to_owned())).collect()
 }
 
-/// All pages about migration but the first, each with its text.
+/// Returns all pages about migration except the first, each with its text.
 fn migration_pages() -> Vec<(PathBuf, String)> {
     let paths = fs::read_dir(root().join("docs/migration")).unwrap().map(|entry| entry.unwrap().path());
     let mut migration_pages: Vec<_> = paths.filter(|path| !path.ends_with("README.md")).collect();

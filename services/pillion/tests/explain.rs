@@ -1,4 +1,4 @@
-//! `pillion explain` as a process, from files: formats, exit codes, and what is asked of which file.
+//! `pillion explain` as a process, with files: formats, exit codes, and which objects of which file it reads.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,8 @@ use tempfile::TempDir;
 const PROFILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles");
 const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
 
-/// A folder with a pod that asks for a sidecar, a Deployment whose own annotation does, and a namespace.
+/// Returns a folder with a pod that requests a sidecar, a Deployment that only has the annotation itself, and a
+/// namespace.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: String| fs::write(folder.path().join(name), text).unwrap();

@@ -1,5 +1,5 @@
-//! The audit on the real API server: pods that were created while nobody called the webhook, before their namespace was
-//! opted in, before their profile was edited or deleted; each is found in time, with its cause.
+//! The audit with the real API server. Each test pod was created while no webhook was called, before its namespace
+//! opted in, or before its profile was edited or deleted. The audit finds each in time, with its cause.
 
 #![allow(clippy::print_stdout, reason = "how long it takes is what it is about")]
 
@@ -32,10 +32,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::{NGINX, Rig, SOON, bare_pod, names};
 
-/// How long a finding may take.
+/// How long the audit may take to report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
-/// For pods with one container, and a template that can be edited.
+/// A profile for pods with one container, whose template the test edits.
 const CONDITIONAL: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -46,7 +46,8 @@ spec:
   template: {metadata: {annotations: {example.com/single: '1'}}}
 ";
 
-/// The audit as the leader runs it, with all that it needs: revisions are published, and they are what it goes by.
+/// The audit as the leader runs it, with its inputs: the test also publishes revisions, which the audit compares
+/// with.
 pub(crate) struct Audit {
     pub(crate) audited: watch::Receiver<Audited>,
     registry: Registry,
@@ -85,7 +86,7 @@ impl Audit {
         Ok(Self { audited, registry, stop })
     }
 
-    /// Waits until the findings are these: pod, profile, state, cause.
+    /// Waits until the findings are exactly these: pod, profile, state, cause.
     pub(crate) async fn finds(&self, what: &str, expected: &[(&str, &str, State, Cause)]) -> Result<()> {
         let began = Instant::now();
         eventually(FOUND_WITHIN, what, async || {
@@ -108,7 +109,7 @@ impl Audit {
         .await
     }
 
-    /// Waits until a line is among the metrics: a report may be older than the last pods.
+    /// Waits until a line is among the metrics. A report may be older than the last pods, so one read is not enough.
     async fn shows(&self, line: &str) -> Result<()> {
         eventually(FOUND_WITHIN, "the metrics", async || {
             let mut text = String::new();
@@ -124,7 +125,7 @@ fn told(finding: &Finding) -> (&str, &str, State, Cause) {
     (&finding.pod, &finding.profile, finding.state, finding.cause)
 }
 
-/// `pillion status`: whether it ended well, and what it printed.
+/// Runs `pillion status`. Returns its exit code, standard output and standard error.
 async fn status(control_plane: &ControlPlane, arguments: &[&str]) -> Result<(Option<i32>, String, String)> {
     let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
         .args(["status", "--pods", "--kubeconfig"])
@@ -158,7 +159,7 @@ fn labelled(name: &str, label: &str, value: &str) -> Json {
     pod
 }
 
-/// Times of objects are whole seconds, and within two of them nobody can say what came first.
+/// Waits longer than two seconds. Timestamps of objects are whole seconds, so closer events have no certain order.
 async fn a_while() {
     tokio::time::sleep(Duration::from_millis(3_200)).await;
 }
@@ -247,7 +248,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         let outdated = [("web", "single", State::Outdated, Cause::ProfileChanged)];
         audit.finds("a pod with an older revision", &outdated).await?;
 
-        // Who pins the older one has what it asks for, and nobody is told of it.
+        // A pod that pins the older revision has what it asks for, so the audit reports nothing.
         let old = injected["metadata"]["annotations"]["pillion.dev/injected"].as_str().context("a record")?;
         let old: Json = serde_json::from_str(old)?;
         let mut entries = old["profiles"].as_array().into_iter().flatten();
@@ -255,7 +256,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         let pin = format!("single@{}", old.context("a revision")?);
         let mut pinning = bare_pod("pinning");
         pinning["metadata"]["annotations"]["pillion.dev/profiles"] = json!(pin);
-        // The replica has a quarter of a second to fetch it, and remembers it then.
+        // The replica has 250 ms to fetch the revision, and caches it afterwards.
         eventually(SOON, "the pinned revision is at hand", async || {
             let pod = rig.dry_run("team-a", &pinning).await?;
             ensure!(pod["metadata"]["annotations"]["example.com/single"] == "1", "{pod}");
@@ -274,7 +275,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         ensure!(table.lines().count() == 2 && !table.contains("pinning"), "{table}");
         rig.pods("team-a").delete("pinning", &DeleteParams::default().grace_period(0)).await?;
 
-        // A text that is not accepted is at nobody's work.
+        // A profile that is not accepted changes nothing for pods.
         control_plane.apply_yaml(&CONDITIONAL.replace("== 1", "= 1")).await?;
         a_while().await;
         audit.finds("the older revision, and nothing else", &outdated).await?;
@@ -295,13 +296,13 @@ fn audit_names_kill_switch_and_survives_outage() {
         let mut control_plane = with_definitions().await?;
         control_plane.apply_yaml(NGINX).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;
-        // A replica that is never called, and counts as ready.
+        // Start a replica that is never called, and counts as ready.
         let ca = TestCa::new()?;
         let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
         let spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
         let replica = Replica::start(&spec, replica_address(1)).await?;
         register_service(&control_plane.client(), &[replica.address()]).await?;
-        // Nobody trusts its certificate, so nobody is answered.
+        // Its certificate is untrusted, so every call fails.
         let mut settings = Settings::new(NAMESPACE, TestCa::new()?.bundle_pem());
         settings.excluded_namespaces.push("team-b".to_owned());
         control_plane.create_namespace("team-b", &[("pillion.dev/injection", "enabled")]).await?;
@@ -321,7 +322,7 @@ fn audit_names_kill_switch_and_survives_outage() {
         let (code, _, error) = status(&control_plane, &["-n", "team-b"]).await?;
         ensure!(code == Some(1) && error.contains("team-b is left alone"), "{error}");
 
-        // What was known stays while the API server is away, and goes on when it is back.
+        // The audit keeps its findings while the API server is down, and continues afterwards.
         control_plane.restart_api_server().await?;
         create(&control_plane, "team-a", &bare_pod("other")).await?;
         audit.finds("after the API server was away", &[lost, ("other", "nginx", lost.2, lost.3)]).await

@@ -1,5 +1,5 @@
-//! Those of the bad inputs that get through an API server (by their numbers B1 to B70; the others are in
-//! `services/webhook/tests/bad_inputs/`): what is created in the end, or who refuses it.
+//! Those bad inputs (numbered B1 to B70) that pass an API server: which pod is created, or which component rejects
+//! it. The others are in `services/webhook/tests/bad_inputs/`.
 
 use anyhow::{Context, Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -22,11 +22,11 @@ spec:
 "#;
 
 enum Expected {
-    /// Created, with one container of ours.
+    /// The pod is created with one container of the profile.
     Injected,
-    /// Created as its author wrote it.
+    /// The pod is created as its author wrote it.
     Untouched,
-    /// Refused by the API server itself, which says this.
+    /// The API server itself rejects the pod, with this message.
     Refused(&'static str),
 }
 
@@ -116,7 +116,7 @@ fn is_injected(pod: &Json) -> bool {
         && pod["metadata"]["annotations"]["example.com/status"] == "injected"
 }
 
-/// As JSON, for what no type holds: fields that nobody knows.
+/// Creates a pod from JSON, because typed structs cannot hold unknown fields.
 async fn create(rig: &Rig, pod: &Json, dry_run: bool) -> Result<Json> {
     let path =
         format!("/api/v1/namespaces/team-a/pods?fieldValidation=Ignore{}", if dry_run { "&dryRun=All" } else { "" });
@@ -137,7 +137,7 @@ fn invalid_inputs_end_with_documented_results() {
         })
         .await?;
         for (name, pod, expected) in cases() {
-            // B68: what a dry run shows is what is created.
+            // B68: a dry run shows the same pod as a creation.
             for dry_run in [true, false] {
                 let created = create(&rig, &pod, dry_run).await;
                 match (&expected, created) {

@@ -1,10 +1,10 @@
-//! A clock that jumps: nothing is hurried, nothing is skipped, and no certificate is made that is not valid yet for the API
-//! server, whose clock is the one that counts.
+//! Clocks that jump: no step of the rotation is rushed or skipped. No certificate is issued that is not yet valid by
+//! the API server's clock, which is authoritative.
 //!
-//! The controllers and replicas are the real program as processes, and it is their clocks that are moved
-//! ([`pillion_testkit::moved_clock`]): with nothing in the program for the test's sake, everything in it that asks what time it is
-//! is tested, the TLS library too. A proxy that changes the `Date` of the API server's answers would show the comparison
-//! alone. When all of Pillion goes by a moved clock, that is the same as an API server whose own clock is wrong.
+//! Controllers and replicas are processes of the real program, and the test moves their clocks
+//! ([`pillion_testkit::moved_clock`]). So the program needs no hooks for this test, and every use of the time is
+//! tested, the TLS library's too. A proxy that changes the `Date` header of API responses would test only the
+//! comparison of clocks. Moving all clocks of Pillion is equivalent to a wrong clock of the API server.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -32,18 +32,19 @@ use crate::rotation::{Damage, LIMIT, RATE, Write};
 
 const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
-/// Turns of the rotation in which nothing happens: it is not only late. There is one a second.
+/// Rounds of the rotation in which nothing may happen, to show that a step is not merely late. The leader makes one a
+/// second.
 const TURNS: u32 = 3;
 
-/// Within which a bundle has to be right again.
+/// The time in which the leader has to restore a CA bundle.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
-/// The first of the controllers that go by moved clocks, and of the replicas.
+/// The last bytes of the addresses of the first controller, and of the first replica, with a moved clock.
 const CONTROLLERS: u8 = 121;
 const REPLICAS: u8 = 21;
 
 impl Managed {
-    /// Has other controllers take over, each by a clock of its own.
+    /// Replaces the controllers by new ones, each with its own clock.
     async fn controllers_by(&mut self, clocks: &[&MovedClock]) -> Result<()> {
         let before = std::mem::take(&mut self.controllers);
         for (number, clock) in (CONTROLLERS..).zip(clocks) {
@@ -57,7 +58,7 @@ impl Managed {
         eventually(PATIENCE, "one of them leads", async || self.leading().await.map(drop)).await
     }
 
-    /// Has other replicas answer, by this clock.
+    /// Replaces the replicas by new ones with this clock.
     async fn replicas_by(&mut self, clock: &MovedClock, count: u8) -> Result<()> {
         let mut spec = self.rig.spec.clone();
         spec.env.extend(clock.environment());
@@ -73,7 +74,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Who leads, and that it tells how far its rotation is.
+    /// Returns the leader, once it reports the state of its rotation.
     async fn leading(&self) -> Result<&Replica> {
         let leader = self.leader().await?;
         let leading = self.controllers.iter().find(|running| running.address() == leader);
@@ -82,13 +83,13 @@ impl Managed {
         Ok(leading)
     }
 
-    /// Which of the controllers leads.
+    /// Returns the index of the controller that leads.
     async fn leads(&self) -> Result<usize> {
         let leader = self.leading().await?.address();
         self.controllers.iter().position(|running| running.address() == leader).context("it is one of them")
     }
 
-    /// Waits until the leader tells that its clock is so much ahead, and that it waits for nothing else.
+    /// Waits until the leader reports that its clock is ahead by this much, and that it waits for nothing else.
     async fn differs(&self, ahead: i64) -> Result<()> {
         eventually(PATIENCE, "the leader tells that the clocks differ", async || {
             let leading = self.leading().await?;
@@ -105,7 +106,7 @@ impl Managed {
         .await
     }
 
-    /// Waits until the leader tells that the clocks agree.
+    /// Waits until the leader reports that the clocks agree.
     async fn agrees(&self) -> Result<()> {
         eventually(PATIENCE, "the leader tells that the clocks agree", async || {
             let leading = self.leading().await?;
@@ -116,7 +117,7 @@ impl Managed {
         .await
     }
 
-    /// Waits for some turns of the rotation.
+    /// Waits for some rounds of the rotation.
     async fn turns(&self) -> Result<()> {
         let mut last = 0.0;
         for _ in 0..TURNS {
@@ -130,7 +131,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Which versions of both Secrets there are.
+    /// Returns the resource versions of both Secrets.
     async fn versions(&self) -> Result<[Option<String>; 2]> {
         let mut versions = [None, None];
         for (version, name) in versions.iter_mut().zip(["authority", "serving"]) {
@@ -140,7 +141,8 @@ impl Managed {
         Ok(versions)
     }
 
-    /// The leaf that is to be served, which has to be valid by the machine's clock: the API server's.
+    /// Returns the serving certificate in the Secret. Fails unless it is valid by the machine's clock, which is the
+    /// API server's.
     async fn valid_leaf(&self) -> Result<ValidCertificate> {
         let release = Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?;
         let secret = self.secrets().get(&format!("{RELEASE}-serving")).await?;
@@ -150,9 +152,9 @@ impl Managed {
         Ok(fit)
     }
 
-    /// Empties a bundle; how long it takes until it is there again.
+    /// Empties a CA bundle. Returns how long the leader took to restore it.
     async fn repairs_a_bundle(&self) -> Result<Duration> {
-        // That of an entry for which the load has no pods: those of a moment without a bundle would be lost.
+        // Choose an entry that the load does not use, since its pods would fail while the bundle is empty.
         let entries = self.configurations().get(RELEASE).await?.webhooks.context("entries")?;
         let of_load = ["enabled.pillion.dev", "required.pillion.dev"];
         let place =
@@ -173,7 +175,7 @@ impl Managed {
         .await
     }
 
-    /// Which of the leader's phases it is, once it is this one, and that it stays so for so long.
+    /// Waits until the leader is in this phase, and checks that it stays there for this time.
     async fn stays(&self, phase: &str, long: Duration) -> Result<()> {
         let since = Instant::now();
         while since.elapsed() < long {
@@ -197,14 +199,15 @@ fn clock_jump_changes_nothing_and_recovers() {
         managed.agrees().await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let before = managed.versions().await?;
-        // The leaf is due; the authority is; both have ended; nothing is valid yet; there is not even an authority.
+        // The serving certificate is due; the CA is due; both have expired; nothing is valid yet; not even the CA
+        // existed.
         let jumps = [5 * DAY, 200 * DAY, 3 * 365 * DAY, -5 * HOUR, -300 * DAY];
         let all_jumps = jumps.into_iter().flat_map(|ahead| [(ahead, false), (ahead, true)]);
-        // Each is a quarter of a minute: a day's run makes every third.
+        // Each jump takes about 15 seconds, so the daily run does every third.
         let jumps: Vec<_> = all_jumps.step_by(if is_thorough() { 1 } else { 3 }).collect();
         for &(ahead, all) in &jumps {
             controllers.ahead_by(ahead)?;
-            // With the replicas', it is the API server's clock that is wrong.
+            // If the replicas' clocks move too, the API server's clock is the wrong one.
             replicas.ahead_by(if all { ahead } else { 0 })?;
             managed.differs(ahead).await?;
             managed.turns().await?;
@@ -225,13 +228,13 @@ fn clock_jump_changes_nothing_and_recovers() {
             Ok(())
         })
         .await?;
-        // Whoever led then.
+        // Read the logs of all controllers, since any of them may have led.
         let told: String = managed.controllers.iter().map(Replica::log_text).collect::<Result<_>>()?;
         for line in ["this clock and the API server's differ by minutes", "certificates are as they should be"] {
             ensure!(told.contains(line), "{line:?} is not in the log");
         }
 
-        // What is asked for and what is lost waits, and whom to trust is told whatever the time.
+        // Requested and lost certificates wait, but the leader publishes CA bundles whatever the time.
         controllers.ahead_by(5 * DAY)?;
         managed.differs(5 * DAY).await?;
         managed.rotate()?;
@@ -263,7 +266,7 @@ fn rotation_survives_clock_jump_after_each_write() {
         let cases: Vec<_> = if is_thorough() {
             jumps.into_iter().flat_map(|ahead| Write::ALL.map(|write| (ahead, write))).collect()
         } else {
-            // Each write once, and each jump with every third of them.
+            // The daily run combines each write with one of the jumps.
             jumps.into_iter().cycle().zip(Write::ALL).collect()
         };
         for (ahead, write) in cases {
@@ -364,11 +367,11 @@ fn clock_of_former_leader_shortens_no_wait() {
         let active = managed.is_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let place = managed.leads().await?;
-        // So little that the clocks agree, and more than either wait takes.
+        // So small a difference counts as agreement, but is longer than either wait.
         clocks[place].ahead_by(-240)?;
         managed.agrees().await?;
-        // Not before: an API server that hangs leaves the endpoints after five seconds at the earliest, and the next leader is to
-        // find it there.
+        // Not earlier: a hanging API server leaves the endpoints after at least five seconds, and the next leader
+        // must still find it there.
         second.process().pause()?;
         managed.rotate()?;
         managed.sees(Write::Bundle(2), active + 1).await?;
@@ -381,7 +384,7 @@ fn clock_of_former_leader_shortens_no_wait() {
         .await?;
         managed.stays("expanded", Duration::from_secs(5)).await?;
 
-        // The first one comes back with the right time, after the second has begun the soak with the wrong one.
+        // The first controller returns with the right time, after the second began the soak with a wrong one.
         clocks[place].ahead_by(0)?;
         clocks[1 - place].ahead_by(-240)?;
         second.process().resume()?;

@@ -1,5 +1,5 @@
-//! "Why was my pod not injected?": each reason is planted on the real API server, and `pillion explain` or `pillion doctor`
-//! names it by its code and says what to do about it.
+//! "Why was my pod not injected?" Each cause is set up on the real API server. `pillion explain` or `pillion doctor`
+//! names it by its code and suggests a remedy.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::rig::{ASK, Rig, SOON, bare_pod, base64, is_untouched, names};
 
-/// Profiles that each leave some pods out.
+/// Profiles that each exclude some pods.
 pub(crate) const PROFILES: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -65,7 +65,7 @@ spec:
   template: {metadata: {annotations: {example.com/regional: "1"}}}
 "#;
 
-/// One that cannot be compiled.
+/// A profile that does not compile.
 pub(crate) const BROKEN: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -75,14 +75,14 @@ spec:
   template: {metadata: {annotations: {example.com/broken: "1"}}}
 "#;
 
-/// What a command printed and how it ended.
+/// The output of a command and its exit code.
 pub(crate) struct Answer {
     pub(crate) code: Option<i32>,
     pub(crate) json: Json,
 }
 
 impl Answer {
-    /// Fails unless this is among the findings, with a message and a remedy.
+    /// Fails unless the findings have this code, with a message and a remedy.
     pub(crate) fn names(&self, code: &str) -> Result<&Json> {
         let findings = self.json["findings"].as_array().context("findings")?;
         let found = findings.iter().find(|finding| finding["code"] == code);
@@ -94,7 +94,7 @@ impl Answer {
         Ok(found)
     }
 
-    /// Fails unless this is among the findings, and its message has this text.
+    /// Fails unless the findings have this code, with this text in the message.
     pub(crate) fn says(&self, code: &str, text: &str) -> Result<()> {
         let found = self.names(code)?;
         ensure!(found["message"].as_str().is_some_and(|message| message.contains(text)), "no {text:?} in {found}");
@@ -105,7 +105,7 @@ impl Answer {
         self.json["findings"].as_array().into_iter().flatten().filter_map(|finding| finding["code"].as_str()).collect()
     }
 
-    /// The codes of what keeps something from working, each once.
+    /// Returns the distinct codes of findings that are errors.
     fn errors(&self) -> BTreeSet<&str> {
         let findings = self.json["findings"].as_array().into_iter().flatten();
         let errors = findings.filter(|finding| finding["severity"] == "error");
@@ -113,7 +113,7 @@ impl Answer {
     }
 }
 
-/// Runs a command of the program, which prints JSON.
+/// Runs a command that prints JSON.
 pub(crate) async fn pillion(control_plane: &ControlPlane, arguments: &[&str]) -> Result<Answer> {
     let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
         .args(arguments)
@@ -130,12 +130,12 @@ async fn explain(rig: &Rig, namespace: &str, object: &str) -> Result<Answer> {
     pillion(&rig.control_plane, &["explain", object, "-n", namespace]).await
 }
 
-/// Fails unless an explanation of an object names a reason with its remedy, and no other error.
+/// Fails unless the explanation of an object has this code, with a remedy, and no other error.
 pub(crate) async fn finds(rig: &Rig, namespace: &str, object: &str, code: &str) -> Result<Answer> {
     finds_beside(rig, namespace, object, code, &[]).await
 }
 
-/// The same where these are errors too: of another mistake, or of the namespace's other pods.
+/// Does the same, but allows these other errors: of another mistake, or of the namespace's other pods.
 pub(crate) async fn finds_beside(
     rig: &Rig,
     namespace: &str,
@@ -151,7 +151,7 @@ pub(crate) async fn finds_beside(
     Ok(answer)
 }
 
-/// Waits until a profile is served that puts this annotation on pods.
+/// Waits until a profile is served that adds this annotation to pods.
 async fn is_served(rig: &Rig, profile: &str, key: &str, value: &str) -> Result<()> {
     eventually(SOON, "the profile is served", async || {
         let pod = rig.dry_run("team-a", &asking("probe", profile)).await?;
@@ -161,7 +161,7 @@ async fn is_served(rig: &Rig, profile: &str, key: &str, value: &str) -> Result<(
     .await
 }
 
-/// A pod that asks for a profile by its name.
+/// Returns a pod that requests a profile by name.
 pub(crate) fn asking(name: &str, profile: &str) -> Json {
     let mut pod = bare_pod(name);
     pod["metadata"]["annotations"] = json!({"pillion.dev/profiles": profile});
@@ -181,7 +181,7 @@ fn explain_names_author_namespace_and_profile_causes() {
         control_plane.apply_yaml(PROFILES).await?;
         is_served(&rig, "limited", "example.com/limited", "9000").await?;
 
-        // A pod as it should be: what was changed, by whom, with which values and from where.
+        // A correct pod: the explanation lists its changes, with profiles, values and their sources.
         let set =
             with(asking("fine", "limited"), |pod| pod["metadata"]["annotations"]["example.com/port"] = json!("8080"));
         rig.create("team-a", &set).await?;
@@ -209,12 +209,12 @@ fn explain_names_author_namespace_and_profile_causes() {
         let answer = finds(&rig, "plain", "web", "not_opted_in").await?;
         ensure!(answer.code == Some(1) && answer.json["verdict"] == "notInjected", "{:#}", answer.json);
         ensure!(answer.codes() == ["not_opted_in"], "{:#}", answer.json);
-        // Profiles that are served are not told as ones that are not.
+        // The explanation does not report served profiles as not ready.
         let profiles = answer.json["profiles"].as_array().context("profiles")?;
         let is_right = |profile: &Json| profile["outcome"] == "not_matched" && profile["reason"] == "not_opted_in";
         ensure!(profiles.len() > 1 && profiles.iter().all(is_right), "{:#}", answer.json);
         finds(&rig, "plain", "namespace/plain", "not_opted_in").await?;
-        // ... or one that only looks like it.
+        // A label resembles the opt-in label.
         rig.label_namespace("plain", "pillion.dev/injecton", "enabled").await?;
         finds(&rig, "plain", "web", "opt_in_label_misspelt").await?;
         rig.namespace("wordy", Some("true")).await?;
@@ -236,7 +236,7 @@ fn explain_names_author_namespace_and_profile_causes() {
             finds_beside(&rig, "team-a", "deployment/web", "annotation_on_workload", &["service_account_missing"])
                 .await?;
         ensure!(answer.json["verdict"] == "wouldNotBeInjected", "{:#}", answer.json);
-        // ... also for one of its pods.
+        // `explain` also finds it for a pod of the Deployment.
         let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "web-1", "namespace": "team-a",
             "ownerReferences": [owner(control_plane, "deployment", "web").await?]}, "spec": deployment["spec"]});
         control_plane.apply_yaml(&set.to_string()).await?;
@@ -252,7 +252,7 @@ fn explain_names_author_namespace_and_profile_causes() {
         let account = answer.names("service_account_missing")?;
         ensure!(account["object"]["name"] == "nobody", "{account}");
 
-        // 4: a namespace of the system's.
+        // 4: a system namespace.
         rig.create("kube-system", &bare_pod("web")).await?;
         finds(&rig, "kube-system", "web", "system_namespace").await?;
 
@@ -263,10 +263,10 @@ fn explain_names_author_namespace_and_profile_causes() {
     });
 }
 
-/// What profiles and their readiness keep from pods that ask for them.
+/// Checks causes in profiles, and in their readiness.
 async fn what_profiles_say(rig: &Rig) -> Result<()> {
     let control_plane = &rig.control_plane;
-    // 5: selectors, of the pod and of the namespace.
+    // 5: the selectors of the pod and of the namespace do not match.
     rig.create("team-a", &asking("untiered", "selective")).await?;
     finds(rig, "team-a", "untiered", "object_selector").await?;
     rig.create("team-a", &asking("abroad", "regional")).await?;
@@ -289,12 +289,12 @@ async fn what_profiles_say(rig: &Rig) -> Result<()> {
     let answer = finds(rig, "team-a", "low", "invalid_parameter").await?;
     answer.says("invalid_parameter", "example.com/port")?;
 
-    // 13: a guard against the host's network.
+    // 13: a guardrail against the host network.
     let host = with(asking("host", "guarded"), |pod| pod["spec"]["hostNetwork"] = json!(true));
     rig.create("team-a", &host).await?;
     finds(rig, "team-a", "host", "host_network").await?;
 
-    // 18: a name is taken.
+    // 18: the name of a container is in use.
     let taken = with(bare_pod("taken"), |pod| {
         pod["spec"]["containers"] = json!([{"name": "sidecar-nginx", "image": "mine:1"}]);
     });
@@ -311,7 +311,7 @@ async fn what_profiles_say(rig: &Rig) -> Result<()> {
     rig.label_namespace("plain", "pillion.dev/injection", "enabled").await?;
     finds(rig, "plain", "static-node-1", "mirror_pod").await?;
 
-    // 7: the profile is not ready. A cluster without a controller has no conditions; its text tells all the same.
+    // 7: the profile is not ready. Without a controller it has no conditions, but `explain` reads its spec.
     control_plane.apply_yaml(BROKEN).await?;
     rig.create("team-a", &asking("hopeful", "broken")).await?;
     let answer = finds(rig, "team-a", "hopeful", "profile_not_ready").await?;
@@ -358,7 +358,7 @@ fn explain_names_missing_permissions_and_still_answers() {
                 .await?;
             let answer = Answer { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
             answer.says("unreadable", "forbidden")?;
-            // What is not known is not made up.
+            // `explain` reports no orphaned profile without evidence.
             ensure!(!answer.codes().contains(&"surplus_profile"), "{:#}", answer.json);
             if expected.is_none() {
                 ensure!(answer.json["verdict"] == "injected", "{:#}", answer.json);
@@ -374,7 +374,7 @@ async fn owner(control_plane: &ControlPlane, kind: &str, name: &str) -> Result<J
     Ok(json!({"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": uid, "controller": true}))
 }
 
-/// A webhook of somebody else's, which takes Pillion's container away and keeps the last review of a dry run.
+/// A foreign webhook that removes Pillion's container and keeps the last review of a dry run.
 struct Other {
     seen: Arc<Mutex<Option<Json>>>,
     serving: JoinHandle<()>,
@@ -432,14 +432,14 @@ fn explain_names_foreign_changes_and_rejections() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
-        // 15: the pod carries an older revision.
+        // 15: the pod has an older revision.
         let old = rig.create("team-a", &bare_pod("old")).await?;
         ensure!(names(&old).contains(&"sidecar-nginx".to_owned()), "{old}");
         control_plane.apply_yaml(&crate::rig::NGINX.replace("nginx:1.29", "nginx:1.30")).await?;
         let answer = finds(&rig, "team-a", "old", "outdated_revision").await?;
         ensure!(answer.json["verdict"] == "injected" && answer.code == Some(1), "{:#}", answer.json);
 
-        // 9: another webhook takes away what was injected.
+        // 9: another webhook removes the injected container.
         let other = Other::start(control_plane).await?;
         eventually(SOON, "the other webhook is called", async || {
             let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
@@ -454,7 +454,7 @@ fn explain_names_foreign_changes_and_rejections() {
         answer.says("removed_after_injection", "/spec/containers/sidecar-nginx")?;
         ensure!(answer.json["verdict"] == "partlyInjected", "{:#}", answer.json);
 
-        // 14: a dry run, as the API server sent it.
+        // 14: a dry run with the review that the API server sent.
         let review = other.seen.lock().unwrap().clone().context("a review")?;
         let file = control_plane.directory().join("review.json");
         std::fs::write(&file, review.to_string())?;
@@ -469,7 +469,7 @@ fn explain_names_foreign_changes_and_rejections() {
         answer.names("other_injector")?;
         answer.names("canary_failed")?;
 
-        // A condition that somebody wrote into Pillion's own entry.
+        // A match condition that another client added to Pillion's entry.
         drop(other);
         Api::<MutatingWebhookConfiguration>::all(control_plane.client())
             .delete("zealous", &kube::api::DeleteParams::default())

@@ -1,4 +1,5 @@
-//! What was otherwise when a pod was created: the label, the profile, the switch, and whether anybody answered.
+//! Causes in the past: the label, the profile or the switch changed after a pod's creation, or no replica responded
+//! to it.
 
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
@@ -10,8 +11,8 @@ use serde_json::json;
 use crate::explain::{PROFILES, asking, finds, finds_beside, pillion};
 use crate::rig::{Rig, SOON, bare_pod, is_untouched};
 
-/// Times of objects are whole seconds, and within two of them nobody can say what came first: waits until what comes now is
-/// later for sure.
+/// Waits until new timestamps are certain to be later. Timestamps of objects are whole seconds, so within two of them
+/// the order is unknown.
 async fn is_past(time: Timestamp) -> Result<()> {
     eventually(SOON, "a time is past for whoever compares seconds", async || {
         ensure!(Timestamp::now().duration_since(time).as_secs() > 2, "it is not yet");
@@ -31,20 +32,20 @@ fn explain_names_changes_since_creation() {
         rig.label_namespace("late", "pillion.dev/injection", "enabled").await?;
         let answer = finds(&rig, "late", "early", "created_before_opt_in").await?;
         ensure!(answer.codes() == ["created_before_opt_in"], "{:?}", answer.codes());
-        // ... and before the profile.
+        // 11: created before the profile.
         rig.create("team-a", &asking("eager", "single")).await?;
         is_past(Timestamp::now()).await?;
         rig.control_plane.apply_yaml(PROFILES).await?;
         finds(&rig, "team-a", "eager", "created_before_profile").await?;
 
-        // 17: the switch is off.
+        // 17: the kill switch is off.
         let map = |word: &str| {
             json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"injection": word},
                 "metadata": {"name": "pillion", "namespace": NAMESPACE}})
             .to_string()
         };
         rig.control_plane.apply_yaml(&map("disabled")).await?;
-        // The namespace's pod is what it was, and is told of beside.
+        // `explain` also reports the namespace's other pod, which has not changed.
         let others = ["created_before_profile"];
         let answer = finds_beside(&rig, "team-a", "namespace/team-a", "switched_off", &others).await?;
         ensure!(
@@ -55,7 +56,7 @@ fn explain_names_changes_since_creation() {
         pillion(&rig.control_plane, &["doctor"]).await?.names("switched_off")?;
         rig.control_plane.apply_yaml(&map("enabled")).await?;
 
-        // 10: created while nobody answered. Another replica comes, and the pod is as it was.
+        // 10: created while no replica responded. A new replica does not change the pod.
         is_past(Timestamp::now()).await?;
         rig.replicas[0].kill()?;
         rig.service.set_ready(replica_address(1), false).await?;

@@ -1,6 +1,6 @@
-//! The pages for the first day, followed by their letter: `docs/install.md` by an administrator, `docs/tutorial.md` and
-//! `docs/tenancy.md` by who has the role `edit` in a namespace and nothing else. Files and commands are taken out of the
-//! pages, so they cannot drift; nothing runs pods here, so what needs a kubelet is left out by name.
+//! Follows the pages for the first day literally: `docs/install.md` as an administrator, and `docs/tutorial.md` and
+//! `docs/tenancy.md` as a user who only has the role `edit` in a namespace. The test reads files and commands from
+//! the pages, so they cannot drift. No node runs pods here, so a list names the skipped commands.
 
 #![allow(clippy::print_stdout, reason = "how long the pages take is what they promise")]
 
@@ -17,29 +17,30 @@ use crate::chart::{run, values};
 use crate::direct::{Direct, review};
 use crate::rig::{SOON, bare_pod, names};
 
-/// How long one command may take, and what it is to print may be on its way.
+/// How long one command may take, including the delay until its expected output appears.
 const PRINTED: Duration = Duration::from_mins(2);
-/// Those that make pods of a Deployment, and put the release's rights into Kubernetes' own roles.
+/// The controllers that create the pods of a Deployment, and that aggregate the release's permissions into
+/// Kubernetes' roles.
 const CONTROLLERS: &str = "deployment-controller,replicaset-controller,clusterrole-aggregation-controller";
-/// Commands that are for clusters with nodes, or that end with Ctrl-C: `tests/dev.rs` has those.
+/// Commands that need a node, or that end with Ctrl-C. `tests/dev.rs` has those.
 const NOT_HERE: [&str; 3] =
     ["kubectl logs ", "kubectl --namespace pillion-system rollout status ", "pillion dev -p shipper "];
-/// What stands in a page for what is different each time.
+/// The placeholder of a page for output that differs each time.
 const ANYTHING: char = '…';
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// What one fenced block of a page is for.
+/// The purpose of a fenced block.
 enum Step {
-    /// A file, by its name.
+    /// A file: its name and content.
     File(String, String),
-    /// Commands, and what the last of them prints.
+    /// Commands, and the output of the last one.
     Commands(Vec<String>, Option<String>),
 }
 
-/// A page, and the folder in which it is followed.
+/// A page, and the folder in which the test follows it.
 struct Page {
     steps: Vec<(String, Step)>,
     folder: TempDir,
@@ -77,8 +78,8 @@ impl Page {
         Ok(Self { steps, folder })
     }
 
-    /// Follows the page as this user: all up to a heading or to commands that begin so, or to the end. How many commands
-    /// were run.
+    /// Follows the page as this user, up to a heading, up to commands that start so, or to the end. Returns the
+    /// number of commands.
     async fn follow(&mut self, until: Option<&str>, kubeconfig: &Path) -> Result<usize> {
         let ends = |(heading, step): &(String, Step)| {
             let begins = |until: &str| match step {
@@ -128,7 +129,7 @@ impl Page {
         }
     }
 
-    /// Runs a command that has to succeed. What only looks may look again: what it sees may be on its way.
+    /// Runs a command that has to succeed. Retries commands that only read, since a change may not be visible yet.
     async fn succeeds(&self, command: &str, kubeconfig: &Path) -> Result<()> {
         if !command.starts_with("pillion ") {
             return self.run(command, kubeconfig).await?.succeeded(command);
@@ -155,7 +156,7 @@ impl Page {
     }
 }
 
-/// What a command came to.
+/// The result of a command.
 struct Said {
     succeeded: bool,
     text: String,
@@ -168,7 +169,7 @@ impl Said {
     }
 }
 
-/// Whether a text is what a page says, but for widths of columns and for what is different each time.
+/// Returns whether an output matches the page, except for column widths and placeholders.
 fn is_like(said: &str, expected: &str) -> bool {
     let words = |text: &str| text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     let (said, expected): (Vec<String>, Vec<String>) = (words(said.trim_end()), words(expected.trim_end()));
@@ -212,7 +213,7 @@ fn first_day_pages_work_as_written() {
         let mut install = Page::read("install.md")?;
         for (_, step) in &mut install.steps {
             if let Step::Commands(commands, _) = step {
-                // Nobody waits here as long as people do.
+                // The test uses shorter waiting times than people need.
                 let quick = |command: &mut String| command.push_str(" --values quick.yaml");
                 commands.iter_mut().filter(|command| command.starts_with("helm install ")).for_each(quick);
             }
@@ -232,20 +233,20 @@ fn first_day_pages_work_as_written() {
         tutorial.follow(Some("9. In a cluster"), &administrator).await?;
         tutorial.step(&administrator).await?;
         let tenant = rig.control_plane.kubeconfig_as("tenant", &[])?;
-        // The API server learns of rights in less time than a person takes for the next line, too.
+        // The API server learns of permissions before a person would type the next command.
         eventually(SOON, "the tenant may store profiles", async || {
             let ask = ["auth", "can-i", "create", "injectionprofiles.pillion.dev", "-n", "shop", "--as", "tenant"];
             rig.control_plane.kubectl_ok(&ask).await.map(drop)
         })
         .await?;
         let before = tutorial.follow(Some("kubectl patch "), &tenant).await?;
-        // Replicas fetch what was published, in less time than a person takes for the next line.
+        // Replicas fetch published revisions before a person would type the next command.
         eventually(SOON, "the profile is served", async || {
             let mut pod = bare_pod("probe");
             pod["metadata"]["annotations"] = json!({"shop.example.com/ship-logs": "yes"});
             let names = names(&rig.dry_run("shop", &pod).await?);
             ensure!(names == ["app", "shipper"], "{names:?}");
-            // Each of them: the pod of the next line is made once, and any may be asked about it.
+            // Check each replica: the next command creates its pod once, and the API server may call any of them.
             for replica in &rig.replicas {
                 let answer = Direct::to(replica)?.answer("/mutate/enabled", &review("u", "shop", &pod)).await?;
                 ensure!(answer.contains("\"patch\""), "{}: {answer}", replica.address());

@@ -1,4 +1,4 @@
-//! Pods that come within milliseconds of their namespace, or while it is being deleted.
+//! Pods that are created milliseconds after their namespace, or while it is being deleted.
 
 use std::time::Instant;
 
@@ -8,7 +8,8 @@ use pillion_testkit::{Replica, eventually, isolated};
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, names};
 
-/// Look-ups that were in vain so far: there was no answer in a quarter of a second, or there had been ten in this one already.
+/// Returns the number of failed lookups: those without a response in 250 ms, and those above the limit of ten in that
+/// time.
 async fn in_vain(replica: &Replica) -> Result<f64> {
     let mut count = 0.0;
     for result in ["timed_out", "failed", "refused"] {
@@ -21,20 +22,21 @@ async fn in_vain(replica: &Replica) -> Result<f64> {
 fn namespace_is_known_until_deleted() {
     isolated(|| async {
         let mut rig = Rig::start(1).await?;
-        // As the API server does it: it looks itself, and names the level by the path.
+        // The API server looks the namespace up itself, and puts the failure mode into the path.
         for number in 0..20 {
             let name = format!("fresh-{number}");
             rig.namespace(&name, Some("enabled")).await?;
             let pod = rig.dry_run(&name, &bare_pod("first")).await?;
             ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "{name}: {pod}");
         }
-        // Without a level in the path it is for the replica to find out. Whether the watch or a look-up was first, is luck.
+        // Without a failure mode in the path, the replica reads the namespace. Either the watch or a lookup may
+        // deliver it first.
         let direct = Direct::to(&rig.replicas[0])?;
         let injects = async |direct: &Direct, name: &str| -> Result<bool> {
             let answer = direct.answer("/mutate", &review("u", name, &bare_pod("first"))).await?;
             Ok(answer.contains("\"patch\""))
         };
-        // A look-up that was in vain is luck, too: then another namespace shows it.
+        // A lookup may fail by chance. Then the test tries another namespace.
         let (began, mut tried, mut known) = (Instant::now(), 0, 0);
         while known < 20 {
             ensure!(began.elapsed() < SOON, "{known} of {tried} were known");
@@ -67,7 +69,7 @@ fn namespace_is_known_until_deleted() {
         });
         known.await?;
 
-        // Nobody runs controllers here, so it stays as it is: going.
+        // No namespace controller runs, so the namespace stays in phase `Terminating`.
         rig.control_plane.kubectl_ok(&["delete", "namespace", "fresh-0", "--wait=false"]).await?;
         let phase = ["get", "namespace", "fresh-0", "-o", "jsonpath={.status.phase}"];
         ensure!(rig.control_plane.kubectl_ok(&phase).await? == "Terminating");

@@ -1,5 +1,5 @@
-//! The guardrails that the chart puts into the API server, each as somebody meets it whom it is for: a tenant with the role
-//! `admin` who writes a secret into a profile, and whoever creates pods where nobody decides about them.
+//! The chart's guardrails in the API server, as their users meet them: a tenant with the role `admin` who writes a
+//! secret into a profile, and a pod author while no replica decides about pods.
 
 use std::path::Path;
 
@@ -16,12 +16,12 @@ use serde_json::{Value as Json, json};
 use crate::chart::{helm_ok, run, values};
 use crate::rig::{PATIENCE, Rig, SOON, bare_pod, names};
 
-/// Those that aggregate roles, as `admin` needs it, and check the types of policies.
+/// The controllers that aggregate roles, for `admin`, and that check the types of policies.
 const CONTROLLERS: &str = "clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller";
 
-/// What a text is refused with that holds a secret, before what was found.
+/// The start of the message that rejects a profile with a secret. The matching text follows.
 const SECRET: &str = "what a profile says can be read by whoever may read profiles, and";
-/// What is to be done about it.
+/// The end of the message: the remedy.
 const HELP: &str = "that with valueFrom.secretKeyRef";
 
 pub(crate) fn dry_run() -> PostParams {
@@ -40,7 +40,7 @@ fn profile(spec: &Json) -> Result<DynamicObject> {
     }))?)
 }
 
-/// A template that adds a container with this environment.
+/// Returns a template that adds a container with this environment.
 fn with_env(env: &Json) -> Json {
     json!({"template": {"spec": {"containers": [{"name": "side", "image": "side:1", "env": env}]}}})
 }
@@ -49,12 +49,12 @@ fn with_value(name: &str, value: &str) -> Json {
     with_env(&json!([{"name": name, "value": value}]))
 }
 
-/// A text with a template that has nothing to do with what is tried.
+/// Returns a spec with this field, and a template that the guardrail ignores.
 fn beside(field: &str, value: &Json) -> Json {
     json!({field: value, "template": {"metadata": {"labels": {"a": "b"}}}})
 }
 
-/// Names of variables whose value is a secret, whatever it is.
+/// Names of variables whose every value counts as a secret.
 const NAMES_OF_SECRETS: [&str; 14] = [
     "DB_PASS",
     "SMTP_PASS",
@@ -72,7 +72,8 @@ const NAMES_OF_SECRETS: [&str; 14] = [
     "DB_CREDENTIALS",
 ];
 
-/// What holds a secret, each with what has to be named. Tokens are put together here, so that none stands in this file.
+/// Returns specs with a secret, each with the text that the message must name. Tokens are assembled here, so that
+/// this file contains none.
 fn secrets() -> Vec<(Json, &'static str)> {
     let github = format!("ghp_{}", "a1".repeat(18));
     let jwt = format!("eyJ{}.eyJ{}.sig", "hbGciOiJIUzI1NiJ9", "zdWIiOiJhbm9uIn0");
@@ -124,7 +125,7 @@ fn secrets() -> Vec<(Json, &'static str)> {
     all
 }
 
-/// What looks like one at first, or cannot be looked at, and may be stored.
+/// Returns specs that may be stored: their text resembles a secret, or cannot be checked.
 fn no_secrets() -> Vec<Json> {
     let referred = json!([{"name": "DB_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}]);
     let mut all = vec![
@@ -181,7 +182,7 @@ fn no_secrets() -> Vec<Json> {
     all
 }
 
-/// The texts that cost the API server most: as much as a profile may hold, in few strings and in many.
+/// Returns the specs that cost the API server most: profiles of the maximum size, with few strings and with many.
 fn largest() -> Vec<Json> {
     let env: Vec<_> =
         (0..30).map(|n| json!({"name": format!("A_TOKEN_{n}"), "value": format!("/{}", "v".repeat(120))})).collect();
@@ -197,7 +198,7 @@ fn largest() -> Vec<Json> {
     ]
 }
 
-/// Waits until the types of the policies of a release are checked, and says what is wrong with them.
+/// Waits until Kubernetes has checked the types of a release's policies. Returns the warnings.
 async fn type_warnings(client: &Client) -> Result<Vec<String>> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     eventually(PATIENCE, "types are checked", async || {
@@ -215,7 +216,7 @@ async fn type_warnings(client: &Client) -> Result<Vec<String>> {
     .await
 }
 
-/// A policy that asks for a field that there is not, to see that somebody would say so.
+/// A policy that uses a missing field, to show that the type check reports errors.
 const WRONG: &str = "
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -268,14 +269,15 @@ fn a_tenant_stores_profiles_and_no_secrets() {
             ensure!(stored.is_ok(), "{}: {stored:?}", spec.to_string().chars().take(300).collect::<String>());
         }
 
-        // One that is stored cannot become one that holds a secret, and what others write into its metadata is no matter.
+        // An update may not add a secret to a stored profile. Other writers may change its metadata.
         let mut stored = tenant.create(&PostParams::default(), &profile(&with_value("A", "b"))?).await?;
         stored.data["spec"] = secrets[0].0.clone();
         let error =
             tenant.replace("own", &PostParams::default(), &stored).await.err().context("it was changed")?.to_string();
         ensure!(error.contains(SECRET), "{error}");
 
-        // What is shipped is looked at as if a tenant wrote it: whatever else is wrong with it then, this is not.
+        // Check the shipped profiles as if a tenant wrote them. The API server may reject them for another reason,
+        // but not for a secret.
         let mut shipped = 0;
         for folder in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles"))? {
             let Ok(text) = std::fs::read_to_string(folder?.path().join("profile.yaml")) else { continue };
@@ -296,12 +298,12 @@ fn a_tenant_stores_profiles_and_no_secrets() {
     });
 }
 
-/// Why a test has API servers of its own. docs/guardrails.md has the details.
+/// Why a test needs its own API servers. docs/guardrails.md has the details.
 pub(crate) const AS_NEW: &str = "an API server that had policies with parameters reads no new parameters";
 const RECORD: &str = "pillion.dev/injected";
 const EMPTY: &str = r#"{"version":1,"profiles":[]}"#;
 
-/// A pod that asks for nothing.
+/// Returns a pod without annotations.
 pub(crate) fn plain() -> Json {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"},
         "spec": {"containers": [{"name": "app", "image": "app:1"}]}})
@@ -318,7 +320,7 @@ async fn refusal(rig: &Rig, namespace: &str, pod: &Json) -> Result<String> {
     Ok(created.err().with_context(|| format!("a pod was created in {namespace}"))?.to_string())
 }
 
-/// Waits until pods that nobody decided about are refused, and says how.
+/// Waits until the API server rejects pods without a decision. Returns the message.
 async fn refused(rig: &Rig, namespace: &str) -> Result<String> {
     eventually(SOON, "pods are refused", async || {
         let error = refusal(rig, namespace, &plain()).await?;
@@ -337,14 +339,14 @@ async fn created(rig: &Rig, namespace: &str, why: &str) -> Result<()> {
     .await
 }
 
-/// Writes a word into the ConfigMap of the kill switch, or takes it out.
+/// Writes a value into the ConfigMap of the kill switch, or removes it.
 async fn say(rig: &Rig, key: &str, word: Option<&str>) -> Result<()> {
     let patch = json!({"data": {key: word}}).to_string();
     let arguments = ["-n", NAMESPACE, "patch", "configmap", "pillion", "--type=merge", "-p", &patch];
     rig.control_plane.kubectl_ok(&arguments).await.map(drop)
 }
 
-/// Runs what a refusal says is to be run.
+/// Runs the command that the message suggests.
 async fn run_the_help(rig: &Rig, error: &str) -> Result<()> {
     let (_, command) = error.split_once("for now: kubectl ").context("a command")?;
     let (before, patch) = command.split_once(" -p '").context("a patch")?;
@@ -353,7 +355,7 @@ async fn run_the_help(rig: &Rig, error: &str) -> Result<()> {
     rig.control_plane.kubectl_ok(&arguments).await.map(drop)
 }
 
-/// Nobody else is refused, and no node its mirrors.
+/// Checks that the policy rejects no pods of other namespaces, and no mirror pods.
 async fn others_are_left_alone(rig: &Rig) -> Result<()> {
     for namespace in [NAMESPACE, "left-alone", "kube-public", "both", "team-b", "nobodys"] {
         created(rig, namespace, namespace).await?;
@@ -375,7 +377,7 @@ async fn others_are_left_alone(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// The ways out: the one that the refusal says, and each of break-glass.
+/// Checks each remedy: the one in the message, and those in `docs/break-glass.md`.
 async fn each_way_out_is_one(rig: &Rig, error: &str) -> Result<()> {
     run_the_help(rig, error).await?;
     created(rig, "team-a", "records are ignored").await?;
@@ -425,7 +427,7 @@ fn required_namespace_rejects_undecided_pods() {
         values["excludedNamespaces"] = json!(["left-alone"]);
         helm_ok(&control_plane, &["install", "pillion"], Some(&values)).await?;
 
-        // Nobody is called yet, and nobody is refused: pods are created while a release begins.
+        // While a release starts, the API server calls no webhook and rejects no pod.
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         let mut early = 0;
         for _ in 0..20 {
@@ -446,7 +448,7 @@ fn required_namespace_rejects_undecided_pods() {
         rig.is_called("mesh").await?;
         rig.all_serve(1).await?;
 
-        // Whatever is decided, it is noted down, and the pod is created.
+        // The webhook records every decision, so the policy accepts the pod.
         for namespace in ["team-a", "mesh"] {
             let mut pod = plain();
             pod["metadata"]["name"] = json!("decided");
@@ -469,13 +471,13 @@ fn required_namespace_rejects_undecided_pods() {
         .await?;
         rig.dry_run("team-b", &forged()).await?;
 
-        // The kill switch: replicas leave pods as they are, and so does the policy.
+        // With the kill switch off, replicas do not change pods, and the policy accepts them.
         say(&rig, "injection", Some("disabled")).await?;
         created(&rig, "team-a", "the kill switch").await?;
         say(&rig, "injection", Some("enabled")).await?;
         rig.is_called("team-a").await?;
 
-        // Everybody dies. First the configuration lets pods pass, then it is gone.
+        // All processes stop. First the configuration still exists and lets pods pass, then it is deleted.
         for process in controllers.iter_mut().chain(&mut rig.replicas) {
             process.kill()?;
         }

@@ -1,5 +1,6 @@
-//! A mesh's proxy that an author of a pod changes, in a namespace whose `LimitRange` changes it too: what the author wrote
-//! wins, what admission added does not, and a webhook behind us finds it done when the API server calls again.
+//! A pod author changes a mesh's proxy, in a namespace whose `LimitRange` changes it too. The author's values win
+//! over the profile, and defaults of admission do not. A later webhook sees the final result when the API server
+//! calls again.
 
 use anyhow::{Context, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -80,7 +81,7 @@ fn overlay_survives_defaults_of_limit_range() {
         assert_eq!(proxy["args"], json!(["mine"]), "the author's word");
         assert_eq!(proxy["resources"]["limits"]["memory"], "2Gi", "the author's word");
         assert_eq!(proxy["resources"]["limits"]["cpu"], "2", "the LimitRange's is nobody's word");
-        // The API server itself requests what the author limits, before anybody is called, and counts it as the author's.
+        // The API server sets requests from the author's limits before it calls webhooks. They count as the author's.
         assert_eq!(proxy["resources"]["requests"], json!({"cpu": "100m", "memory": "2Gi"}));
         assert_eq!(proxy["env"], json!([{"name": "APPS", "value": "app"}]));
         let app = &native["spec"]["containers"][0];

@@ -1,5 +1,5 @@
-//! Certificates are rotated while pods are created all the time: none fails and none is missed, whatever becomes of the
-//! leader and of the API servers.
+//! Certificates rotate while the test creates pods continuously. No creation fails or lacks its sidecar, even when
+//! the leader or API servers fail.
 
 use std::time::{Duration, Instant};
 
@@ -18,27 +18,27 @@ use crate::rbac::refusals;
 use crate::rig::{SOON, base64, quickest};
 use crate::rolling::nothing_is_lost;
 
-/// Rotations, unless `PILLION_ROTATIONS` says otherwise.
+/// Number of rotations. `PILLION_ROTATIONS` overrides it.
 const ROTATIONS: u64 = 8;
-/// How long one may take, with a machine of two cores busy.
+/// How long one rotation may take, on a busy machine with two cores.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
-/// How long all of [`ROTATIONS`] may take, and up to a hundred; more of them in proportion.
+/// How long up to a hundred rotations may take together; more of them in proportion.
 const ALL_WITHIN: Duration = Duration::from_mins(5);
-/// How soon a webhook configuration is as it was.
+/// The time in which a webhook configuration must be restored.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
-/// Pods a second meanwhile.
+/// Pods per second meanwhile.
 pub(crate) const RATE: u64 = 15;
-/// Pods a second during [`ROTATIONS`].
+/// Pods per second during [`ROTATIONS`].
 const ROTATIONS_RATE: u64 = 60;
 
-/// The writes of a rotation, in their order: to the record, to the webhook configuration, to the leaf.
+/// The writes of a rotation, in their order: to the record, to the webhook configuration, to the serving Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
-    /// The record came to this phase.
+    /// The record reached this phase.
     Record(&'static str),
-    /// The configuration trusts so many authorities.
+    /// The configuration trusts this many CAs.
     Bundle(usize),
-    /// The leaf is of the next authority.
+    /// The serving certificate is issued by the next CA.
     Leaf,
 }
 
@@ -56,7 +56,7 @@ impl Write {
         Self::Record("stable"),
     ];
 
-    /// Whether it was made: what is there is as it is after it, or after a later one.
+    /// Returns whether the state shows this write or a later one.
     fn is_made(self, phase: &str, rotated: bool, bundle: usize, leaf: u64, next: u64) -> bool {
         const PHASES: [&str; 6] = ["staged", "expanded", "switched", "verified", "soaking", "contracted"];
         let at = |phase: &str| PHASES.iter().position(|known| *known == phase);
@@ -72,7 +72,7 @@ impl Write {
 }
 
 impl Managed {
-    /// Waits until a write of the rotation to authority `next` was made.
+    /// Waits until this write of the rotation to CA `next` is visible.
     pub(crate) async fn sees(&self, write: Write, next: u64) -> Result<()> {
         let end = Instant::now() + LIMIT;
         while Instant::now() < end {
@@ -120,8 +120,8 @@ fn rotations_lose_no_pod() {
     });
 }
 
-/// Rotations in which the leader is hit after each of its writes in turn; in a short run, after every second one, which are
-/// others for each kind of `hit`.
+/// Disrupts the leader after each write of a rotation, one rotation per write. A short run takes every second write,
+/// and other ones for each kind of `hit`.
 async fn a_leader_that_is_hit(hit: Hit) -> Result<()> {
     let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
     let mut active = managed.is_stable(1, LIMIT).await?;
@@ -147,7 +147,7 @@ async fn a_leader_that_is_hit(hit: Hit) -> Result<()> {
                 drop(managed.controllers.remove(place));
                 managed.controllers.push(controller(&managed.spec, leader).await?);
             }
-            // It goes on with what it was about to do, and finds that others did.
+            // The old leader continues with its last step, and finds that another controller took over.
             Hit::Pause => managed.controllers[place].process().resume()?,
         }
         ensure!(active == next, "{write:?}: authority {active} instead of {next}");
@@ -158,12 +158,12 @@ async fn a_leader_that_is_hit(hit: Hit) -> Result<()> {
     nothing_is_lost(&outcomes)
 }
 
-/// What becomes of a leader.
+/// The kind of disruption of a leader.
 #[derive(Clone, Copy, Debug)]
 enum Hit {
-    /// It is gone at once.
+    /// The process is killed.
     Kill,
-    /// It stands still until another has done its work, and then goes on.
+    /// The process stops until another controller has taken over, and then resumes.
     Pause,
 }
 
@@ -179,7 +179,7 @@ fn leader_paused_after_any_write_conflicts() {
 
 #[test]
 fn rotation_waits_for_hanging_api_server() {
-    // Longer than the pause: it is not that the time was over.
+    // The timeout is longer than the pause, so it cannot be the reason to proceed.
     let policy = QUICK.replace("propagationTimeout: 5s", "propagationTimeout: 25s");
     Isolation::new().own_network("runs a second API server").run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 2).await?;
@@ -198,10 +198,10 @@ fn rotation_waits_for_hanging_api_server() {
         second.process().resume()?;
         managed.is_stable(active + 1, 2 * LIMIT).await?;
         let through = paused.elapsed();
-        // It trusts whom it ought to, and calls them.
+        // The second API server has the right CA bundle, and calls the webhook.
         managed.is_called_by(&second.client(), "required").await?;
 
-        // One that is gone for good is waited for as long as the settings say, and no longer.
+        // The rotation waits for a lost API server as long as configured, and no longer.
         drop(second);
         let asked = Instant::now();
         managed.rotate()?;
@@ -237,7 +237,7 @@ fn a_stolen_key_is_replaced_without_soaking() {
         ensure!(status["certificate"]["authority"] == active + 1, "{status:#}");
         ensure!(status["webhooks"][0]["authorities"] == serde_json::json!([active + 1]), "{status:#}");
 
-        // Also while the next one is soaking, which would take an hour: then both are replaced.
+        // Replace the CA during the soak of the next one, which would take an hour. Then both are replaced.
         managed.rotate()?;
         managed.sees(Write::Record("soaking"), active + 2).await?;
         managed.pillion(&["certs", "rotate", "--compromised", "--wait", "120"])?;
@@ -284,7 +284,8 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
         managed.is_stable(1, LIMIT).await?;
         let configurations = managed.configurations();
-        // Pods are injected, and the rotation is through, while failed calls refuse nobody yet: what is there then is not to stay.
+        // Until the connectivity check succeeds, failed calls do not reject pods. That configuration is temporary, so
+        // wait until it changes.
         let whole = eventually(LIMIT * 2, "the rehearsal is over", async || {
             let there = configurations.get(RELEASE).await?;
             ensure!(!is_rehearsal(&there, RELEASE), "it goes on");
@@ -309,7 +310,8 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         for (what, damage) in damages {
             let mut number = 0;
             let mended = quickest(REPAIRED_WITHIN, what, async || {
-                // Repairs that follow one another closely are taken for a fight with one writer, and paced.
+                // The controller slows down when one writer changes the configuration often. So use a new writer each
+                // time.
                 number += 1;
                 let writer = format!("{what} {number}");
                 let began = Instant::now();
@@ -335,7 +337,7 @@ fn damaged_webhook_configuration_is_restored_within_second() {
     });
 }
 
-/// An object that says for which epoch it was written.
+/// An object that has an epoch marker.
 #[derive(Clone, Copy, Debug)]
 enum Marked {
     Mutating,
@@ -346,7 +348,7 @@ enum Marked {
 const EPOCH: &str = "pillion.dev/epoch";
 
 impl Managed {
-    /// For which epoch an object says that it was written.
+    /// Returns the epoch that an object is marked with.
     async fn epoch_of(&self, marked: Marked) -> Result<String> {
         let metadata = match marked {
             Marked::Mutating => self.configurations().get(RELEASE).await?.metadata,
@@ -367,7 +369,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Waits until it says one again that the record has come to.
+    /// Waits until the marker is again an epoch that the record has reached.
     async fn is_written_over(&self, marked: Marked) -> Result<()> {
         eventually(LIMIT, "the epoch is written over", async || {
             let (epoch, record) = (self.epoch_of(marked).await?, self.record().await?["epoch"].as_u64());
@@ -391,7 +393,7 @@ fn foreign_epoch_is_overwritten_without_rotation() {
         let active = managed.is_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let all = [Marked::Mutating, Marked::Validating, Marked::Leaf];
-        // One more, many more, the most that there can be, more than that, and none at all.
+        // One epoch ahead, many, the maximum, more than the maximum, and no number.
         for epoch in ["2", "1000", "9007199254740992", "9223372036854775808", "junk"] {
             for marked in all {
                 managed.raise(marked, epoch).await?;
@@ -419,29 +421,29 @@ fn foreign_epoch_is_overwritten_without_rotation() {
     });
 }
 
-/// What somebody does to the Secrets.
+/// Damage to the Secrets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Damage {
-    /// The leaf's Secret is deleted.
+    /// The serving Secret is deleted.
     LeafDeleted,
-    /// Its key is another's.
+    /// The serving Secret has another key.
     LeafWithAnotherKey,
-    /// Its certificate is for another name.
+    /// The serving certificate is for another name.
     LeafForAnotherName,
-    /// Its certificate is no text.
+    /// The serving certificate is not valid PEM.
     LeafJunk,
     /// The record's Secret is deleted.
     RecordDeleted,
-    /// Its record is no text.
+    /// The record is not valid text.
     RecordJunk,
-    /// The authority's key is another's.
+    /// The CA has another key.
     AuthorityWithAnotherKey,
-    /// Both are deleted.
+    /// Both Secrets are deleted.
     BothDeleted,
 }
 
 impl Damage {
-    /// Each, and whether it takes a new authority.
+    /// Each kind of damage, and whether it requires a new CA.
     const ALL: [(Self, bool); 8] = [
         (Self::LeafDeleted, false),
         (Self::LeafWithAnotherKey, false),

@@ -1,4 +1,5 @@
-//! The bad night: nobody answers any more, and every namespace takes no pod without its sidecar. Nobody is woken up.
+//! A full outage: no replica responds, and every namespace rejects pods without their sidecar. The cluster recovers
+//! without an operator.
 
 use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
@@ -11,17 +12,17 @@ use pillion_testkit::eventually;
 use crate::platform::{NAMESPACE, Platform, SOON, is_injected, on_a_node};
 use crate::processes;
 
-/// Within which the cluster has to recover by itself.
+/// The time in which the cluster must recover by itself.
 const PROMISE: Duration = Duration::from_secs(30);
-/// For how long creations are looked at.
+/// The minimum time for which creations are observed.
 const AT_LEAST: Duration = Duration::from_secs(5);
 
-/// What became of creations after something was taken away.
+/// The results of creations after a loss.
 struct Outage {
     refused: usize,
-    /// From the loss to the last creation that was refused, or would have had no sidecar.
+    /// From the loss to the last creation that was rejected or had no sidecar.
     lasted: Duration,
-    /// Until all replicas were there again.
+    /// From the loss until all replicas were available again.
     complete: Duration,
 }
 
@@ -35,7 +36,7 @@ impl Display for Outage {
     }
 }
 
-/// Creates pods until the loss is made up for.
+/// Creates pods until the cluster has recovered.
 async fn outage(platform: &Platform) -> Result<Outage> {
     let begun = Instant::now();
     let mut outage = Outage { refused: 0, lasted: Duration::ZERO, complete: Duration::ZERO };
@@ -46,7 +47,7 @@ async fn outage(platform: &Platform) -> Result<Outage> {
         }
         let deployments: Api<Deployment> = Api::namespaced(platform.client.clone(), NAMESPACE);
         let status = deployments.get("pillion-webhook").await?.status.context("a status")?;
-        // The loss itself may not be known yet, and a replica that has just begun is not yet asked by everybody.
+        // The loss may not be visible yet, and not every client may reach a replica that has just started.
         ensure!(begun.elapsed() > AT_LEAST, "too early to tell");
         ensure!(status.available_replicas == Some(3), "{status:?}");
         ensure!(begun.elapsed() > outage.lasted + AT_LEAST, "pods are refused");
@@ -60,7 +61,7 @@ async fn outage(platform: &Platform) -> Result<Outage> {
 async fn everything_is_required(platform: &Platform) -> Result<()> {
     platform.namespace("team-a", "required").await?;
     platform.install("team-a").await?;
-    // All of them, also those that Pillion itself is in and those of Kubernetes.
+    // All namespaces, including Pillion's own and those of Kubernetes.
     platform.kubectl(&["label", "namespaces", "--all", "--overwrite", "pillion.dev/injection=required"]).await?;
     Ok(())
 }
