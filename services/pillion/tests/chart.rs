@@ -66,7 +66,7 @@ fn of_kind<'o>(objects: &'o [Json], kind: &str) -> Vec<&'o Json> {
 
 fn named<'o>(objects: &'o [Json], kind: &str, name: &str) -> &'o Json {
     let found = of_kind(objects, kind).into_iter().find(|object| object["metadata"]["name"] == name);
-    found.unwrap_or_else(|| panic!("there is no {kind} {name}"))
+    found.unwrap_or_else(|| panic!("no {kind} {name}"))
 }
 
 fn is_hook(object: &Json) -> bool {
@@ -150,7 +150,7 @@ fn check_names(set: &str, objects: &[Json]) {
         let made =
             ["Secret", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "Lease", "EndpointSlice"];
         assert!(!made.contains(&&*kind), "{set}: {kind} {name}");
-        assert!(!(kind == "ConfigMap" && name == "pillion"), "the kill switch is a person's alone");
+        assert!(!(kind == "ConfigMap" && name == "pillion"), "only a person sets the kill switch");
         assert_eq!(object["metadata"]["labels"]["app.kubernetes.io/instance"], "pillion", "{set}: {kind} {name}");
         let cluster_wide = kind.starts_with("Cluster") || kind.starts_with("Validating");
         assert_eq!(cluster_wide, namespace.is_empty(), "{set}: {kind} {name} in {namespace:?}");
@@ -213,7 +213,7 @@ fn pods_are_restricted_and_spread() {
         assert_eq!(webhook["template"]["spec"]["topologySpreadConstraints"].as_array().unwrap().len(), 2);
         // On the host network, an old pod must stop before a new one can start.
         assert_eq!(webhook["strategy"]["rollingUpdate"]["maxUnavailable"], u64::from(set == "everything"));
-        assert_eq!(webhook.get("replicas").is_none(), set == "everything", "with an HPA there are none");
+        assert_eq!(webhook.get("replicas").is_none(), set == "everything", "an HPA sets the replicas");
         assert_eq!(of_kind(&objects, "HorizontalPodAutoscaler").len(), usize::from(set == "everything"));
         assert_eq!(of_kind(&objects, "PodDisruptionBudget").len(), 2);
         for component in ["webhook", "controller"] {
@@ -229,7 +229,7 @@ fn pods_are_restricted_and_spread() {
         }
         let service = named(&objects, "Service", "pillion");
         assert_eq!(service["spec"]["selector"]["app.kubernetes.io/component"], "webhook");
-        assert_eq!(service["spec"]["ports"][0]["name"], "https", "by this name endpoints are probed");
+        assert_eq!(service["spec"]["ports"][0]["name"], "https", "probes of endpoints use this name");
     }
 }
 
@@ -349,7 +349,7 @@ fn policies_come_from_values() {
             let opt_in = if component == "webhook" { "/namespaces/optIn" } else { "/webhooks/optIn" };
             assert_eq!(policy.pointer(opt_in), Some(&wanted), "{policy}");
             if component == "webhook" {
-                assert_eq!(policy["guardrails"]["recordDecisions"], true, "what the policy in the API server asks for");
+                assert_eq!(policy["guardrails"]["recordDecisions"], true, "the policy in the API server requires it");
             }
             if set == "everything" && component == "webhook" {
                 assert_eq!(policy["cluster"]["region"], "eu-west-1");

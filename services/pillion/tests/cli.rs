@@ -31,7 +31,7 @@ fn completions_have_all_commands() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let completions = printed(&["completions", shell]);
         for word in ["rollout", "uninject", "opentelemetry"] {
-            assert!(completions.contains(word), "{shell} does not know {word}");
+            assert!(completions.contains(word), "no {word} in the completions for {shell}");
         }
     }
     let script = format!("{}\ncomplete -p pillion", printed(&["completions", "bash"]));

@@ -49,16 +49,16 @@ fn a_check_prints_all_that_a_replica_would_run_with_and_touches_nothing() {
     for line in ["  maxBody: 3Mi", "  idleTimeout: 2m30s", "  drainDeadline: 30s", "  level: warn", "  ratio: 0.01"] {
         assert!(printed.lines().any(|printed| printed == line), "{line} is not in\n{printed}");
     }
-    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "somebody called");
+    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "a client connected");
 
     // The printed policy is valid, and printing it again gives the same text.
     std::fs::write(folder.path().join("printed.yaml"), &printed).unwrap();
     let again = check(folder.path(), &["--config", "printed.yaml"]);
     assert_eq!(text(&again.stdout), printed, "{}", text(&again.stderr));
-    assert!(check(folder.path(), &[]).status.success(), "the defaults are right");
+    assert!(check(folder.path(), &[]).status.success(), "the defaults are valid");
     let by_secret = check(folder.path(), &["--serving-secret", "pillion-serving", "--kubeconfig", "kubeconfig"]);
     assert!(by_secret.status.success(), "{}", text(&by_secret.stderr));
-    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "somebody called");
+    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "a client connected");
 }
 
 #[test]
@@ -199,9 +199,9 @@ fn a_replica_takes_over_another_log_level_unless_a_flag_says_which() {
     assert_eq!(told(&replica), 0, "{}", replica.stderr());
     write("\"info,hyper=debug\"");
     read(2);
-    eventually("it is told again", || (told(&replica) == 1).then_some(()));
+    eventually("it is logged again", || (told(&replica) == 1).then_some(()));
     // With the flag set, the file's level is ignored, so the program logs the same lines as before.
-    eventually("the flag wins", || (told(&deaf) >= 1).then_some(()));
+    eventually("the flag overrides the file", || (told(&deaf) >= 1).then_some(()));
 }
 
 #[test]
@@ -212,22 +212,22 @@ fn a_mounted_policy_is_followed_and_a_broken_one_leaves_the_last_good_one() {
     dev.has_metric("pillion_config_reloads_total{result=\"ok\"} 0");
 
     dev.write("cluster: {region: us-east-2}\n");
-    eventually("the new facts are read", || patch(&dev.send()).filter(|patch| patch.contains("us-east-2")));
+    eventually("the new facts are loaded", || patch(&dev.send()).filter(|patch| patch.contains("us-east-2")));
     dev.program.tells("the policy file was read again");
 
     dev.write("cluster: {region: us-east-2}\nguardrails: {registries: [ghcr.io/others]}\n");
-    eventually("the new guardrails hold", || patch(&dev.send()).is_none().then_some(()));
+    eventually("the new guardrails are active", || patch(&dev.send()).is_none().then_some(()));
     dev.has_metric("pillion_config_reloads_total{result=\"ok\"} 2");
 
     dev.write("cluster: {region: us-east-2}\nguardrail: {}\n");
-    dev.program.tells("the last good one stays at work");
+    dev.program.tells("the last valid version stays active");
     dev.program.tells("did you mean `guardrails`?");
     dev.has_metric("pillion_config_last_reload_successful 0");
     dev.has_metric("pillion_config_reloads_total{result=\"failed\"} 1");
-    assert_eq!(patch(&dev.send()), None, "the guardrails of before hold");
+    assert_eq!(patch(&dev.send()), None, "the earlier guardrails stay active");
 
     dev.write("requests: {maxBody: 1Mi}\n");
-    eventually("the mended file is read", || patch(&dev.send()).filter(|patch| patch.contains("nowhere")));
+    eventually("the corrected file is loaded", || patch(&dev.send()).filter(|patch| patch.contains("nowhere")));
     dev.program.tells("takes effect at the next start only");
     dev.program.tells("requests.maxBody");
     dev.has_metric("pillion_config_restart_needed 1");

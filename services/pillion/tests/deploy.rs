@@ -39,7 +39,7 @@ fn file(path: &str) -> String {
 
 fn find<'o>(objects: &'o [Json], kind: &str, name: &str) -> &'o Json {
     let found = objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
-    found.unwrap_or_else(|| panic!("there is no {kind} {name}"))
+    found.unwrap_or_else(|| panic!("no {kind} {name}"))
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn the_manifests_are_whole_and_name_nobody_who_is_not_there() {
         let metadata = &object["metadata"];
         assert_ne!(metadata["labels"]["app.kubernetes.io/managed-by"], "Helm", "{metadata}");
         assert_eq!(metadata["labels"]["app.kubernetes.io/instance"], "pillion", "{metadata}");
-        assert_eq!(metadata["annotations"].get("helm.sh/hook"), None, "{metadata}: nobody runs it");
+        assert_eq!(metadata["annotations"].get("helm.sh/hook"), None, "{metadata}: nothing runs it");
         if object["kind"].as_str().unwrap().ends_with("RoleBinding") {
             find(&objects, object["roleRef"]["kind"].as_str().unwrap(), object["roleRef"]["name"].as_str().unwrap());
             for subject in object["subjects"].as_array().unwrap() {
@@ -60,7 +60,7 @@ fn the_manifests_are_whole_and_name_nobody_who_is_not_there() {
         }
     }
     let definitions = documents(&file("deploy/manifests/crds.yaml"));
-    assert_eq!(definitions.len(), 5, "profiles of both kinds, revisions of both, canaries");
+    assert_eq!(definitions.len(), 5, "profiles of both kinds, revisions of both, trust probes");
 }
 
 /// Returns the objects' identities, without the fields that an overlay changes.
@@ -83,7 +83,7 @@ fn kustomizations_build_and_change_what_they_say() {
     let overlay = documents(&printed("kubectl", &["kustomize", "deploy/kustomize/overlay"]));
     let profile = find(&overlay, "ClusterInjectionProfile", "team-label");
     plain.push(profile.clone());
-    assert_eq!(identities(&overlay), identities(&plain), "nothing is moved");
+    assert_eq!(identities(&overlay), identities(&plain), "no object changes");
     let webhook = find(&overlay, "Deployment", "pillion-webhook");
     let pod = &webhook["spec"]["template"]["spec"];
     assert_eq!(webhook["spec"]["replicas"], 5);
@@ -142,7 +142,7 @@ fn has_hook(objects: &[Json], hook: &str) -> bool {
 fn argo_cd_is_told_what_others_write() {
     let application = documents(&file("deploy/argocd/application.yaml")).remove(0);
     let spec = &application["spec"];
-    assert_eq!(application["metadata"]["name"], "pillion", "what the label app.kubernetes.io/instance says");
+    assert_eq!(application["metadata"]["name"], "pillion", "the label app.kubernetes.io/instance");
     assert_eq!(spec["source"]["helm"]["releaseName"], "pillion");
     assert_eq!(spec["destination"]["namespace"], NAMESPACE);
     assert!(repository().join(spec["source"]["path"].as_str().unwrap()).join("Chart.yaml").exists());
@@ -154,7 +154,7 @@ fn argo_cd_is_told_what_others_write() {
     let objects = rendered(values);
     assert_eq!(images(&objects), [IMAGE; 2], "the default names no registry");
     assert!(file("deploy/argocd/application.yaml").lines().next().unwrap().contains("the image"));
-    assert!(!has_hook(&objects, ""), "no job that Argo CD would run at another time, or never");
+    assert!(!has_hook(&objects, ""), "Argo CD does not run Helm's hooks as Helm does");
     let mut all = objects;
     all.extend(documents(&file("deploy/manifests/crds.yaml")));
     for rule in spec["ignoreDifferences"].as_array().unwrap() {
@@ -164,7 +164,7 @@ fn argo_cd_is_told_what_others_write() {
                 && object["kind"] == rule["kind"]
                 && (rule["name"].is_null() || object["metadata"]["name"] == rule["name"])
         };
-        assert!(all.iter().any(|object| is_meant(&object)), "{rule} is about nothing that is rendered");
+        assert!(all.iter().any(|object| is_meant(&object)), "{rule} matches no rendered object");
     }
     let rules = spec["ignoreDifferences"].to_string();
     let scaled = all.iter().filter(|object| object["spec"].get("replicas").is_some());
@@ -188,7 +188,7 @@ fn flux_leaves_definitions_replicas_and_expressions_alone() {
     assert!(!has_hook(&rendered, "pre-upgrade") && has_hook(&rendered, "pre-delete"));
 
     let kustomization = documents(&file("deploy/flux/profiles.yaml")).remove(0);
-    assert_eq!(kustomization["spec"].get("postBuild"), None, "it would replace what profiles compute with");
+    assert_eq!(kustomization["spec"].get("postBuild"), None, "it would replace the cluster's facts");
 }
 
 #[test]

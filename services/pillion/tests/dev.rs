@@ -64,7 +64,7 @@ fn changed_profiles_are_reloaded() {
     let made = sample.authority.parent().unwrap();
     dev.terminate();
     assert_eq!(dev.ended().code(), Some(0), "{}", dev.stderr());
-    assert!(!made.exists(), "it leaves nothing behind");
+    assert!(!made.exists(), "it leaves no files");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn checkout_serves_nginx_profile() {
     dev.tells("  others of profiles: --profiles profiles/NAME; all at once: --profiles profiles\n");
     let served = dev.stdout();
     let served = served.split("\nProfiles").nth(1).unwrap().split("\nNamespaces").next().unwrap();
-    assert_eq!(served.lines().count(), 4, "nothing but the one that is shown: {served}");
+    assert_eq!(served.lines().count(), 4, "only the printed file: {served}");
     let patch = sample.send().unwrap();
     assert!(patch.contains("sidecar-nginx"), "{patch}");
 }

@@ -120,10 +120,10 @@ fn ci_runs_documented_test_command() {
             !line.is_empty() && !line.starts_with('#') && !line.starts_with("set ") && !line.starts_with("cd ")
         })
         .collect();
-    let [command] = commands.as_slice() else { panic!("one command, found {commands:?}") };
+    let [command] = commands.as_slice() else { panic!("expected one command, found {commands:?}") };
     assert_eq!(*command, "./justw test");
     for document in [readme, contributing] {
-        assert!(document.lines().any(|line| line == *command), "{command} does not stand in the document");
+        assert!(document.lines().any(|line| line == *command), "{command} is not in the document");
     }
 }
 
@@ -209,7 +209,7 @@ fn list_of_pages_is_complete() {
     for entry in fs::read_dir(docs).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         let is_page = Path::new(&name).extension().is_some_and(|extension| extension == "md") && name != "README.md";
-        assert!(!is_page || list.contains(&format!("]({name})")), "docs/README.md does not lead to {name}");
+        assert!(!is_page || list.contains(&format!("]({name})")), "docs/README.md has no link to {name}");
     }
 }
 

@@ -51,11 +51,11 @@ fn a_validation_becomes_a_policy_with_its_binding() {
     let spec = &policy["spec"];
     assert_eq!(spec["failurePolicy"], "Fail", "a profile that cannot be dropped denies on errors");
     let names: Vec<_> = spec["variables"].as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["a", "b"], "in the order in which they need one another, and no others");
+    assert_eq!(names, ["a", "b"], "only the needed variables, in the order of their references");
     let validation = &spec["validations"][0];
     assert_eq!(validation["messageExpression"], "'too many: ' + string(variables.b) + ' (.spec.containers)'");
     assert_eq!(validation["reason"], "Forbidden");
-    assert_eq!(spec["matchConditions"].as_array().unwrap().len(), 1, "nobody opts out of it");
+    assert_eq!(spec["matchConditions"].as_array().unwrap().len(), 1, "no opt-out");
     let selector = &spec["matchConstraints"]["namespaceSelector"];
     assert_eq!(selector["matchLabels"]["env"], "prod");
     assert_eq!(selector["matchExpressions"][0]["key"], "pillion.dev/injection");
@@ -112,7 +112,7 @@ fn what_is_not_native_is_left_out_and_told() {
         let (objects, told, code) = export(&spec);
         assert_eq!(code, Some(3), "{spec}: {told}");
         assert!(told.starts_with(&format!("p: {place} is left out: ")) && told.contains(why), "{spec}: {told}");
-        assert_eq!(objects.len(), 2, "the rest is there: {spec}");
+        assert_eq!(objects.len(), 2, "the other fields are exported: {spec}");
         assert_eq!(objects[0]["spec"]["validations"].as_array().unwrap().len(), 1, "{spec}");
     }
 }
@@ -209,7 +209,7 @@ fn the_first_label_that_a_namespace_has_opts_it_in() {
         .iter()
         .map(|requirement| &requirement["key"])
         .collect();
-    assert_eq!(keys, ["kubernetes.io/metadata.name"], "a selector has no or");
+    assert_eq!(keys, ["kubernetes.io/metadata.name"], "a selector cannot express 'or'");
     assert_eq!(spec["validations"][0]["expression"], "!(variables.pillion_0_opted_in) || (false)");
     let has = |key: &str| format!("namespaceObject.metadata.?labels[?'{key}']");
     let (own, mesh, last) = (has("pillion.dev/injection"), has("mesh"), has("b"));
@@ -234,5 +234,5 @@ fn the_shipped_policy_is_the_profiles() {
     assert_eq!((told.as_str(), code), ("", Some(0)));
     let policy = fs::read_to_string(folder.join("policy.yaml")).unwrap();
     let shipped: Vec<Json> = serde_saphyr::from_multiple(&policy).unwrap();
-    assert_eq!(shipped, objects, "write it anew: pillion export --everywhere profiles/reserved-namespaces");
+    assert_eq!(shipped, objects, "update it: pillion export --everywhere profiles/reserved-namespaces");
 }

@@ -165,7 +165,7 @@ fn every_script_runs_and_finds_all_as_it_should_be() {
         }
         // A spike runs at its low rate for two thirds of its time.
         assert!(run.count("requests") >= 30 && begun.elapsed() >= Duration::from_secs(2), "{run:?}");
-        assert_eq!(run.count("checks_passed"), 5 * run.count("requests"), "five checks of each answer: {run:?}");
+        assert_eq!(run.count("checks_passed"), 5 * run.count("requests"), "five checks of each response: {run:?}");
         for key in ["checks_failed", "failed", "shed", "not_sent"] {
             assert_eq!(run.count(key), 0, "{key}: {run:?}");
         }

@@ -97,7 +97,7 @@ fn documented_queries_and_exemplars_work() {
     let collector = [TENANTS, "--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0"];
     let (dev, webhook) = (Dev::start(&collector), Webhook::start(&[TENANTS]));
     let prometheus = Prometheus::scraping(&[&dev.operations, &webhook.operations]);
-    eventually("both are scraped", || (prometheus.query("sum(up)").unwrap() == [2.0]).then_some(()));
+    eventually("both replicas are scraped", || (prometheus.query("sum(up)").unwrap() == [2.0]).then_some(()));
 
     let load = || {
         dev.inject(&traced(TRACE, true));
@@ -109,7 +109,7 @@ fn documented_queries_and_exemplars_work() {
     assert!(queries.len() > 30, "the page has {} queries", queries.len());
     for query in &queries {
         let mut last = Err("never asked".to_owned());
-        eventually(&format!("{query}\nfinds something that is a number"), || {
+        eventually(&format!("{query}\nreturns a number"), || {
             load();
             last = prometheus.query(query);
             // An invalid query stays invalid, so fail at once.
@@ -118,7 +118,7 @@ fn documented_queries_and_exemplars_work() {
         });
     }
 
-    let found = eventually("the exemplar is there", || {
+    let found = eventually("the exemplar exists", || {
         let window = format!("start={}&end={}&", 0, 1e10);
         let selector = "pillion_admission_duration_seconds_bucket";
         let data = prometheus.api(&format!("query_exemplars?{window}"), selector).unwrap();
@@ -144,7 +144,7 @@ fn documented_controller_alarms_have_data() {
         prometheus.query(query).unwrap_or_else(|error| panic!("{query}\n{error}"));
         // The measured value exists whether the alert fires or not.
         let measured = query.rsplit_once(" < ").or_else(|| query.rsplit_once(" > ")).unwrap().0;
-        eventually(&format!("{measured}\nfinds something that is a number"), || {
+        eventually(&format!("{measured}\nreturns a number"), || {
             let values = prometheus.query(measured).unwrap();
             (!values.is_empty() && values.iter().all(|value| !value.is_nan())).then_some(())
         });
@@ -175,5 +175,5 @@ fn promtool_accepts_the_metrics() {
         let said = lint(&scrape);
         assert!(said.is_empty(), "{said}");
     }
-    assert!(lint("# TYPE things counter\nthings 1\n").contains("_total"), "promtool reads what it is given");
+    assert!(lint("# TYPE things counter\nthings 1\n").contains("_total"), "promtool reads its input");
 }

@@ -254,7 +254,7 @@ fn whatever_the_texts_are_there_is_an_answer_that_says_where() {
         if file.is_empty() {
             continue;
         }
-        assert!(answer["result"].is_null(), "{name}: there is a result");
+        assert!(answer["result"].is_null(), "{name}: the run has a result");
         let is_it = |one: &&Value| one["file"] == file && one["message"].as_str().unwrap().contains(part);
         let found = told.iter().find(is_it).unwrap_or_else(|| panic!("{name}: {told:?}"));
         if line.is_some() {
@@ -293,7 +293,7 @@ impl Dev {
             stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).unwrap();
             stream
         });
-        crate::support::eventually("they run", || (self.program.cpu_ticks() > before + 50).then_some(()));
+        crate::support::eventually("both runs have started", || (self.program.cpu_ticks() > before + 50).then_some(()));
         streams
     }
 }
@@ -327,7 +327,7 @@ fn runs_end_when_nobody_waits_for_them_and_with_the_program() {
             return;
         }
         all.push(took);
-        assert!(all.len() < 3, "runs that nobody waits for keep others out, or the end waits for them: {all:?}");
+        assert!(all.len() < 3, "abandoned runs delay other runs, or the exit: {all:?}");
     }
 }
 
@@ -505,11 +505,11 @@ pub(crate) fn send(address: &str, line: &str, headers: &str, body: &[u8]) -> Ans
             Ok(length) => bytes.extend_from_slice(&piece[..length]),
         }
     }
-    let end = end_of_head(&bytes).unwrap_or_else(|| panic!("no answer to {line}"));
+    let end = end_of_head(&bytes).unwrap_or_else(|| panic!("no response to {line}"));
     let headers = String::from_utf8(bytes[..end].to_vec()).unwrap();
     let status = headers.split_whitespace().nth(1).unwrap().parse().unwrap();
     let is_chunked = headers.to_ascii_lowercase().contains("transfer-encoding");
-    assert!(!is_chunked, "this client takes whole bodies only: {headers}");
+    assert!(!is_chunked, "this client supports no chunked bodies: {headers}");
     Answer { status, headers, body: bytes[end + 4..].to_vec() }
 }
 

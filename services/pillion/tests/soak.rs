@@ -142,7 +142,7 @@ fn quarter(samples: &[Sample], which: usize) -> (usize, usize) {
 #[test]
 fn memory_and_files_stay_flat_and_every_answer_is_right() {
     let seconds = std::env::var(SECONDS).map_or(DEFAULT_SECONDS, |text| text.parse().unwrap());
-    assert!(seconds >= 10, "{SECONDS}: there is nothing to see in {seconds} seconds");
+    assert!(seconds >= 10, "{SECONDS}: {seconds} seconds are too short");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, soak(seconds));
@@ -260,10 +260,10 @@ async fn soak(seconds: u64) {
         assert!(target.counts.borrow().get(what).is_some_and(|count| *count > 1), "{what}: none");
     }
     let asked: f64 = ["found", "missing", "failed", "timed_out"].map(live_lookups(&scrape)).into_iter().sum();
-    println!("{asked} look-ups of namespaces, {} refused", live_lookups(&scrape)("refused"));
+    println!("{asked} namespace lookups, {} rejected", live_lookups(&scrape)("refused"));
     #[expect(clippy::cast_precision_loss, reason = "seconds of a test")]
     let most = LOOKUPS_A_SECOND * (seconds + 2) as f64;
-    assert!((1.0..=most).contains(&asked), "the API server was asked for {asked} namespaces");
+    assert!((1.0..=most).contains(&asked), "{asked} namespace lookups at the API server");
     let served = target.generation.get();
     assert!(replica.stderr().contains("a new serving certificate is served"), "{}", replica.stderr());
     println!("{served} generations of the profile");
@@ -351,7 +351,7 @@ impl Target {
             connection.flush().await.unwrap();
             read_answer(connection).await
         };
-        timeout(PATIENCE, ask).await.expect("no answer")
+        timeout(PATIENCE, ask).await.expect("no response")
     }
 }
 
@@ -363,7 +363,7 @@ async fn read_answer(connection: &mut Connection) -> Answer {
             break end;
         }
         let read = connection.read(&mut buffer).await.unwrap();
-        assert!(read > 0, "the connection ends before the answer");
+        assert!(read > 0, "the connection closed before the response");
         bytes.extend_from_slice(&buffer[..read]);
     };
     let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
@@ -371,7 +371,7 @@ async fn read_answer(connection: &mut Connection) -> Answer {
     let mut body = bytes[end + 4..].to_vec();
     while body.len() < length {
         let read = connection.read(&mut buffer).await.unwrap();
-        assert!(read > 0, "the connection ends within the answer");
+        assert!(read > 0, "the connection closed during the response");
         body.extend_from_slice(&buffer[..read]);
     }
     Answer { status: head[9..12].parse().unwrap(), closes: head.contains("connection: close"), body }

@@ -305,14 +305,18 @@ fn a_collector_gets_a_request_as_a_span_in_the_senders_trace_with_a_span_for_eac
         let of_it: Vec<_> = all.iter().filter(below).collect();
         let [span] = of_it.as_slice() else { panic!("not one {part}: {all:?}") };
         assert_eq!(span.text("traceId"), TRACE);
-        assert!(last <= span.time("startTimeUnixNano"), "{part} begins when what is before it has ended");
+        assert!(last <= span.time("startTimeUnixNano"), "{part} starts when the part before it has ended");
         last = span.time("endTimeUnixNano");
     }
     assert!(last <= injected.time("endTimeUnixNano"));
     assert_eq!(outcome("bad_request").attribute("reason").as_deref(), Some("no_review"));
     let below_bad = all.iter().filter(|span| span.text("parentSpanId") == outcome("bad_request").text("spanId"));
     assert_eq!(below_bad.map(|span| span.text("name")).collect::<Vec<_>>(), ["receive"]);
-    assert!(!dev.program.stderr().contains("admission{"), "the log is as without traces: {}", dev.program.stderr());
+    assert!(
+        !dev.program.stderr().contains("admission{"),
+        "the log is the same as without traces: {}",
+        dev.program.stderr()
+    );
 }
 
 #[test]
@@ -329,14 +333,14 @@ fn over_tls_the_collector_is_known_by_its_authority_and_a_share_of_all_is_traced
     let span = collector.wait_for("admission", 1).remove(0);
     assert_eq!(attribute(&span.resource, "service.name").as_deref(), Some("injector"));
     assert_eq!(span.text("parentSpanId"), "");
-    eventually("they are counted", || (dev.metric("pillion_trace_spans_exported_total") == 7).then_some(()));
+    eventually("failed exports are counted", || (dev.metric("pillion_trace_spans_exported_total") == 7).then_some(()));
 
     // A collector with an untrusted certificate receives nothing, and the program logs that.
     let dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "1"], &[], "");
     dev.send("");
     dev.program.tells("the collector of traces does not take them");
     let dropped = "pillion_trace_spans_dropped_total{reason=\"export_failed\"}";
-    eventually("they are counted", || (dev.metric(dropped) == 7).then_some(()));
+    eventually("failed exports are counted", || (dev.metric(dropped) == 7).then_some(()));
 }
 
 #[test]
@@ -370,7 +374,7 @@ fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
     slow.write_all(large.get(1..).unwrap().as_bytes()).unwrap();
     slow.flush().unwrap();
     let taken = u64::try_from(large.len() - 1).unwrap();
-    eventually("the memory is taken", || (dev.metric("pillion_body_bytes") >= taken).then_some(()));
+    eventually("the memory is in use", || (dev.metric("pillion_body_bytes") >= taken).then_some(()));
     assert_eq!(dev.post("", large.get(..large.len() / 2).unwrap()).status, 200);
     drop(slow);
     let spans = collector.wait_for("admission", 2);
@@ -386,9 +390,10 @@ fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
     let seconds = began.elapsed().as_secs() + 1;
     dev.end();
     let most = usize::try_from(3 * (seconds + 1)).unwrap();
-    let more = eventually("the last have come", || Some(collector.spans().len() - before).filter(|more| *more >= 3));
+    let more =
+        eventually("the last spans have arrived", || Some(collector.spans().len() - before).filter(|more| *more >= 3));
     assert!(more <= most, "{more} of 60 in {seconds} s");
-    assert!(collector.spans().iter().all(|span| span.text("name") == "admission"), "no parts");
+    assert!(collector.spans().iter().all(|span| span.text("name") == "admission"), "no child spans");
 }
 
 #[test]
@@ -404,7 +409,7 @@ fn the_share_changes_with_the_file() {
     dev.program.tells("traces.ratio");
     dev.send("");
     dev.end();
-    eventually("the spans have come", || (collector.spans("serialise").len() == 1).then_some(()));
+    eventually("the spans have arrived", || (collector.spans("serialise").len() == 1).then_some(()));
     assert_eq!(collector.spans("admission").len(), 1);
 }
 
@@ -418,7 +423,7 @@ fn headers_for_the_collector_come_from_the_environment_and_are_told_to_nobody() 
     let dev = Dev::start(&arguments, &headers, "");
     dev.send("");
     let sent =
-        eventually("a batch has come", || Some(collector.header("authorization")).filter(|found| !found.is_empty()));
+        eventually("a batch has arrived", || Some(collector.header("authorization")).filter(|found| !found.is_empty()));
     assert!(sent.iter().all(|value| value == "Bearer hushhush"), "{sent:?}");
     assert!(!dev.program.stderr().contains("hushhush"), "{}", dev.program.stderr());
 }
@@ -466,7 +471,7 @@ fn a_collector_that_is_not_there_is_told_once_and_the_end_comes_in_time() {
     let failed = "pillion_trace_spans_dropped_total{reason=\"export_failed\"}";
     for batch in 1..=2 {
         dev.send("");
-        eventually("they are dropped", || (dev.metric(failed) >= batch * 7).then_some(()));
+        eventually("spans are dropped", || (dev.metric(failed) >= batch * 7).then_some(()));
     }
     assert_eq!(dev.program.stderr().matches("does not take them").count(), 1, "{}", dev.program.stderr());
     let ended = dev.end();

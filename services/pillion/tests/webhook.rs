@@ -219,7 +219,7 @@ fn check_drain(kubeconfig: &str) {
     replica.terminate();
     let began = Instant::now();
     eventually("it is not ready", || get(&operations, "/readyz").body.contains("draining").then_some(()));
-    eventually("it check_drain", || get(&operations, "/metrics").body.contains("pillion_draining 1\n").then_some(()));
+    eventually("it is draining", || get(&operations, "/metrics").body.contains("pillion_draining 1\n").then_some(()));
     // A client that does not know of the termination yet gets a response, and its connection is closed.
     for _ in 0..3 {
         let mut late = connect_tls(&address, &authority.bundle_pem());
@@ -300,12 +300,12 @@ fn descriptor_exhaustion_is_survived() {
     println!("{errors} errors in {EXHAUSTED_FOR:?}, {:.1} per cent of a core", busy * 100.0);
     // About twenty errors a second, and a margin, for the actual duration, which a busy machine may extend.
     let most = 30.0 * began.elapsed().as_secs_f64();
-    assert!((1.0..=most).contains(&errors), "{errors} errors of {most} at most: it does not rest between two");
-    assert!(busy < 0.5, "it runs in circles");
+    assert!((1.0..=most).contains(&errors), "{errors} errors, at most {most} expected: no pause between errors");
+    assert!(busy < 0.5, "it is in a busy loop");
     let logged = dev.stderr().lines().filter(|line| line.contains("no connection can be accepted")).count();
     assert!((1..=4).contains(&logged), "logged {logged} times: {}", dev.stderr());
 
     drop(clients);
-    eventually("the next one is served", || (post(&url, authority.as_ref(), &sample).status == 200).then_some(()));
+    eventually("the next client is served", || (post(&url, authority.as_ref(), &sample).status == 200).then_some(()));
     assert!(metric(&scrape(&mut scraper), "pillion_tls_handshakes_total{result=\"ok\"}") > 1.5);
 }

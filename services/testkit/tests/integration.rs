@@ -1,4 +1,4 @@
-//! The parts that tests are made of, and the merge compared with a real API server.
+//! Tests of the harness, and the comparison of the merge with a real API server.
 
 mod control_plane;
 mod dist;

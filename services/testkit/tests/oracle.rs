@@ -1,9 +1,9 @@
-//! Kubernetes as the oracle of the merge: what the engine makes of a pod and a template is what a real kube-apiserver
-//! makes of them, by strategic merge and by server-side apply.
+//! Kubernetes as the oracle of the merge. The engine must merge a template into a pod as a real kube-apiserver does,
+//! both by strategic merge and by server-side apply.
 //!
-//! Pods are kept as `PodTemplate` objects, which hold the same fields and are not changed by what admission does with pods. Results
-//! are compared as the API server would keep them. `PILLION_ORACLE_CASES` and `PILLION_ORACLE_SEED` make longer and other
-//! runs.
+//! The API server stores pods as `PodTemplate` objects, which have the same fields but are not changed by pod
+//! admission. Results are compared in the form in which the API server would store them. `PILLION_ORACLE_CASES` and
+//! `PILLION_ORACLE_SEED` set the number of test cases and their seed.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 #![allow(clippy::print_stdout, reason = "what a run has compared is worth reading")]

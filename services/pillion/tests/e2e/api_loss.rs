@@ -110,7 +110,7 @@ fn losing_the_api_server_changes_no_answer() {
         let mut rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(PROFILES).await?;
         let direct = Direct::to(&rig.replicas[0])?;
-        let known = eventually(SOON, "both profiles are at work", async || {
+        let known = eventually(SOON, "both profiles are active", async || {
             let answer = direct.answer("/mutate/enabled", &reviews()[0]).await?;
             let patch = patch_of(&answer)?;
             ensure!(patch.contains("role/x") && patch.contains("fast"), "{patch}");
@@ -120,25 +120,25 @@ fn losing_the_api_server_changes_no_answer() {
         all_are_known(&rig, &direct).await?;
         let (before, quick) = answers(&direct).await?;
         let (lists_before, fresh) = (lists(&rig).await?, staleness(&rig).await?);
-        println!("with the API server: the longest of 100 answers {quick:?}, staleness {fresh:?}");
+        println!("with the API server: the longest of 100 responses {quick:?}, staleness {fresh:?}");
         ensure!(fresh.iter().all(|age| *age < 60.0), "{fresh:?}");
 
         rig.control_plane.api_server().unwrap().pause()?;
         tokio::time::sleep(OLD).await;
         let (hanging, slow) = answers(&direct).await?;
         let old = staleness(&rig).await?;
-        println!("it hangs: the longest answer {slow:?}, staleness {old:?}");
-        ensure!(hanging == before, "an answer has changed while the API server hung");
+        println!("hanging: the longest response {slow:?}, staleness {old:?}");
+        ensure!(hanging == before, "a response has changed while the API server hung");
         ensure!(old.iter().all(|age| *age >= 30.0), "{old:?}");
 
         rig.control_plane.stop_api_server()?;
         let (dead, slow) = answers(&direct).await?;
-        println!("it is dead: the longest answer {slow:?}, staleness {:?}", staleness(&rig).await?);
-        ensure!(dead == before, "an answer has changed when the API server was dead");
+        println!("stopped: the longest response {slow:?}, staleness {:?}", staleness(&rig).await?);
+        ensure!(dead == before, "a response has changed while the API server was stopped");
         let stale =
             metric(&rig.replicas[0], "pillion_lookups_total{what=\"service_account\",result=\"stale\"}").await?;
-        ensure!(stale >= 100.0, "{stale} old answers were served");
-        ensure!(rig.replicas[0].get("/readyz").await?.0 == 200, "it is not ready, though it answers");
+        ensure!(stale >= 100.0, "{stale} stale lookups were used");
+        ensure!(rig.replicas[0].get("/readyz").await?.0 == 200, "it is not ready, though it responds");
 
         let started = Instant::now();
         rig.control_plane.start_api_server().await?;
@@ -146,7 +146,7 @@ fn losing_the_api_server_changes_no_answer() {
         rig.control_plane.apply_yaml(&PROFILES.replace("example.com/settings:", "example.com/set:")).await?;
         rig.namespace("team-new", Some("enabled")).await?;
         let namespaces = rig.control_plane.kubectl_ok(&["get", "namespaces", "-o", "name"]).await?.lines().count();
-        let known = eventually(SOON, "what has changed is taken up", async || {
+        let known = eventually(SOON, "the changes are applied", async || {
             let patch = patch_of(&direct.answer("/mutate/enabled", &reviews()[0]).await?)?;
             ensure!(patch.contains("example.com~1set\"") || patch.contains("example.com/set\""), "{patch}");
             let known = metric(&rig.replicas[0], "pillion_cache_objects{kind=\"namespaces\"}").await?;
@@ -157,14 +157,14 @@ fn losing_the_api_server_changes_no_answer() {
         let took = back.elapsed();
         // A watch of an object that does not change receives one event as soon as the API server listens, and then
         // none for 45 seconds.
-        let ages = eventually(SOON, "all watches are heard of", async || {
+        let ages = eventually(SOON, "all watches have received an event", async || {
             let ages = staleness(&rig).await?;
             let since = started.elapsed().as_secs_f64();
             ensure!(ages.iter().all(|age| *age < since), "{ages:?}, started {since} s ago");
             Ok(ages)
         });
         let (ages, lists_after) = (ages.await?, lists(&rig).await?);
-        println!("it is back: a profile and a namespace after {took:?}, all three watches after {:?}", back.elapsed());
+        println!("restarted: a profile and a namespace after {took:?}, all three watches after {:?}", back.elapsed());
         println!("lists {lists_before:?} -> {lists_after:?}, staleness {ages:?}");
         for (before, after) in lists_before.iter().zip(&lists_after) {
             ensure!(after - before <= 1.0, "more than one list of a kind: {lists_before:?} -> {lists_after:?}");

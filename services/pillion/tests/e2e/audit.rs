@@ -186,7 +186,7 @@ fn audit_finds_missed_pods_with_cause() {
             ("lost", "nginx", State::Missing, Cause::WebhookAway),
             ("lost", "single", State::Missing, Cause::WebhookAway),
         ];
-        audit.finds("pods of the time without a webhook", &away).await?;
+        audit.finds("pods created without a webhook", &away).await?;
         audit.shows("pillion_controller_audit_findings{state=\"missing\",cause=\"webhook_away\"} 2").await?;
         audit.shows("pillion_controller_audit_pods{state=\"opted_out\"} 1").await?;
         audit.shows("pillion_controller_audit_pods{state=\"not_asked\"} 1").await?;
@@ -213,7 +213,7 @@ fn audit_finds_missed_pods_with_cause() {
 
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         pods.delete("lost", &DeleteParams::default().grace_period(0)).await?;
-        audit.finds("a pod that goes is forgotten", &early).await
+        audit.finds("a deleted pod is no finding", &early).await
     });
 }
 
@@ -234,7 +234,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         .await?;
         let injected = rig.create("team-a", &bare_pod("web")).await?;
         ensure!(names(&injected).contains(&"sidecar-nginx".to_owned()), "{injected}");
-        eventually(FOUND_WITHIN, "the pod is as its profiles say", async || {
+        eventually(FOUND_WITHIN, "the pod matches its profiles", async || {
             let report = Arc::clone(&audit.audited.borrow().report);
             ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 0, "{report:?}");
             Ok(())
@@ -257,7 +257,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         let mut pinning = bare_pod("pinning");
         pinning["metadata"]["annotations"]["pillion.dev/profiles"] = json!(pin);
         // The replica has 250 ms to fetch the revision, and caches it afterwards.
-        eventually(SOON, "the pinned revision is at hand", async || {
+        eventually(SOON, "the pinned revision is cached", async || {
             let pod = rig.dry_run("team-a", &pinning).await?;
             ensure!(pod["metadata"]["annotations"]["example.com/single"] == "1", "{pod}");
             Ok(())
@@ -265,7 +265,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         .await?;
         let pinning = rig.create("team-a", &pinning).await?;
         ensure!(pinning["metadata"]["annotations"]["example.com/single"] == "1", "{pinning}");
-        eventually(FOUND_WITHIN, "the pinning pod is as its profiles say", async || {
+        eventually(FOUND_WITHIN, "the pinning pod matches its profiles", async || {
             let report = Arc::clone(&audit.audited.borrow().report);
             ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 1, "{report:?}");
             Ok(())
@@ -283,7 +283,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         ensure!(table.lines().count() == 2 && table.contains("outdated"), "{table}");
         control_plane.kubectl_ok(&["delete", "ciprof", "single"]).await?;
         let surplus = [("web", "single", State::Surplus, Cause::ProfileDeleted)];
-        audit.finds("a pod with a profile that is gone", &surplus).await?;
+        audit.finds("a pod with a deleted profile", &surplus).await?;
         let counts = audit.audited.borrow().report.profiles["nginx"];
         ensure!((counts.injected, counts.missing) == (1, 0), "{counts:?}");
         Ok(())
@@ -325,6 +325,6 @@ fn audit_names_kill_switch_and_survives_outage() {
         // The audit keeps its findings while the API server is down, and continues afterwards.
         control_plane.restart_api_server().await?;
         create(&control_plane, "team-a", &bare_pod("other")).await?;
-        audit.finds("after the API server was away", &[lost, ("other", "nginx", lost.2, lost.3)]).await
+        audit.finds("after the API server was down", &[lost, ("other", "nginx", lost.2, lost.3)]).await
     });
 }

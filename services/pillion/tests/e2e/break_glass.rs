@@ -85,7 +85,7 @@ async fn ensure_switch(rig: &Rig) -> Result<()> {
 async fn all_say(replicas: &[Replica], disabled: bool) -> Result<Duration> {
     let began = Instant::now();
     for replica in replicas {
-        eventually(SOON, "the replica knows it", async || {
+        eventually(SOON, "the replica knows the state", async || {
             ensure!((metric(replica, "pillion_injection_disabled").await? > 0.5) == disabled);
             Ok(())
         })
@@ -102,7 +102,7 @@ async fn in_time(rig: &Rig, disabled: bool, mut took: Duration) -> Result<Durati
         if took < KNOWN_WITHIN {
             break;
         }
-        println!("known after {took:?}; once more");
+        println!("known after {took:?}; trying again");
         say(rig, before).await?;
         all_say(&rig.replicas, !disabled).await?;
         say(rig, after).await?;
@@ -131,12 +131,12 @@ fn kill_switch_stops_replicas_within_two_seconds() {
 
         page.run(&rig.control_plane, "The kill switch").await?;
         let known = in_time(&rig, true, all_say(&rig.replicas, true).await?).await?;
-        println!("switched off: known to three replicas after {known:?}");
+        println!("disabled: known to three replicas after {known:?}");
         for number in 0..20 {
             let pod = rig.dry_run(SHOP, &bare_pod(&format!("p-{number}"))).await?;
             ensure!(is_untouched(&pod), "{pod}");
         }
-        eventually(SOON, "the log tells of it", async || {
+        eventually(SOON, "the log reports it", async || {
             let log = rig.replicas[0].log_text()?;
             ensure!(log.contains("injection is switched off") && log.contains("by=\"kubectl-patch\""), "{log}");
             Ok(())
@@ -171,7 +171,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
 
         page.run(&rig.control_plane, "The kill switch").await?;
         let known = in_time(&rig, false, all_say(&rig.replicas, false).await?).await?;
-        println!("switched on: known to three replicas after {known:?}");
+        println!("enabled: known to three replicas after {known:?}");
         eventually(SOON, "injected again", async || {
             let names = names(&rig.dry_run(SHOP, &bare_pod("again")).await?);
             ensure!(names.contains(&"sidecar-nginx".to_owned()), "{names:?}");
@@ -263,7 +263,7 @@ fn break_glass_commands_work_without_replicas() {
         ensure!(cluster.kubectl_ok(&["get", all, "-o", "name"]).await?.is_empty());
         held_pods_wait(&rig).await?;
         page.run(cluster, "All of it").await?;
-        eventually(SOON, "nobody waits any more", async || {
+        eventually(SOON, "no pod waits any more", async || {
             ensure!(is_untouched(&rig.dry_run("till", &bare_pod("now")).await?) && !waits(&rig).await?);
             Ok(())
         })

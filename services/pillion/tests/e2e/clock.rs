@@ -55,7 +55,7 @@ impl Managed {
         for mut before in before {
             before.terminate(PATIENCE).await?;
         }
-        eventually(PATIENCE, "one of them leads", async || self.leading().await.map(drop)).await
+        eventually(PATIENCE, "one of the controllers leads", async || self.leading().await.map(drop)).await
     }
 
     /// Replaces the replicas by new ones with this clock.
@@ -79,7 +79,7 @@ impl Managed {
         let leader = self.leader().await?;
         let leading = self.controllers.iter().find(|running| running.address() == leader);
         let leading = leading.with_context(|| format!("{leader} leads, and is none of ours"))?;
-        ensure!(metric(leading, "pillion_controller_rotation_last_look_seconds").await? > 0.0, "no turn yet");
+        ensure!(metric(leading, "pillion_controller_rotation_last_look_seconds").await? > 0.0, "no round yet");
         Ok(leading)
     }
 
@@ -91,15 +91,15 @@ impl Managed {
 
     /// Waits until the leader reports that its clock is ahead by this much, and that it waits for nothing else.
     async fn differs(&self, ahead: i64) -> Result<()> {
-        eventually(PATIENCE, "the leader tells that the clocks differ", async || {
+        eventually(PATIENCE, "the leader reports different clocks", async || {
             let leading = self.leading().await?;
             #[expect(clippy::cast_precision_loss, reason = "seconds")]
             let told = metric(leading, "pillion_controller_clock_difference_seconds").await? - ahead as f64;
             ensure!(told.abs() < 5.0, "{told} s from {ahead} s");
-            ensure!(metric(leading, "pillion_controller_clock_agrees").await? < 0.5, "they agree, it says");
+            ensure!(metric(leading, "pillion_controller_clock_agrees").await? < 0.5, "it reports equal clocks");
             ensure!(
                 metric(leading, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? > 0.5,
-                "it goes on"
+                "it continues"
             );
             Ok(())
         })
@@ -108,9 +108,9 @@ impl Managed {
 
     /// Waits until the leader reports that the clocks agree.
     async fn agrees(&self) -> Result<()> {
-        eventually(PATIENCE, "the leader tells that the clocks agree", async || {
+        eventually(PATIENCE, "the leader reports equal clocks", async || {
             let leading = self.leading().await?;
-            ensure!(metric(leading, "pillion_controller_clock_agrees").await? > 0.5, "they do not, it says");
+            ensure!(metric(leading, "pillion_controller_clock_agrees").await? > 0.5, "it reports different clocks");
             ensure!(metric(leading, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? < 0.5, "blocked");
             Ok(())
         })
@@ -121,7 +121,7 @@ impl Managed {
     async fn turns(&self) -> Result<()> {
         let mut last = 0.0;
         for _ in 0..TURNS {
-            last = eventually(PATIENCE, "there is a turn", async || {
+            last = eventually(PATIENCE, "the rotation makes a round", async || {
                 let look = metric(self.leading().await?, "pillion_controller_rotation_last_look_seconds").await?;
                 ensure!((look - last).abs() > 0.5, "none since {last}");
                 Ok(look)
@@ -162,10 +162,10 @@ impl Managed {
         let path = format!("/webhooks/{place}/clientConfig/caBundle");
         let emptied: json_patch::Patch = serde_json::from_value(json!([{"op": "replace", "path": path, "value": ""}]))?;
         let (parameters, emptied) = (PatchParams::default(), Patch::<()>::Json(emptied));
-        quickest(REPAIRED_WITHIN, "the bundle emptied", async || {
+        quickest(REPAIRED_WITHIN, "the CA bundle emptied", async || {
             let began = Instant::now();
             self.configurations().patch(RELEASE, &parameters, &emptied).await?;
-            eventually(PATIENCE, "the bundle is there again", async || {
+            eventually(PATIENCE, "the CA bundle is restored", async || {
                 ensure!(self.trusted().await? == 1);
                 Ok(())
             })
@@ -221,7 +221,7 @@ fn clock_jump_changes_nothing_and_recovers() {
         }
         let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
         let about = ListParams::default().fields("reason=ClocksDiffer");
-        eventually(PATIENCE, "Events tell of it", async || {
+        eventually(PATIENCE, "an Event reports it", async || {
             let told: BTreeSet<_> =
                 events.list(&about).await?.items.into_iter().filter_map(|event| event.type_).collect();
             ensure!(told == BTreeSet::from(["Normal".to_owned(), "Warning".to_owned()]), "{told:?}");
@@ -283,7 +283,7 @@ fn rotation_survives_clock_jump_after_each_write() {
             let right = Instant::now();
             active = managed.is_stable(next, LIMIT).await.with_context(|| format!("{ahead} s, {write:?}"))?;
             took.push(right.elapsed());
-            ensure!(active == next, "{ahead} s ahead after {write:?}: authority {active} instead of {next}");
+            ensure!(active == next, "{ahead} s ahead after {write:?}: CA {active} instead of {next}");
             ensure!(managed.leaf().await? == active && managed.trusted().await? == 1, "{ahead} s, {write:?}");
         }
         load.answers(100).await?;
@@ -376,7 +376,7 @@ fn clock_of_former_leader_shortens_no_wait() {
         managed.rotate()?;
         managed.sees(Write::Bundle(2), active + 1).await?;
         managed.controllers[place].kill()?;
-        eventually(PATIENCE, "the other one leads", async || {
+        eventually(PATIENCE, "the other controller leads", async || {
             let leads = managed.leads().await?;
             ensure!(leads != place);
             Ok(())

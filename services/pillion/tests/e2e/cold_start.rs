@@ -172,7 +172,7 @@ fn replica_starts_quickly_with_many_namespaces() {
         drop(start_within(EMPTY_LIMIT, "an empty cluster", &spec, 1).await?);
         let began = Instant::now();
         make(&control_plane, count).await?;
-        println!("{count} namespaces were made in {:?}", began.elapsed());
+        println!("{count} namespaces were created in {:?}", began.elapsed());
         let replica = start_within(FULL_LIMIT, &format!("{count} namespaces"), &spec, 2).await?;
         let known = metric(&replica, "pillion_cache_objects{kind=\"namespaces\"}").await?;
         ensure!(known >= f64::from(u32::try_from(count)?), "{known} namespaces are known");
@@ -184,7 +184,7 @@ fn replica_starts_quickly_with_many_namespaces() {
         let broken = metric(&replica, "pillion_broken_profiles").await?;
         ensure!(broken < 1.0, "{broken} profiles are broken");
         let mut order = 6;
-        quickest(CHANGE_LIMIT, "a profile's change is served", async || {
+        quickest(CHANGE_LIMIT, "a changed profile is served", async || {
             order += 1;
             change_one(&control_plane, &replica, order).await
         })

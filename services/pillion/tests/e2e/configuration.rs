@@ -85,7 +85,7 @@ fn drift_is_corrected_within_a_second() {
         });
         let wide = json!([{"apiGroups": ["*"], "apiVersions": ["*"], "operations": ["*"], "resources": ["*/*"]}]);
         let changes = [
-            ("the bundle emptied", json!([{"op": "remove", "path": bundle}]), "ca_bundle_empty"),
+            ("the CA bundle emptied", json!([{"op": "remove", "path": bundle}]), "ca_bundle_empty"),
             (
                 "the bundle replaced by junk",
                 json!([{"op": "replace", "path": bundle, "value": junk}]),
@@ -182,12 +182,12 @@ fn persistent_drift_is_paced_and_reported() {
         println!("{written} changes, {repairs} repairs in {lasted:?}");
         let most = 6.0 + (lasted.as_secs_f64() - 0.9) / 1.2;
         ensure!((6.0..=most).contains(&repairs), "{repairs} in {lasted:?}");
-        eventually(SOON, "it is told of", async || {
+        eventually(SOON, "the log reports it", async || {
             ensure!(kept.metric("pillion_controller_configuration_contested") == Some(1.0));
             Ok(())
         })
         .await?;
-        eventually(SOON, "right again after the fight", async || kept.is_as(&target).await).await?;
+        eventually(SOON, "restored after the contention", async || kept.is_as(&target).await).await?;
         kept.end().await
     });
 }
@@ -284,7 +284,7 @@ fn deleted_switch_is_recreated_without_effect() {
                 Ok(())
             })
             .await?;
-            println!("the switch deleted: there again after {after:?}");
+            println!("the switch deleted: recreated after {after:?}");
             quickest = quickest.min(after);
             if quickest < REPAIRED_WITHIN {
                 break;
@@ -328,7 +328,7 @@ fn owner_references_follow_recreated_namespace() {
             }
             Ok(())
         };
-        eventually(SOON, "all belong to the namespace", are_its_own).await?;
+        eventually(SOON, "all objects have the namespace as their owner", are_its_own).await?;
         // Simulate an owner that was deleted and recreated, before the garbage collector looks for its dependents.
         let gone = json!([{"op": "replace", "path": "/metadata/ownerReferences/0/uid", "value": "gone"}]);
         let gone: json_patch::Patch = serde_json::from_value(gone)?;
@@ -338,10 +338,10 @@ fn owner_references_follow_recreated_namespace() {
             {"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"},
         ]))
         .await?;
-        eventually(SOON, "all belong to the namespace that is there", are_its_own).await?;
+        eventually(SOON, "all objects have the current namespace as their owner", are_its_own).await?;
         kept.is_as(&target).await?;
         kept.end().await?;
-        tokio::time::timeout(SOON, policies).await.context("the policies' task does not end")??;
+        tokio::time::timeout(SOON, policies).await.context("the policies' task has not stopped")??;
         Ok(())
     });
 }
@@ -379,7 +379,7 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
         };
         let once = async || -> Result<Duration> {
             kept.mark("armed").await?;
-            eventually(SOON, "both are there", async || kept.is_as(&target).await).await?;
+            eventually(SOON, "both configurations exist", async || kept.is_as(&target).await).await?;
             kept.mark("disarmed").await?;
             took("gone", async || gone().await).await
         };
@@ -408,7 +408,7 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
         ensure!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
         tokio::time::sleep(Duration::from_millis(500)).await;
         // A keeper that sees the value late may recreate the configurations once, and deletes them again.
-        eventually(SOON, "gone for good", gone).await?;
+        eventually(SOON, "deleted permanently", gone).await?;
         let text = String::from_utf8_lossy(&said.stdout);
         ensure!(text.contains("goes with the service account pillion-controller"), "{text}");
         // The ConfigMap is deleted with that service account, when no controller is left. So a later installation

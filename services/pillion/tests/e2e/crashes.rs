@@ -221,7 +221,7 @@ fn dying_replica_loses_only_own_requests() {
         let lost = outcomes.lost();
         let unaccounted =
             lost.iter().find(|created| damages.iter().all(|d| !d.lost.iter().any(|one| one.sent == created.sent)));
-        ensure!(unaccounted.is_none() && accounted == lost.len(), "lost to no fault: {unaccounted:?}");
+        ensure!(unaccounted.is_none() && accounted == lost.len(), "lost without a fault: {unaccounted:?}");
         Ok(())
     });
 }

@@ -150,7 +150,7 @@ async fn contend(managed: &Managed) -> Result<()> {
     let patch = format!(r#"[{{"op":"replace","path":"/webhooks/0/timeoutSeconds","value":{THEIRS}}}]"#);
     let arguments = ["patch", "mutatingwebhookconfiguration", "pillion", "--type", "json", "--patch", &patch];
     managed.rig.control_plane.kubectl_ok(&arguments).await?;
-    eventually(SOON, "it is repaired", async || {
+    eventually(SOON, "it is restored", async || {
         let entries = managed.configurations().get("pillion").await?.webhooks.unwrap_or_default();
         ensure!(entries.iter().all(|entry| entry.timeout_seconds != Some(THEIRS)));
         Ok(())
@@ -252,14 +252,14 @@ fn what_really_happens_fires_what_it_should() {
         managed.rig.namespace("shop", Some("required")).await?;
         managed.rig.create("team-a", &bare_pod("first")).await?;
         let prometheus = start_prometheus(&managed).await?;
-        eventually(FIRES_WITHIN, "all is scraped", async || {
+        eventually(FIRES_WITHIN, "all targets are scraped", async || {
             let up = prometheus.query("sum(up)").map_err(anyhow::Error::msg)?;
             ensure!(up == [5.0], "{up:?}");
             Ok(())
         })
         .await?;
 
-        fires(&prometheus, "an authority that lives for a month", &OF_AN_AUTHORITY, &QUIET).await?;
+        fires(&prometheus, "a CA that is valid for a month", &OF_AN_AUTHORITY, &QUIET).await?;
         let asked = no_panel_is_empty(&managed, &prometheus).await?;
         println!("{asked} queries of panels, each with a number");
         ensure!(asked > 100, "{asked} queries");
@@ -281,7 +281,7 @@ fn what_really_happens_fires_what_it_should() {
         set(&managed, r#"{"injection":"disabled"}"#).await?;
         fires(&prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionDisarmed"]).await?;
         set(&managed, r#"{"injection":"enabled"}"#).await?;
-        fires(&prometheus, "it is not any more", &[], &["PillionSwitchedOff"]).await?;
+        fires(&prometheus, "it is not set any more", &[], &["PillionSwitchedOff"]).await?;
         set(&managed, r#"{"webhooks":"disarmed"}"#).await?;
         fires(&prometheus, "disarmed", &["PillionDisarmed"], &["PillionSwitchedOff"]).await?;
         set(&managed, r#"{"webhooks":"armed"}"#).await?;
@@ -291,13 +291,13 @@ fn what_really_happens_fires_what_it_should() {
         // The alerts of the next faults do not fire yet.
         let next =
             ["PillionConfigurationContested", "PillionLeafNotLoaded", "PillionHandshakesFail", "PillionShedding"];
-        fires(&prometheus, "armed for a while", &[], &next).await?;
+        fires(&prometheus, "enabled for a while", &[], &next).await?;
         for round in 0..7 {
             contend(&managed).await.with_context(|| format!("round {round}"))?;
         }
-        fires(&prometheus, "another one writes the configuration", &["PillionConfigurationContested"], &[]).await?;
+        fires(&prometheus, "another client writes the configuration", &["PillionConfigurationContested"], &[]).await?;
         managed.damage(Damage::LeafJunk).await?;
-        fires(&prometheus, "the certificate is junk", &["PillionLeafNotLoaded"], &[]).await?;
+        fires(&prometheus, "the certificate is invalid", &["PillionLeafNotLoaded"], &[]).await?;
         let replica = &managed.rig.replicas[0];
         for _ in 0..20 {
             let mut stream = TcpStream::connect((replica.address(), WEBHOOK_PORT))?;
@@ -311,39 +311,48 @@ fn what_really_happens_fires_what_it_should() {
             let answer = direct.answer("/mutate/enabled?timeout=1us", &in_no_time);
             ensure!(
                 !matches!(tokio::time::timeout(Duration::from_secs(1), answer).await, Ok(Ok(_))),
-                "decided in no time"
+                "decided after the deadline"
             );
             Ok(())
         };
         for _ in 0..5 {
             turned_away().await?;
         }
-        fires(&prometheus, "requests are turned away", &OF_NO_ANSWER, &[]).await?;
+        fires(&prometheus, "requests are shed", &OF_NO_ANSWER, &[]).await?;
 
         managed.rig.replicas[0].kill()?;
-        fires(&prometheus, "a replica is dead", &["PillionRedundancyLost", "PillionNotScraped"], &["PillionDown"])
+        fires(&prometheus, "one replica is stopped", &["PillionRedundancyLost", "PillionNotScraped"], &["PillionDown"])
             .await?;
         managed.rig.replicas[1].kill()?;
-        fires(&prometheus, "both are", &["PillionDown", "PillionEndpointUnfit"], &["PillionRedundancyLost"]).await?;
+        fires(
+            &prometheus,
+            "both replicas are stopped",
+            &["PillionDown", "PillionEndpointUnfit"],
+            &["PillionRedundancyLost"],
+        )
+        .await?;
         let (open, refused) = (bare_pod("open"), bare_pod("refused"));
         managed.rig.create("team-a", &open).await?;
-        ensure!(managed.rig.create("shop", &refused).await.is_err(), "nobody answers, and the namespace is required");
+        ensure!(
+            managed.rig.create("shop", &refused).await.is_err(),
+            "no replica responds, and the namespace is required"
+        );
         // A counter that starts with its first event has a rate only after the second.
         let wanted = ["PillionFailedOpen", "PillionPodsNotInjected"];
-        fires(&prometheus, "a pod is created without an answer", &wanted, &[]).await?;
+        fires(&prometheus, "a pod is created without a response", &wanted, &[]).await?;
         ensure!(managed.rig.create("shop", &refused).await.is_err());
-        fires(&prometheus, "and one is refused", &["PillionCallsFail"], &[]).await?;
+        fires(&prometheus, "a pod is rejected", &["PillionCallsFail"], &[]).await?;
 
         managed.rotate()?;
-        fires(&prometheus, "a rotation cannot go on", &["PillionRotationBlocked"], &[]).await?;
+        fires(&prometheus, "a rotation cannot continue", &["PillionRotationBlocked"], &[]).await?;
         managed.rig.namespace("till", Some("held")).await?;
         managed.rig.create("till", &bare_pod("waits")).await?;
-        fires(&prometheus, "a pod waits that nobody makes again", &["PillionPodsHeld"], &[]).await?;
+        fires(&prometheus, "a pod waits that no controller recreates", &["PillionPodsHeld"], &[]).await?;
 
         for mut controller in managed.controllers.drain(..) {
             controller.kill()?;
         }
-        fires(&prometheus, "nobody leads", &["PillionNoLeader"], &[]).await
+        fires(&prometheus, "no controller leads", &["PillionNoLeader"], &[]).await
     });
 }
 
@@ -362,9 +371,9 @@ fn a_certificate_that_nobody_renews_is_told() {
             Ok(())
         })
         .await?;
-        fires(&prometheus, "a certificate that is renewed", &["PillionRedundancyLost"], &OF_A_LEAF).await?;
+        fires(&prometheus, "a renewed certificate", &["PillionRedundancyLost"], &OF_A_LEAF).await?;
         managed.controllers[0].kill()?;
-        fires(&prometheus, "nobody leads", &["PillionNoLeader"], &[]).await?;
-        fires(&prometheus, "nobody renews it", &OF_A_LEAF, &["PillionDown"]).await
+        fires(&prometheus, "no controller leads", &["PillionNoLeader"], &[]).await?;
+        fires(&prometheus, "no controller renews it", &OF_A_LEAF, &["PillionDown"]).await
     });
 }

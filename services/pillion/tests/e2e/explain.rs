@@ -345,7 +345,7 @@ fn explain_names_missing_permissions_and_still_answers() {
             .kubectl_ok(&["-n", "team-a", "create", "rolebinding", "reader", "--role=reader", "--user=tenant"])
             .await?;
         let look = ["get", "pods", "-n", "team-a", "--as=tenant"];
-        eventually(SOON, "the role is at work", async || control_plane.kubectl_ok(&look).await).await?;
+        eventually(SOON, "the role is active", async || control_plane.kubectl_ok(&look).await).await?;
         let both = with(asking("both", "ours,nginx"), |pod| pod["metadata"]["labels"] = json!({"app": "web"}));
         rig.create("team-a", &both).await?;
         rig.create("team-a", &asking("misled", "our")).await?;

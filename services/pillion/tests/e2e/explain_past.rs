@@ -14,8 +14,8 @@ use crate::rig::{Rig, SOON, bare_pod, is_untouched};
 /// Waits until new timestamps are certain to be later. Timestamps of objects are whole seconds, so within two of them
 /// the order is unknown.
 async fn is_past(time: Timestamp) -> Result<()> {
-    eventually(SOON, "a time is past for whoever compares seconds", async || {
-        ensure!(Timestamp::now().duration_since(time).as_secs() > 2, "it is not yet");
+    eventually(SOON, "two seconds have passed", async || {
+        ensure!(Timestamp::now().duration_since(time).as_secs() > 2, "not yet");
         Ok(())
     })
     .await
@@ -60,7 +60,7 @@ fn explain_names_changes_since_creation() {
         is_past(Timestamp::now()).await?;
         rig.replicas[0].kill()?;
         rig.service.set_ready(replica_address(1), false).await?;
-        eventually(SOON, "a pod is created without", async || {
+        eventually(SOON, "a pod is created without the sidecar", async || {
             let pod = rig.dry_run("team-a", &bare_pod("lost")).await?;
             ensure!(is_untouched(&pod), "{pod}");
             Ok(())

@@ -131,12 +131,12 @@ fn exported_policies_decide_as_the_engine_does() {
         // The API server reloads policies periodically. A policy is active once it rejects an object.
         let mut awaited: Vec<&str> =
             vec!["plain", "old", "deleted", "strict", "computed", "asked", "forced", "elsewhere"];
-        eventually(SOON, "the policies are at work", async || {
+        eventually(SOON, "the policies are active", async || {
             let awaiting: Vec<_> = cases.iter().filter(|case| awaited.contains(&case.profile)).collect();
             for (case, answer) in awaiting.iter().zip(ask_all(&client, &awaiting).await?) {
                 awaited.retain(|name| answer.is_none() || *name != case.profile);
             }
-            ensure!(awaited.is_empty(), "{awaited:?} refuse nothing");
+            ensure!(awaited.is_empty(), "{awaited:?} reject nothing");
             Ok(())
         })
         .await?;
@@ -155,7 +155,7 @@ fn exported_policies_decide_as_the_engine_does() {
         }
         ensure!(differences.is_empty(), "{} of {}:\n{}", differences.len(), cases.len(), differences.join("\n"));
         ensure!(cases.len() > 1_000 && refused > 200 && refused < cases.len() / 2, "{refused} of {}", cases.len());
-        println!("{} cases, {refused} refused", cases.len());
+        println!("{} cases, {refused} rejected", cases.len());
 
         for (containers, passes) in [
             (json!([{"name": "a", "image": "i"}]), true),
@@ -211,7 +211,7 @@ fn exported_policies_use_given_labels() {
         ensure!(exported.status.code() == Some(0), "{}", String::from_utf8_lossy(&exported.stderr));
         plane.apply_yaml(std::str::from_utf8(&exported.stdout)?).await?;
         // The API server reloads policies periodically, and reads namespaces from a cache.
-        eventually(SOON, "the policy holds where a namespace is opted in, and nowhere else", async || {
+        eventually(SOON, "the policy applies only to namespaces that opt in", async || {
             for (name, labels) in &namespaces {
                 let ours = Namespace::new(labels.iter().copied(), []).opting_in_by(&opt_in).level().is_some();
                 let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fresh"}});
@@ -282,7 +282,7 @@ fn exported_mutations_add_what_the_engine_adds() {
             let request = request.header("content-type", "application/json").body(object.to_string().into_bytes())?;
             Ok(serde_json::from_str(&plane.client().request_text(request).await?)?)
         };
-        eventually(SOON, "both policies are at work", async || {
+        eventually(SOON, "both policies are active", async || {
             let object = json!({"metadata": {"name": "probe", "annotations": {"example.com/add": "1"}}});
             let made = ask("team-a", &object).await?;
             let (labels, annotations) = (&made["metadata"]["labels"], &made["metadata"]["annotations"]);
@@ -300,7 +300,7 @@ fn exported_mutations_add_what_the_engine_adds() {
                 let theirs = ask(namespace, object).await?;
                 ensure!(
                     keys(&theirs) == keys(&ours),
-                    "{object} in {namespace}\n there {}\n here  {}",
+                    "{object} in {namespace}\n API server {}\n engine     {}",
                     keys(&theirs),
                     keys(&ours)
                 );

@@ -156,7 +156,7 @@ fn held_pods_wait_until_replicas_recover() {
         let jobs: Api<Job> = Api::namespaced(client.clone(), TILL);
         let resume = Patch::Merge(json!({"spec": {"suspend": false}}));
         jobs.patch("later", &PatchParams::default(), &resume).await?;
-        let all = eventually(PATIENCE, "all pods are there", async || {
+        let all = eventually(PATIENCE, "all pods exist", async || {
             let pods = cluster.pods().await?;
             let found = count_by_owner(&pods);
             ensure!(found == counts(&EXPECTED), "{found:?}");
@@ -165,20 +165,20 @@ fn held_pods_wait_until_replicas_recover() {
         .await?;
         let (waiting, before): (Vec<Json>, Vec<Json>) = all.into_iter().partition(is_gated);
         ensure!(before.iter().all(|pod| is_injected(pod) && owner(pod) == "early"), "{:?}", count_by_owner(&before));
-        ensure!(before.len() < WEB, "the replicas died when all pods were there");
-        ensure!(waiting.iter().all(|pod| names(pod) == ["app"]), "nobody was there to inject");
+        ensure!(before.len() < WEB, "the replicas stopped after all pods were created");
+        ensure!(waiting.iter().all(|pod| names(pod) == ["app"]), "no replica injected");
 
         // Not even an explicit binding makes a gated pod run.
         let bound = bind(&client, "bare", "one").await;
         ensure!(bound.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{bound:?}");
-        eventually(SOON, "the controller knows of them", async || {
+        eventually(SOON, "the controller counts them", async || {
             ensure!(cluster.metric("pillion_controller_held_pods{owner=\"job\"}").await? == 5, "not yet");
             Ok(())
         })
         .await?;
         // The controller changes no pod while no replica responds.
         let still = cluster.pods().await?.into_iter().filter(is_gated).collect::<Vec<_>>();
-        ensure!(ids(&still) == ids(&waiting), "pods were replaced while nobody answered");
+        ensure!(ids(&still) == ids(&waiting), "pods were replaced while no replica responded");
 
         // Simulate a Job controller that stopped between the two steps of ending a pod.
         let indexed = waiting.iter().find(|pod| owner(pod) == "indexed").context("a pod of the Job")?;
@@ -192,7 +192,7 @@ fn held_pods_wait_until_replicas_recover() {
         // No pod was rejected, and no injected pod was replaced.
         let events: Api<Event> = Api::namespaced(client.clone(), TILL);
         let refused = events.list(&ListParams::default().fields("reason=FailedCreate")).await?;
-        ensure!(refused.items.is_empty(), "creations that were refused: {:?}", refused.items);
+        ensure!(refused.items.is_empty(), "rejected creations: {:?}", refused.items);
         let now = ids(&cluster.pods().await?);
         ensure!(ids(&before).iter().all(|id| now.contains(id)), "a pod with its sidecar was replaced");
         tell(&format!(
@@ -228,7 +228,7 @@ async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, beg
     let (began_after, leader) = (began.elapsed(), cluster.managed.leader().await?);
     cluster.lose_the_leader().await?;
     let left = cluster.pods().await?.iter().filter(|pod| is_gated(pod)).count();
-    ensure!(left > 10, "the leader died when all was done: {left} wait");
+    ensure!(left > 10, "the leader stopped after the release: {left} wait");
     eventually(RECOVERY.saturating_sub(began.elapsed()), "all pods with an owner are injected", async || {
         let pods = cluster.pods().await?;
         cluster.end_what_was_cut_off(&pods).await?;
@@ -243,7 +243,7 @@ async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, beg
     let next = cluster.managed.leader().await?;
     ensure!(next != leader, "{leader} leads still");
     let by_the_next = cluster.metric(released).await?;
-    ensure!(by_the_next > 0, "somebody else made them anew");
+    ensure!(by_the_next > 0, "another leader recreated them");
     Ok(format!(
         "The release began {began_after:.1?} after recovery, its leader died after {by_the_first} pods with {left} still \
          waiting, the next made {by_the_next} anew, and all were injected {through:.1?} after recovery"
@@ -277,7 +277,7 @@ async fn what_nobody_makes_again_waits(cluster: &Cluster) -> Result<()> {
     let events: Api<Event> = Api::namespaced(cluster.rig().control_plane.client(), TILL);
     let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
     ensure!(is_gated(&bare), "{bare}");
-    eventually(SOON, "the bare pod is told of", async || {
+    eventually(SOON, "the pod without an owner is reported", async || {
         let told = events.list(&ListParams::default().fields("reason=InjectionHeld")).await?;
         ensure!(told.items.iter().any(|event| event.involved_object.name.as_deref() == Some("bare")), "not yet");
         Ok(())
@@ -325,7 +325,7 @@ fn gate_stays_until_label_is_removed() {
         let unasked = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "unasked"},
                              "spec": {"containers": [{"name": "app", "image": "app:1"}]}});
         let unasked = cluster.rig().create(TILL, &unasked).await?;
-        ensure!(gates(&unasked).is_empty() && names(&unasked) == ["app"], "nothing asks for it: {unasked}");
+        ensure!(gates(&unasked).is_empty() && names(&unasked) == ["app"], "the pod does not request it: {unasked}");
 
         cluster.lose_every_replica().await?;
         let mut forged = bare_pod("forged");
@@ -344,14 +344,14 @@ fn gate_stays_until_label_is_removed() {
             let (pod, parameters) = (serde_json::from_value::<Pod>(pod.clone()), PostParams::default());
             async move { anyhow::Ok(Api::<Pod>::namespaced(client, TILL).create(&parameters, &pod?).await?) }
         };
-        ensure!(create(client.clone(), &mirror).await.is_err(), "anybody gets by with the annotation");
+        ensure!(create(client.clone(), &mirror).await.is_err(), "the annotation bypasses the gate");
         let mirror = serde_json::to_value(create(kubelet, &mirror).await?)?;
         ensure!(gates(&mirror).is_empty(), "{mirror}");
 
         // No client may remove the gate, not even an administrator. Other fields may change.
         let without = Patch::Merge(json!({"spec": {"schedulingGates": []}}));
         // A separate policy protects the gate, and the API server loads each policy on its own.
-        eventually(SOON, "the gate is guarded", async || {
+        eventually(SOON, "the gate is protected", async || {
             let tried = pods.patch("bare", &PatchParams { dry_run: true, ..PatchParams::default() }, &without).await;
             tried.err().context("it could be taken away").map(drop)
         })
@@ -369,7 +369,7 @@ fn gate_stays_until_label_is_removed() {
         let strategic = Patch::Strategic(never);
         policies.patch("pillion-held", &PatchParams::apply("somebody"), &strategic).await?;
         let began = Instant::now();
-        eventually(SOON, "the policies are as they were", async || {
+        eventually(SOON, "the policies are restored", async || {
             bindings.get("pillion-held").await?;
             let conditions = policies.get("pillion-held").await?.spec.unwrap_or_default().match_conditions;
             let names: Vec<_> = conditions.into_iter().flatten().map(|condition| condition.name).collect();
@@ -381,7 +381,7 @@ fn gate_stays_until_label_is_removed() {
 
         // Removing the label, with every replica down, lets pods run without the sidecar at once.
         cluster.page("# Free a namespace").await?;
-        eventually(PATIENCE, "the pods are let go", async || {
+        eventually(PATIENCE, "the pods are released", async || {
             for name in ["bare", "forged"] {
                 let pod = serde_json::to_value(pods.get(name).await?)?;
                 ensure!(gates(&pod).is_empty(), "{name} waits");
@@ -399,7 +399,7 @@ fn gate_stays_until_label_is_removed() {
         eventually(PATIENCE, "the page's command frees them", async || {
             cluster.page("# Take the gate off").await?;
             let pod = serde_json::to_value(cluster.rig().pods(TILL).get("stuck").await?)?;
-            ensure!(gates(&pod).is_empty(), "it waits");
+            ensure!(gates(&pod).is_empty(), "the pod waits");
             Ok(())
         })
         .await?;
@@ -411,7 +411,7 @@ fn gate_stays_until_label_is_removed() {
 async fn switch(cluster: &Cluster, word: &str) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(cluster.rig().control_plane.client(), NAMESPACE);
     // The controller creates the ConfigMap once API servers reach replicas, or after 30 seconds.
-    eventually(Duration::from_mins(1), "the switch is there", async || Ok(maps.get(RELEASE).await.map(drop)?)).await?;
+    eventually(Duration::from_mins(1), "the ConfigMap exists", async || Ok(maps.get(RELEASE).await.map(drop)?)).await?;
     let patch = Patch::Merge(json!({"data": {"injection": word}}));
     maps.patch(RELEASE, &PatchParams::default(), &patch).await?;
     Ok(())
@@ -424,15 +424,15 @@ fn disabling_held_removes_policies_and_gates() {
         cluster.lose_every_replica().await?;
         cluster.rig().create(TILL, &bare_pod("bare")).await?;
         switch(&cluster, "disabled").await?;
-        eventually(PATIENCE, "nobody waits and nothing is left", async || {
+        eventually(PATIENCE, "no pod waits and no policy is left", async || {
             let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
-            ensure!(gates(&bare).is_empty(), "it waits");
+            ensure!(gates(&bare).is_empty(), "the pod waits");
             let kinds = "mutatingadmissionpolicies,mutatingadmissionpolicybindings,validatingadmissionpolicies,\
                          validatingadmissionpolicybindings";
             let left = cluster.rig().control_plane.kubectl_ok(&["get", kinds, "-o", "name"]).await?;
             ensure!(!left.contains(RELEASE), "{left}");
             let fresh = cluster.rig().dry_run(TILL, &bare_pod("fresh")).await?;
-            ensure!(gates(&fresh).is_empty(), "the API server adds the gate still");
+            ensure!(gates(&fresh).is_empty(), "the API server still adds the gate");
             ensure!(cluster.metric("pillion_controller_held_policies{state=\"off\"}").await? == 1);
             Ok(())
         })

@@ -113,7 +113,7 @@ fn custom_resources_are_defaulted_and_validated() {
         ensure!(made["metadata"]["finalizers"] == json!(["agones.dev/controller"]), "{made}");
 
         let wrong = server("wrong", json!([{"portPolicy": "Static", "containerPort": 1}]));
-        let status = eventually(SOON, "a port that cannot be is refused", async || {
+        let status = eventually(SOON, "an invalid port is rejected", async || {
             let mut wrong = wrong.clone();
             attempt += 1;
             wrong["metadata"]["name"] = json!(format!("wrong-{attempt}"));
@@ -139,7 +139,7 @@ fn quota_profile_sets_missing_requests() {
         let patch = ["patch", "quota", "q", "-n", "team-a", "--subresource=status", "--type=merge", "-p", status];
         control_plane.kubectl_ok(&patch).await?;
         let pods = objects(control_plane, &json!({"version": "v1", "kind": "Pod", "plural": "pods"}), "team-a");
-        let refused = eventually(SOON, "a pod that says nothing is refused", async || {
+        let refused = eventually(SOON, "a pod without resources is rejected", async || {
             refusal(create(&pods, &pod("before", &json!({}))).await)
         });
         let told = refused.await?;
@@ -183,7 +183,7 @@ fn claims_get_storage_class_of_namespace() {
             json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec})
         };
         let mut attempt = 0;
-        eventually(SOON, "a claim that names no class gets the namespace's", async || {
+        eventually(SOON, "a claim without a class gets the namespace's", async || {
             attempt += 1;
             let made = create(&claims, &claim(&format!("data-{attempt}"), None)).await?;
             ensure!(made["spec"]["storageClassName"] == "fast", "{made}");
@@ -192,7 +192,7 @@ fn claims_get_storage_class_of_namespace() {
         .await?;
         for class in ["slow", "", "standard"] {
             let made = create(&claims, &claim(&format!("own-{class}x"), Some(class))).await?;
-            ensure!(made["spec"]["storageClassName"] == class, "what the author says stays: {made}");
+            ensure!(made["spec"]["storageClassName"] == class, "the author's value stays: {made}");
         }
         Ok(())
     });
@@ -226,7 +226,7 @@ fn annotations_are_added_without_environment_variables() {
                 .iter()
                 .enumerate()
         {
-            let status = eventually(SOON, "environment variables are refused", async || {
+            let status = eventually(SOON, "environment variables are rejected", async || {
                 attempt += 1;
                 refusal(create(&pods, &pod(&format!("env-{number}-{attempt}"), more)).await)
             })
@@ -247,7 +247,7 @@ fn annotations_are_added_without_environment_variables() {
             Ok::<_, anyhow::Error>(control_plane.client().request_text(request).await?)
         };
         // Another profile handles ephemeral containers, and may be active later than the first.
-        let told = eventually(SOON, "an ephemeral container with a variable is refused", async || {
+        let told = eventually(SOON, "an ephemeral container with a variable is rejected", async || {
             attempt += 1;
             let answer = look_into(&format!("sneak-{attempt}"), json!([{"name": "A", "value": "b"}])).await;
             answer.err().map(|error| format!("{error:#}")).context("an ephemeral container with a variable was let in")

@@ -42,7 +42,7 @@ where
 
 #[test]
 fn leader_lists_come_from_watch_cache() {
-    Isolation::new().own_network("it is counted what the API server asks of etcd").run(|| async {
+    Isolation::new().own_network("the API server counts its etcd requests").run(|| async {
         let plane = ControlPlane::builder().start().await?;
         let namespaces = Api::<Namespace>::all(plane.client());
         for number in 0..NAMESPACES {
@@ -55,7 +55,7 @@ fn leader_lists_come_from_watch_cache() {
         ensure!(found >= NAMESPACES && pages > 2, "{found} namespaces in {pages} pages");
         list(Api::<PartialObjectMeta<Pod>>::all(plane.client())).await?;
         let after = asked_of_etcd(&plane).await?;
-        ensure!(after <= before, "etcd was asked for {} lists", after - before);
+        ensure!(after <= before, "etcd served {} lists", after - before);
         Ok(())
     });
 }

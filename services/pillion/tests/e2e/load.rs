@@ -117,7 +117,7 @@ impl Load {
     /// Waits for this many more responses.
     pub(crate) async fn answers(&self, more: u64) -> Result<()> {
         let goal = self.answered.load(Ordering::Relaxed) + more;
-        eventually(Duration::from_mins(3), "more pods are answered", async || {
+        eventually(Duration::from_mins(3), "more pods have a response", async || {
             let answered = self.answered.load(Ordering::Relaxed);
             anyhow::ensure!(answered >= goal, "{answered} of {goal}");
             Ok(())
@@ -135,7 +135,7 @@ impl Load {
     pub(crate) async fn stop(self) -> Result<Outcomes> {
         let lasted = self.began.elapsed();
         self.stop.cancel();
-        let all = tokio::time::timeout(2 * LIMIT, self.running).await.context("answers are missing")??;
+        let all = tokio::time::timeout(2 * LIMIT, self.running).await.context("responses are missing")??;
         Ok(Outcomes { all, lasted })
     }
 }

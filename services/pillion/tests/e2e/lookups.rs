@@ -81,7 +81,7 @@ fn lookups_of_owners_and_accounts_decide() {
         // Each profile arrives on its own. With the shipped one there are four.
         rig.all_serve(4).await?;
         let nobody = json!([]);
-        eventually(SOON, "the account's pods are given its identity", async || {
+        eventually(SOON, "the account's pods get its identity", async || {
             let given = rig.dry_run("team-a", &pod("a", "builder", &json!({}), &nobody)).await?;
             ensure!(annotation(&given, "example.com/identity") == Some("given"), "{given}");
             Ok(())
@@ -94,7 +94,7 @@ fn lookups_of_owners_and_accounts_decide() {
         let uid = job["metadata"]["uid"].as_str().unwrap();
         let owners = owner("batch/v1", "Job", "nightly-1", uid);
         // A lookup may take 250 ms. A pod whose lookup times out gets nothing, and the next pod repeats the lookup.
-        eventually(SOON, "the CronJob's pods are told apart", async || {
+        eventually(SOON, "the CronJob's pods are recognised", async || {
             let nightly = rig.dry_run("team-a", &pod("n", "plain", &json!({}), &owners)).await?;
             ensure!(annotation(&nightly, "example.com/nightly") == Some("yes"), "{nightly}");
             ensure!(annotation(&nightly, "example.com/web").is_none(), "{nightly}");
@@ -103,14 +103,14 @@ fn lookups_of_owners_and_accounts_decide() {
         .await?;
         let unknown = pod("o", "plain", &json!({}), &owner("batch/v1", "Job", "nightly-2", uid));
         let other = rig.dry_run("team-a", &unknown).await?;
-        ensure!(annotation(&other, "example.com/nightly").is_none(), "a Job that is not there: {other}");
+        ensure!(annotation(&other, "example.com/nightly").is_none(), "a missing Job: {other}");
 
         let owners = owner("apps/v1", "ReplicaSet", "web-7c9d6f5b8", "029dc23e-3de8-41af-ab3c-a95b34b82bf3");
         let labels = json!({"pod-template-hash": "7c9d6f5b8"});
         let web = rig.create("team-a", &pod("w", "plain", &labels, &owners)).await?;
         ensure!(annotation(&web, "example.com/web") == Some("yes"), "{web}");
 
-        eventually(SOON, "each was asked for once", async || {
+        eventually(SOON, "each was looked up once", async || {
             let metrics = rig.replicas[0].metrics_text().await?;
             for (series, count) in [
                 ("what=\"service_account\",result=\"found\"", Some(2.0)),

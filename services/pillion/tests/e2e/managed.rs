@@ -140,9 +140,9 @@ impl Managed {
 
     /// Waits until there is a single CA, with this number or a higher one. Returns its number.
     pub(crate) async fn is_stable(&self, least: u64, limit: Duration) -> Result<u64> {
-        eventually(limit, "the rotation is through", async || {
+        eventually(limit, "the rotation is complete", async || {
             let (phase, generation) = self.rotation().await?;
-            ensure!(phase == "stable" && generation >= least, "{phase}, authority {generation} of {least}");
+            ensure!(phase == "stable" && generation >= least, "{phase}, CA {generation} of {least}");
             Ok(generation)
         })
         .await
@@ -171,7 +171,7 @@ impl Managed {
     /// Returns the address of the leader.
     pub(crate) async fn leader(&self) -> Result<IpAddr> {
         let leases: Api<Lease> = Api::namespaced(self.rig.control_plane.client(), NAMESPACE);
-        eventually(PATIENCE, "somebody leads", async || {
+        eventually(PATIENCE, "a controller leads", async || {
             let lease = leases.get(&format!("{RELEASE}-controller")).await?;
             let holder = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty());
             let holder = holder.context("nobody")?;

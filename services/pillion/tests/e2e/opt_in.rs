@@ -63,7 +63,7 @@ fn foreign_label_opts_namespace_in() {
 
         // The controller and `pillion status` find a pod that was created without a webhook.
         managed.rig.replicas[0].kill()?;
-        eventually(SOON, "a pod is missed", async || {
+        eventually(SOON, "a pod is not injected", async || {
             let name =
                 format!("lost-{}", managed.rig.pods("mesh").list(&kube::api::ListParams::default()).await?.items.len());
             ensure!(is_untouched(&managed.rig.create("mesh", &bare_pod(&name)).await?), "still injected");

@@ -25,8 +25,8 @@ async fn without_a_way() -> Result<Managed> {
     managed.rig.namespace("pay", Some("required")).await?;
     managed.rig.replicas = Replica::start_many(&managed.rig.spec, 1).await?;
     managed.rig.service.set_ready(managed.rig.replicas[0].address(), false).await?;
-    eventually(PATIENCE, "API servers are told to call", async || {
-        ensure!(required(&managed).await? == "Ignore", "it refuses");
+    eventually(PATIENCE, "the webhook configuration exists", async || {
+        ensure!(required(&managed).await? == "Ignore", "its failurePolicy is Fail");
         Ok(())
     })
     .await?;
@@ -41,7 +41,7 @@ async fn required(managed: &Managed) -> Result<String> {
 }
 
 async fn is_armed(managed: &Managed, limit: Duration) -> Result<()> {
-    eventually(limit, "pods are refused where nobody answers", async || {
+    eventually(limit, "pods are rejected without a response", async || {
         let policy = required(managed).await?;
         ensure!(policy == "Fail", "{policy}");
         Ok(())
@@ -61,10 +61,10 @@ fn webhooks_wait_for_connectivity_check() {
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
             let pod = managed.rig.dry_run("pay", &bare_pod("web")).await.context("refused")?;
-            ensure!(!names(&pod).contains(&"sidecar-nginx".to_owned()), "there is a way: {pod}");
+            ensure!(!names(&pod).contains(&"sidecar-nginx".to_owned()), "a replica is reachable: {pod}");
         }
-        ensure!(required(&managed).await? == "Ignore", "nobody has shown that there is a way");
-        ensure!(!has_switch(&managed).await?, "a guardrail would refuse pods that nobody decided about");
+        ensure!(required(&managed).await? == "Ignore", "no connectivity check has succeeded");
+        ensure!(!has_switch(&managed).await?, "a guardrail would reject pods without a decision");
 
         let replica = managed.rig.replicas[0].address();
         let begun = Instant::now();
@@ -96,9 +96,9 @@ fn failed_connectivity_check_delays_arming_briefly() {
         ensure!(took > LIMIT / 2, "{took:?}");
         println!("pods are refused after {took:.1?}, though no API server has shown that it reaches a replica");
         let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
-        eventually(SOON, "people are told", async || {
+        eventually(SOON, "the log warns", async || {
             let about = ListParams::default().fields("reason=ReplicasUnreached");
-            ensure!(events.list(&about).await?.items.len() == 1, "not told");
+            ensure!(events.list(&about).await?.items.len() == 1, "not logged");
             Ok(())
         })
         .await

@@ -137,7 +137,7 @@ fn broken_profile_changes_nothing_after_restarts() {
 
         rig.control_plane.apply_yaml(&broken()).await?;
         let status = accepted_becomes(&rig, "False").await?;
-        ensure!(status["revision"] == first["revision"], "what is published stays: {status}");
+        ensure!(status["revision"] == first["revision"], "the published revision stays: {status}");
         let told = condition(&status, "Accepted")["message"].as_str().unwrap_or_default().to_owned();
         ensure!(told.contains("spec.template.spec.containers[0]") && told.contains("image"), "{told}");
         ensure!(condition(&status, "Ready")["reason"] == "LastAccepted", "{status}");
@@ -151,7 +151,7 @@ fn broken_profile_changes_nothing_after_restarts() {
         let leader = Leader::begin(&rig.control_plane)?;
         // The new leader handles another profile, so it has seen this one too.
         rig.control_plane.apply_yaml(&NGINX.replace("name: nginx\n", "name: other\n")).await?;
-        eventually(SOON, "the new leader works", async || {
+        eventually(SOON, "the new leader is active", async || {
             let other = get(&rig, &["ciprof", "other"]).await?;
             ensure!(other["status"]["revision"].is_string(), "{other}");
             Ok(())
@@ -190,8 +190,7 @@ fn revisions_are_immutable_and_recreated() {
             ensure!(!patched.status.success() && told.contains("a revision does not change"), "{patch}: {told}");
         }
         rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
-        eventually(SOON, "the revision is made again", async || get(&rig, &["ciprev", &object]).await.map(drop))
-            .await?;
+        eventually(SOON, "the revision is recreated", async || get(&rig, &["ciprev", &object]).await.map(drop)).await?;
 
         // A replica that starts while the revision is missing serves it once it is back.
         leader.end().await?;
@@ -224,7 +223,7 @@ fn status_and_events_are_what_an_owner_reads() {
 
         // Another profile with the same key causes a conflict while it exists.
         let conflicted = async |expected: &str| {
-            eventually(SOON, "the conflict is told", async || {
+            eventually(SOON, "the conflict is reported", async || {
                 let status = status(&rig).await?;
                 let conditions = status["conditions"].as_array().context("conditions")?;
                 let found = conditions.iter().find(|condition| condition["type"] == "Conflicted").context("none")?;
@@ -244,24 +243,24 @@ fn status_and_events_are_what_an_owner_reads() {
 
         rig.control_plane.apply_yaml(&broken()).await?;
         accepted_becomes(&rig, "False").await?;
-        let described = eventually(SOON, "the event is there", async || {
+        let described = eventually(SOON, "the Event exists", async || {
             let events = rig.control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
             ensure!(events.contains("Rejected") && events.contains("needs an image"), "{events}");
             Ok(events)
         })
         .await?;
         ensure!(described.contains("clusterinjectionprofile/nginx"), "{described}");
-        ensure!(described.matches("Rejected").count() == 1, "once for a generation: {described}");
+        ensure!(described.matches("Rejected").count() == 1, "one Event per generation: {described}");
 
         // The controller does not rewrite a correct status. Its last change may still be pending, so the check is
         // retried.
         let mut number = 0;
-        eventually(SOON, "a status that says what is so is left alone", async || {
+        eventually(SOON, "a correct status is not rewritten", async || {
             number += 1;
             let version = get(&rig, &["ciprof", "nginx"]).await?["metadata"]["resourceVersion"].clone();
             rig.namespace(&format!("team-d-{number}"), None).await?;
             tokio::time::sleep(Duration::from_secs(1)).await;
-            ensure!(get(&rig, &["ciprof", "nginx"]).await?["metadata"]["resourceVersion"] == version, "written again");
+            ensure!(get(&rig, &["ciprof", "nginx"]).await?["metadata"]["resourceVersion"] == version, "rewritten");
             Ok(())
         })
         .await?;
@@ -280,7 +279,7 @@ fn pods_follow_rollout_pin_and_rollback() {
             profile
         };
         rig.control_plane.apply_yaml(&staged.to_string()).await?;
-        let seen = eventually(SOON, "both revisions are at work", async || {
+        let seen = eventually(SOON, "both revisions are active", async || {
             let mut seen = std::collections::BTreeMap::new();
             for number in 0..20 {
                 let pod = rig.dry_run("team-a", &bare_pod(&format!("web-{number}"))).await?;
@@ -297,7 +296,7 @@ fn pods_follow_rollout_pin_and_rollback() {
         rig.control_plane.apply_yaml(&all.to_string()).await?;
         image_becomes(&rig, "nginx:1.30").await?;
         ensure!(seen.values().any(|image| image == "nginx:1.29"));
-        eventually(SOON, "it is told that all have it", async || {
+        eventually(SOON, "the status reports a complete rollout", async || {
             let status = status(&rig).await?;
             ensure!(status["promotedRevision"] == status["revision"] && status["rollout"].is_null(), "{status}");
             ensure!(status["revisions"].as_array().is_some_and(|kept| kept.len() == 2), "{status}");
@@ -308,7 +307,7 @@ fn pods_follow_rollout_pin_and_rollback() {
         // The old revision is not active any more, but replicas fetch it for a pod that pins it.
         let mut pinned = bare_pod("pinned");
         pinned["metadata"]["annotations"]["pillion.dev/profiles"] = json!(format!("nginx@{}", &old[..6]));
-        eventually(SOON, "the old one is fetched, which has a short time for each pod", async || {
+        eventually(SOON, "the old revision is fetched, with a short limit for each pod", async || {
             let pod = rig.dry_run("team-a", &pinned).await?;
             ensure!(image_of(&pod).as_deref() == Some("nginx:1.29"), "{pod}");
             let record = annotation(&pod, "pillion.dev/injected").unwrap_or_default();
@@ -321,7 +320,7 @@ fn pods_follow_rollout_pin_and_rollback() {
             .kubectl_ok(&["annotate", "ciprof", "nginx", &format!("pillion.dev/rollback-to={old}")])
             .await?;
         image_becomes(&rig, "nginx:1.29").await?;
-        eventually(SOON, "the rollback is told", async || {
+        eventually(SOON, "the rollback is reported", async || {
             let events = rig.control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
             ensure!(events.contains("RolledBack"), "{events}");
             Ok(())
@@ -431,7 +430,7 @@ fn documented_history_and_rollback_commands_work() {
         let history = pillion(&rig, document, "pillion profiles history nginx")?;
         ensure!(history.contains("rolled back"), "{history}");
         let spec = get(&rig, &["ciprof", "nginx"]).await?["spec"].to_string();
-        ensure!(spec.contains("nginx:1.30"), "the text is as the repository has it");
+        ensure!(spec.contains("nginx:1.30"), "the spec is that of the repository");
 
         // A new spec ends the rollback.
         rig.control_plane.apply_yaml(&with_image("nginx:1.31")).await?;
@@ -583,7 +582,7 @@ fn status_has_verdict_of_dry_run() {
         let controller = kubeconfig(&control_plane, "controller").await?;
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let account = format!("--as=system:serviceaccount:{NAMESPACE}:pillion-controller");
-        eventually(SOON, "the right is gone", async || {
+        eventually(SOON, "the permission is removed", async || {
             let may =
                 control_plane.kubectl(&["auth", "can-i", "create", "podtemplates", "-n", NAMESPACE, &account]).await?;
             ensure!(!may.status.success());
@@ -601,7 +600,7 @@ fn status_has_verdict_of_dry_run() {
         for (profile, state, words) in VERDICTS {
             valid_becomes(&control_plane, profile, state, words).await?;
         }
-        let events = eventually(SOON, "the events are there", async || {
+        let events = eventually(SOON, "the Events exist", async || {
             let events = control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
             ensure!(events.matches("Invalid").count() >= 2, "{events}");
             Ok(events)

@@ -127,7 +127,7 @@ fn rolling_restarts_lose_no_pod() {
         nothing_is_lost(&outcomes)?;
         every_change_is_served(&outcomes, &images)?;
         let used = fleet.answered.iter().filter(|answered| **answered > 0).count();
-        ensure!(2 * used >= fleet.answered.len(), "most replicas were replaced before a pod came to them");
+        ensure!(2 * used >= fleet.answered.len(), "most replicas were replaced before they received a pod");
 
         // Stopping the API server closes its connections, for which the draining replicas wait.
         rig.control_plane.stop_api_server()?;
@@ -149,7 +149,7 @@ fn every_change_is_served(outcomes: &Outcomes, images: &[(String, Instant)]) -> 
         let place = images.iter().position(|(known, _)| known == image).with_context(|| format!("{image}: unknown"))?;
         let Some((next, since)) = images.get(place + 1) else { continue };
         let late = created.sent.saturating_duration_since(*since);
-        ensure!(late < CHANGED, "{late:?} after {next} a pod is given {image}");
+        ensure!(late < CHANGED, "{late:?} after {next} a pod gets {image}");
     }
     // Without any pod of the last image, the check would prove nothing.
     let (last, _) = images.last().context("an image")?;

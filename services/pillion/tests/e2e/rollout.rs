@@ -340,6 +340,6 @@ async fn foreseen(cluster: &Cluster) -> Result<()> {
     ensure!(run.code == Some(0) && run.stdout.is_empty(), "{} {}", run.stdout, run.stderr);
     let run = cluster.pillion(&["diff", "-p", &changed, "-n", "nowhere"]).await?;
     ensure!(run.code == Some(2) && run.stderr.contains("nowhere is not opted in"), "{} {}", run.stdout, run.stderr);
-    ensure!(versions().await? == before, "a pod was touched");
+    ensure!(versions().await? == before, "a pod was changed");
     Ok(())
 }

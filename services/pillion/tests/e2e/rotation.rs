@@ -150,7 +150,7 @@ async fn a_leader_that_is_hit(hit: Hit) -> Result<()> {
             // The old leader continues with its last step, and finds that another controller took over.
             Hit::Pause => managed.controllers[place].process().resume()?,
         }
-        ensure!(active == next, "{write:?}: authority {active} instead of {next}");
+        ensure!(active == next, "{write:?}: CA {active} instead of {next}");
     }
     load.answers(100).await?;
     let outcomes = load.stop().await?;
@@ -207,7 +207,7 @@ fn rotation_waits_for_hanging_api_server() {
         managed.rotate()?;
         managed.is_stable(active + 2, 3 * LIMIT).await?;
         let without = asked.elapsed();
-        ensure!(without > Duration::from_secs(20), "it was waited for {without:?} only");
+        ensure!(without > Duration::from_secs(20), "the rotation waited only for {without:?}");
         let outcomes = load.stop().await?;
         tell(&format!("one API server hung for 10 s: through after {through:.1?}; gone: {without:.1?}; {outcomes}"));
         nothing_is_lost(&outcomes)
@@ -242,7 +242,7 @@ fn a_stolen_key_is_replaced_without_soaking() {
         managed.sees(Write::Record("soaking"), active + 2).await?;
         managed.pillion(&["certs", "rotate", "--compromised", "--wait", "120"])?;
         let last = managed.is_stable(active + 2, SOON).await?;
-        ensure!(last == active + 3, "authority {last} instead of {}", active + 3);
+        ensure!(last == active + 3, "CA {last} instead of {}", active + 3);
         nothing_is_lost(&load.stop().await?)
     });
 }
@@ -258,17 +258,17 @@ fn damaged_secrets_are_recreated_without_lost_pods() {
             let began = Instant::now();
             managed.damage(damage).await.with_context(|| format!("{damage:?}"))?;
             let least = active + u64::from(is_new);
-            let mended = eventually(LIMIT, "all is as it ought to be", async || {
+            let mended = eventually(LIMIT, "the desired state is restored", async || {
                 let (phase, generation) = managed.rotation().await?;
                 let (leaf, trusted) = (managed.leaf().await?, managed.trusted().await?);
                 ensure!(
                     phase == "stable" && generation >= least && leaf == generation && trusted == 1,
-                    "{phase}, authority {generation} of {least}, leaf of {leaf}, {trusted} trusted"
+                    "{phase}, CA {generation} of {least}, serving certificate of {leaf}, {trusted} trusted"
                 );
                 Ok(generation)
             });
             active = mended.await.with_context(|| format!("{damage:?}"))?;
-            ensure!(active == least, "{damage:?}: authority {active} instead of {least}");
+            ensure!(active == least, "{damage:?}: CA {active} instead of {least}");
             took.push((damage, began.elapsed()));
         }
         load.answers(100).await?;
@@ -286,9 +286,9 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         let configurations = managed.configurations();
         // Until the connectivity check succeeds, failed calls do not reject pods. That configuration is temporary, so
         // wait until it changes.
-        let whole = eventually(LIMIT * 2, "the rehearsal is over", async || {
+        let whole = eventually(LIMIT * 2, "the connectivity check is over", async || {
             let there = configurations.get(RELEASE).await?;
-            ensure!(!is_rehearsal(&there, RELEASE), "it goes on");
+            ensure!(!is_rehearsal(&there, RELEASE), "it continues");
             Ok(there.webhooks)
         })
         .await?;
@@ -296,7 +296,7 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         let stranger = TestCa::new()?.bundle_pem();
         let bundle = "/webhooks/0/clientConfig/caBundle";
         let damages = [
-            ("the bundle emptied", Some(json!([{"op": "replace", "path": bundle, "value": ""}]))),
+            ("the CA bundle emptied", Some(json!([{"op": "replace", "path": bundle, "value": ""}]))),
             ("the bundle replaced by junk", Some(json!([{"op": "replace", "path": bundle, "value": base64("junk")}]))),
             ("a stranger's bundle", Some(json!([{"op": "replace", "path": bundle, "value": base64(&stranger)}]))),
             ("an entry deleted", Some(json!([{"op": "remove", "path": "/webhooks/1"}]))),
@@ -371,7 +371,7 @@ impl Managed {
 
     /// Waits until the marker is again an epoch that the record has reached.
     async fn is_written_over(&self, marked: Marked) -> Result<()> {
-        eventually(LIMIT, "the epoch is written over", async || {
+        eventually(LIMIT, "the epoch is corrected", async || {
             let (epoch, record) = (self.epoch_of(marked).await?, self.record().await?["epoch"].as_u64());
             let epoch: Option<u64> = epoch.parse().ok();
             ensure!(epoch.is_some() && epoch <= record, "{marked:?}: {epoch:?}, and the record has {record:?}");
@@ -409,10 +409,10 @@ fn foreign_epoch_is_overwritten_without_rotation() {
             managed.is_written_over(marked).await?;
         }
         let rotated = managed.is_stable(active + 1, LIMIT).await?;
-        ensure!(rotated == active + 1, "authority {rotated} instead of {}", active + 1);
+        ensure!(rotated == active + 1, "CA {rotated} instead of {}", active + 1);
         let controller = &managed.controllers[0];
         let disbelieved = metric(controller, "pillion_controller_rotation_epochs_disbelieved_total").await?;
-        ensure!(disbelieved >= 12.0, "{disbelieved} were told of");
+        ensure!(disbelieved >= 12.0, "{disbelieved} were reported");
         let log = controller.log_text()?;
         ensure!(
             log.contains("manager=\"somebody\"") && log.contains("another client wrote a higher pillion.dev/epoch")

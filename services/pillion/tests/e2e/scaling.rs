@@ -77,7 +77,7 @@ fn upgrade_preserves_manual_scaling() {
         ensure!(replicas == 4, "{replicas}");
         release.autoscale(7).await?;
         let scaled = release.with("scaled", &auto).await?;
-        ensure!(scaled == (7, false), "who scales says it, and the release does not: {scaled:?}");
+        ensure!(scaled == (7, false), "manual scaling is preserved, and the release sets no replicas: {scaled:?}");
         release.autoscale(9).await?;
         let again = release.with("scaled-again", &auto).await?;
         ensure!(again == (9, false), "{again:?}");
@@ -93,7 +93,7 @@ fn upgrade_preserves_manual_scaling() {
         // Autoscaling from the first installation on.
         helm_ok(&release.control_plane, &["uninstall", "pillion", "--no-hooks"], None).await?;
         let first = release.with("autoscaled-from-the-beginning", &auto).await?;
-        ensure!(first == (3, true), "as many as the autoscaler has at least, until it scales: {first:?}");
+        ensure!(first == (3, true), "the autoscaler's minimum, until it scales: {first:?}");
         release.autoscale(6).await?;
         let scaled = release.with("autoscaled-since", &auto).await?;
         ensure!(scaled == (6, false), "{scaled:?}");
@@ -121,7 +121,7 @@ fn other_installer_does_not_count_as_scaling() {
         ensure!(managers.iter().all(|entry| entry.manager.as_deref() == Some("helm-controller")), "{managers:?}");
         release.is_renamed = true;
         let more = release.with("more", &json!({"replicas": 5})).await?;
-        ensure!(more == (5, true), "nobody has scaled, so the values say it: {more:?}");
+        ensure!(more == (5, true), "without scaling, the values set the replicas: {more:?}");
         Ok(())
     });
 }

@@ -194,8 +194,8 @@ async fn counted(replica: &Replica, result: &str, times: f64) -> Result<()> {
 
 async fn swapped(replica: &Replica, leaf: &ServingMaterial) -> Result<Duration> {
     let began = Instant::now();
-    eventually(SOON, "the new leaf is served", async || {
-        ensure!(shown(replica).await? == *leaf.certificate(), "the old one is");
+    eventually(SOON, "the new certificate is served", async || {
+        ensure!(shown(replica).await? == *leaf.certificate(), "the old certificate is served");
         Ok(())
     })
     .await?;
@@ -225,7 +225,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         let names_of_release = controller.release.server_names();
 
         // Without a Secret, the replica lacks only the certificate, and rejects connections at once.
-        eventually(SOON, "not ready for want of a certificate alone", async || {
+        eventually(SOON, "only the certificate is missing for readiness", async || {
             let (status, text) = replica.get("/readyz").await?;
             ensure!(status.as_u16() == 503 && text.trim_end().ends_with("waiting for serving certificate"), "{text}");
             ensure!(!text.contains("first lists"), "{text}");
@@ -331,7 +331,7 @@ fn replica_reports_missing_secret_permission() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let replica = start(&control_plane, &ROLE.replace("[pillion-serving]", "[another]")).await?;
-        eventually(SOON, "it is said", async || {
+        eventually(SOON, "it is logged", async || {
             let log = replica.log_text()?;
             ensure!(log.contains("get, list and watch for this object, by its name"), "{log}");
             Ok(())

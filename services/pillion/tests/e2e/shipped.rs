@@ -262,7 +262,7 @@ fn api_server_accepts_shipped_profiles() {
             wrong.extend(all.into_iter().flat_map(|tally| tally.wrong));
         }
         for (folder, why) in UNRESTRICTED {
-            ensure!(unrestricted.contains(folder), "{folder} is restricted after all, though: {why}");
+            ensure!(unrestricted.contains(folder), "{folder} meets *restricted*, in spite of: {why}");
         }
         ensure!(wrong.is_empty(), "{} of the pods of {installed} profiles:\n{}", wrong.len(), wrong.join("\n"));
         Ok(())
@@ -341,7 +341,7 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
         rig.control_plane.apply_yaml(BUILDER).await?;
         let pod: Json = serde_saphyr::from_str(EVERYTHING)?;
         // The account's lookup may take 250 ms, and the namespace's labels arrive by a watch.
-        let first = eventually(SOON, "all are on it", async || {
+        let first = eventually(SOON, "all profiles act on the pod", async || {
             let first = rig.dry_run(TOGETHER, &pod).await?;
             let record: Json = serde_json::from_str(annotation(&first, "pillion.dev/injected").context("a record")?)?;
             let profiles = record["profiles"].as_array().into_iter().flatten();
@@ -363,7 +363,7 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
                 metadata.remove(field);
             }
         }
-        ensure!(first == again, "not the same pod twice");
+        ensure!(first == again, "creating the pod again changes it");
         rig.create(TOGETHER, &pod).await?;
         Ok(())
     });

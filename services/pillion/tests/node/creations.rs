@@ -74,7 +74,7 @@ impl Creations {
         let outcomes = self.so_far();
         ensure!(
             outcomes.injected + outcomes.without + outcomes.refused.len() > 20,
-            "hardly a pod was created: {outcomes}"
+            "too few pods were created: {outcomes}"
         );
         Ok(outcomes)
     }

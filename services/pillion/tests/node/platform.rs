@@ -51,7 +51,7 @@ where
             }
             outcome
         };
-        tokio::time::timeout(TEST_LIMIT, run).await.context("the test does not end").flatten().unwrap();
+        tokio::time::timeout(TEST_LIMIT, run).await.context("the test has not ended").flatten().unwrap();
     });
 }
 
@@ -155,7 +155,7 @@ impl Platform {
         self.kubectl_with_input(&["apply", "--server-side", "-f", "-"], &objects.to_string()).await?;
         // Pods need the default service account, which a controller creates.
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), name);
-        eventually(SOON, "the account of its pods", async || Ok(accounts.get("default").await.map(drop)?)).await
+        eventually(SOON, "the service account exists", async || Ok(accounts.get("default").await.map(drop)?)).await
     }
 
     pub(crate) fn pods(&self, namespace: &str) -> Api<Pod> {

@@ -22,7 +22,7 @@ pub(crate) fn kill(node: &str, arguments: &[&str]) -> Result<usize> {
             }
         }
     }
-    ensure!(killed > 0, "no process of {node} begins with {arguments:?}");
+    ensure!(killed > 0, "no process of {node} has the arguments {arguments:?}");
     Ok(killed)
 }
 

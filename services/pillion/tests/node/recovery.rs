@@ -40,7 +40,7 @@ impl Display for Outage {
 async fn outage(platform: &Platform) -> Result<Outage> {
     let begun = Instant::now();
     let mut outage = Outage { refused: 0, lasted: Duration::ZERO, complete: Duration::ZERO };
-    eventually(SOON, "all replicas are back", async || {
+    eventually(SOON, "all replicas are available", async || {
         match platform.dry_run("team-a").await {
             Ok(pod) if is_injected(&pod) => {}
             _ => (outage.refused, outage.lasted) = (outage.refused + 1, begun.elapsed()),
@@ -50,7 +50,7 @@ async fn outage(platform: &Platform) -> Result<Outage> {
         // The loss may not be visible yet, and not every client may reach a replica that has just started.
         ensure!(begun.elapsed() > AT_LEAST, "too early to tell");
         ensure!(status.available_replicas == Some(3), "{status:?}");
-        ensure!(begun.elapsed() > outage.lasted + AT_LEAST, "pods are refused");
+        ensure!(begun.elapsed() > outage.lasted + AT_LEAST, "pods are rejected");
         Ok(())
     })
     .await?;
@@ -89,7 +89,7 @@ fn without_any_replica_the_cluster_recovers_by_itself() {
         let at_once = outage(platform).await?;
         println!("{killed} processes killed: {at_once}");
 
-        ensure!(at_once.refused > 0, "nobody was missed: nothing was tested");
+        ensure!(at_once.refused > 0, "no pod was affected, so nothing was tested");
         for outage in [asked, forced, all, at_once] {
             ensure!(outage.lasted < PROMISE, "{outage}");
         }
@@ -124,7 +124,7 @@ fn cluster_recovers_after_node_restart() {
             let statuses = pod.status.iter().filter_map(|status| status.container_statuses.as_ref());
             statuses.flatten().any(|each| each.restart_count > 0)
         });
-        ensure!(restarted, "no container was restarted: the node was not");
+        ensure!(restarted, "no container was restarted, so the node was not");
         platform.cluster.client().await.context("a client")?;
         Ok(())
     });

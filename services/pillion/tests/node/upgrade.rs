@@ -72,7 +72,7 @@ fn an_upgrade_and_a_rollback_lose_no_pod() {
         platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:two".to_owned(), 4));
-        println!("after the upgrade of who has scaled by hand: {}", creations.so_far());
+        println!("after an upgrade with manual scaling: {}", creations.so_far());
         // A rollback restores the recorded number of replicas too, so helm reports a conflict and requires
         // `--force-conflicts`.
         let refused = platform.helm("rollback", None, &["--wait", "--timeout=4m"]).await;

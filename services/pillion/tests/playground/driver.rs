@@ -154,7 +154,7 @@ impl Browser {
 
     /// Returns the first element that matches a CSS selector.
     pub(crate) fn one(&self, selector: &str) -> Element {
-        self.all(selector).into_iter().next().unwrap_or_else(|| panic!("there is no {selector}"))
+        self.all(selector).into_iter().next().unwrap_or_else(|| panic!("no element {selector}"))
     }
 
     pub(crate) fn click(&self, selector: &str) {

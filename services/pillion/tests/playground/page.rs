@@ -50,7 +50,7 @@ fn shows(browser: &Browser, id: &str, part: &str) {
 /// Checks contrast, references and sizes.
 fn is_legible(browser: &Browser, where_: &str) {
     // Wait for the end of transitions, whose colours belong to neither theme.
-    browser.until("the page rests", "return document.getAnimations().length === 0");
+    browser.until("no transition is running", "return document.getAnimations().length === 0");
     let wrong = browser.run(CHECKS);
     assert_eq!(wrong, json!([]), "{where_}");
 }
@@ -73,7 +73,11 @@ fn page_works_in_a_browser() {
     let browser = Browser::start(&programs, 1440, 900);
     browser.open(&dev.url());
     browser.until("the first example", DONE);
-    assert_eq!(text(&browser, "injected-panel").matches("sidecar-nginx").count(), 2, "its container, and the record");
+    assert_eq!(
+        text(&browser, "injected-panel").matches("sidecar-nginx").count(),
+        2,
+        "its container and its injection record"
+    );
     shows(&browser, "outcomes", "Injected");
     is_accessible(&browser, "as it opens");
 
@@ -96,8 +100,8 @@ fn page_works_in_a_browser() {
     // The browser serves these URLs itself.
     let is_own = |url: &&String| ["about:", "chrome:", "data:"].iter().any(|scheme| url.starts_with(scheme));
     let elsewhere: Vec<_> = asked.iter().filter(|url| !is_own(url) && !url.starts_with(&dev.url())).collect();
-    assert_eq!(elsewhere, Vec::<&String>::new(), "what leaves the machine");
-    assert!(asked.iter().any(|url| url.ends_with("/playground/run")), "requests are seen: {asked:?}");
+    assert_eq!(elsewhere, Vec::<&String>::new(), "requests to other hosts");
+    assert!(asked.iter().any(|url| url.ends_with("/playground/run")), "no request was recorded: {asked:?}");
 
     drop(dev);
     retype(&browser, "profile", PROFILE);
@@ -124,7 +128,7 @@ fn examples(browser: &Browser) {
     // The page shows the example that was chosen last, whichever response comes last.
     hold_next_answer(browser);
     choose(browser, "istio");
-    browser.until("an answer is held", "return window.go !== undefined");
+    browser.until("a response is held back", "return window.go !== undefined");
     choose(browser, "nginx");
     shows(browser, "injected-panel", "sidecar-nginx");
     browser.run("window.go()");
@@ -240,7 +244,7 @@ fn hold_next_answer(browser: &Browser) {
 fn newest(browser: &Browser) {
     hold_next_answer(browser);
     retype(browser, "profile", &PROFILE.replace("typed-in", "older"));
-    browser.until("an answer is held", "return window.go !== undefined");
+    browser.until("a response is held back", "return window.go !== undefined");
     retype(browser, "profile", &PROFILE.replace("typed-in", "newer"));
     shows(browser, "injected-panel", "newer");
     browser.run("window.go()");
@@ -253,8 +257,8 @@ fn newest(browser: &Browser) {
 
 fn nothing_becomes_html(browser: &Browser) {
     retype(browser, "profile", &PROFILE.replace("typed-in", "<img src=x onerror=alert(1)>"));
-    browser.until("an answer", DONE);
-    browser.until("it is shown as text", "return document.querySelector('.paint').textContent.includes('<img')");
+    browser.until("a response", DONE);
+    browser.until("HTML is shown as text", "return document.querySelector('.paint').textContent.includes('<img')");
     assert_eq!(browser.all("main img, main script").len(), 0);
     retype(browser, "profile", PROFILE);
     shows(browser, "outcomes", "Injected");
@@ -274,7 +278,7 @@ fn keyboard(browser: &Browser) {
         let is_shown = "const shows = (element) => { const { outlineStyle, outlineWidth, boxShadow } = getComputedStyle(element);
                         return (outlineStyle !== 'none' && parseFloat(outlineWidth) > 0) || boxShadow !== 'none' };
                         const at = document.activeElement; return shows(at) || shows(at.parentElement) || shows(at.closest('.switch') ?? at)";
-        assert_eq!(browser.run(is_shown), true, "the focus on {focused} is not seen");
+        assert_eq!(browser.run(is_shown), true, "the focus on {focused} is invisible");
         passed.push(focused);
     }
     for control in
@@ -282,10 +286,7 @@ fn keyboard(browser: &Browser) {
     {
         assert!(passed.iter().any(|one| one == control), "{control} is not reached: {passed:?}");
     }
-    assert!(
-        !passed.iter().any(|one| one == "diff-tab"),
-        "of tabs one is reached by Tab, the others by arrows: {passed:?}"
-    );
+    assert!(!passed.iter().any(|one| one == "diff-tab"), "Tab reaches one tab, arrow keys the others: {passed:?}");
 
     // The first Tab offers a link that skips the head of the page.
     browser.run("document.activeElement.blur()");
@@ -306,7 +307,7 @@ fn keyboard(browser: &Browser) {
     browser.press_with(key::SHIFT, key::TAB);
     assert_eq!(browser.run(FOCUSED), "profile");
     browser.press([key::TAB]);
-    assert_ne!(browser.run(FOCUSED), "profile", "who only passes by is not held");
+    assert_ne!(browser.run(FOCUSED), "profile", "Tab leaves an unedited field");
 }
 
 fn tabs(browser: &Browser) {
@@ -358,7 +359,7 @@ fn themes(browser: &Browser) {
     browser.click("[name=theme][value=light] + span");
     assert_eq!(browser.run(ground), grounds[0]);
     browser.refresh();
-    browser.until("the page once more", DONE);
+    browser.until("the page loads again", DONE);
     assert_eq!(browser.run(ground), grounds[0]);
     shows(browser, "injected-panel", "typed-in");
     browser.click("[name=theme][value=auto] + span");
@@ -368,7 +369,7 @@ fn themes(browser: &Browser) {
     let moving = "return [...document.querySelectorAll('*')].filter((element) => parseFloat(getComputedStyle(element).transitionDuration) > 0).length";
     assert_eq!(browser.run(moving), 0);
     browser.emulate("prefers-reduced-motion", "no-preference");
-    assert_ne!(browser.run(moving), 0, "that is seen where it is so");
+    assert_ne!(browser.run(moving), 0, "the check detects a violation");
 }
 
 fn links(browser: &Browser, dev: &Dev) {
@@ -413,7 +414,7 @@ fn links(browser: &Browser, dev: &Dev) {
 
 /// Waits until the page shows a link's content, and checks that it has sent no request.
 fn is_held(browser: &Browser) {
-    browser.until("a link's texts are shown", "return document.body.dataset.state === 'held'");
+    browser.until("a link's content is shown", "return document.body.dataset.state === 'held'");
     let state = browser.run(
         "const asked = performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('/playground/run'));
          return [asked.length, document.getElementById('linked').hidden, document.getElementById('profile').value]",
@@ -438,7 +439,7 @@ fn own_text(browser: &Browser, dev: &Dev) {
             browser.open("about:blank");
             browser.open(&format!("{}{link}", dev.url()));
         }
-        browser.until("the link's texts", "return document.body.dataset.state === 'held'");
+        browser.until("the link's content", "return document.body.dataset.state === 'held'");
         assert_eq!(browser.run("return document.getElementById('profile').value"), PROFILE);
         browser.click("#restore");
         shows(browser, "injected-panel", "mine");

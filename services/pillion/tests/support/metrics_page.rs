@@ -75,7 +75,7 @@ fn read_page(text: &str) -> Page {
 
 /// Parses `` `label`: `value` `value` ``, or `` `label`: [words](#section) ``. Text in italics describes open values.
 fn read_label(text: &str, sections: &BTreeMap<String, BTreeSet<String>>) -> (String, Values) {
-    let (name, values) = text.split_once(':').unwrap_or_else(|| panic!("no colon behind the label in {text:?}"));
+    let (name, values) = text.split_once(':').unwrap_or_else(|| panic!("no colon after the label in {text:?}"));
     let mut named: BTreeSet<String> = code(values).into_iter().collect();
     if let Some((_, link)) = values.split_once("](#") {
         let section = link.split(')').next().unwrap();

@@ -97,7 +97,7 @@ impl Program {
 
     /// Waits for this text on standard output or error, and returns the next word.
     pub(crate) fn word_behind(&self, text: &str) -> String {
-        eventually(&format!("a word behind {text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
+        eventually(&format!("a word after {text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
             let all = format!("{}\n{}", self.stdout(), self.stderr());
             let (_, rest) = all.split_once(text)?;
             // Wait for the whole line, or the word may be incomplete.
@@ -134,7 +134,7 @@ impl Program {
         let child = &mut self.child;
         let status = eventually("the process has ended", || child.try_wait().unwrap());
         // The threads may not have read the last output yet.
-        eventually("all that it said has come", || self.readers.iter().all(JoinHandle::is_finished).then_some(()));
+        eventually("all output has arrived", || self.readers.iter().all(JoinHandle::is_finished).then_some(()));
         status
     }
 }
@@ -219,7 +219,7 @@ fn exchange(mut stream: impl Read + Write, request: &str) -> Answer {
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
-    assert!(!head.to_ascii_lowercase().contains("transfer-encoding"), "this client takes whole bodies only: {head}");
+    assert!(!head.to_ascii_lowercase().contains("transfer-encoding"), "this client supports no chunked bodies: {head}");
     Answer { status, body: body.to_owned() }
 }
 

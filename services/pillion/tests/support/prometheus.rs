@@ -39,7 +39,7 @@ impl Prometheus {
                 Ok(started) => return started,
                 Err(log) => ended.push(log),
             }
-            assert!(ended.len() < 5, "Prometheus ends by itself: {ended:#?}");
+            assert!(ended.len() < 5, "Prometheus exits: {ended:#?}");
         }
     }
 

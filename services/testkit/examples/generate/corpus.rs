@@ -1,5 +1,5 @@
-//! The seeds of the fuzz corpus: captured reviews, the cases of the engine's tests and the examples of the language. What a
-//! fuzzer found stands beside them and is not touched.
+//! Writes the seeds of the fuzz corpus: captured reviews, the cases of the engine's tests and the examples of the
+//! language reference. Inputs that a fuzzer found are in the same folders, and stay unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ const EXPRESSIONS: &[&str] = &[
     "${toJson(params.e)} and ${params.b}",
 ];
 
-/// A profile with what only YAML has.
+/// A profile with constructs that only YAML has.
 const YAML: &str = r#"# a comment
 activation: Always
 parameters:

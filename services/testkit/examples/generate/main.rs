@@ -55,7 +55,8 @@ fn read(path: impl AsRef<Path>) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Writes a file unless it has this content: a newer file would compile the crates again that include it. Errors name it.
+/// Writes a file unless it has this content: a newer file would trigger a rebuild of the crates that include it.
+/// Errors name it.
 fn write(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
     let (path, content) = (path.as_ref(), content.as_ref());
     if fs::read(path).is_ok_and(|found| found == content) {
@@ -84,7 +85,7 @@ fn reasons() -> Result<String> {
     Ok(table)
 }
 
-/// A table between the comments that mark its place in a document.
+/// Returns a table between the comments that mark its place in a document.
 fn section(name: &str, table: &str) -> String {
     format!("<!-- {name} -->\n\n{table}\n<!-- end of {name} -->\n")
 }

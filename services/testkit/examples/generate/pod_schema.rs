@@ -62,7 +62,7 @@ pub(crate) fn table(document: &str) -> Result<String> {
         }
         waiting.retain(|name| done.get(short(name)).is_none_or(|(other, _)| other != name));
     }
-    ensure!(values.is_empty(), "there are no such fields: {:?}", values.keys());
+    ensure!(values.is_empty(), "unknown fields: {:?}", values.keys());
     Ok(done.into_iter().fold(String::new(), |table, (of, (_, line))| table + of + &line + "\n"))
 }
 

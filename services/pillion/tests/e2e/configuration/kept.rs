@@ -65,7 +65,7 @@ impl Kept {
 
     async fn fill(self, target: &Target) -> Result<Self> {
         self.target.send_replace(Some(Arc::new(target.clone())));
-        eventually(SOON, "both are there", async || self.is_as(target).await).await?;
+        eventually(SOON, "both configurations exist", async || self.is_as(target).await).await?;
         Ok(self)
     }
 
@@ -73,7 +73,7 @@ impl Kept {
     pub(super) async fn again(self, settings: Settings, target: &Target) -> Result<Self> {
         let Self { control_plane, release, stop, keeping, .. } = self;
         stop.cancel();
-        tokio::time::timeout(SOON, keeping).await.context("the keeper does not end")??;
+        tokio::time::timeout(SOON, keeping).await.context("the keeper has not stopped")??;
         Self::term(control_plane, release, settings).fill(target).await
     }
 
@@ -130,7 +130,7 @@ impl Kept {
 
     pub(super) async fn end(self) -> Result<()> {
         self.stop.cancel();
-        tokio::time::timeout(SOON, self.keeping).await.context("the keeper does not end")??;
+        tokio::time::timeout(SOON, self.keeping).await.context("the keeper has not stopped")??;
         Ok(())
     }
 }

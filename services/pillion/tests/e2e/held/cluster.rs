@@ -123,7 +123,7 @@ impl Cluster {
     pub(super) async fn metric(&self, line: &str) -> Result<u64> {
         let leader = self.managed.leader().await?;
         let leader = self.managed.controllers.iter().find(|running| running.address() == leader);
-        let text = leader.context("the leader is none of ours")?.metrics_text().await?;
+        let text = leader.context("the leader is none of the test's controllers")?.metrics_text().await?;
         let found =
             text.lines().find_map(|each| each.strip_prefix(line)).with_context(|| format!("{line} in {text}"))?;
         Ok(found.trim().parse()?)

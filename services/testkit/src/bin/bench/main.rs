@@ -1,13 +1,13 @@
-//! The benchmark: measures what a request costs the webhook, beside the least that a server of its kind can cost, in
-//! one run.
+//! The benchmark: measures the cost of a request to the webhook, and to a minimal server of the same kind, in one
+//! run.
 //!
 //! ```text
 //! cargo build --release -p pillion -p pillion-testkit && cargo build --release -p pillion-engine --example instructions
 //! target/release/bench [--quick]
 //! ```
 //!
-//! It prints figures for people first; the last line is one JSON object for programs. docs/benchmarks.md explains each
-//! figure. All traffic stays on the machine's loopback.
+//! It prints figures for people first; the last line is one JSON object for programs. docs/benchmarks.md explains
+//! each figure. All traffic stays on the machine's loopback.
 
 mod machine;
 mod load;

@@ -178,7 +178,7 @@ mod tests {
         let mut sum = 0_u64;
         while processor_time(own).unwrap() == before {
             sum = std::hint::black_box(sum + 1);
-            assert!(sum < 1_000_000, "the time stands still");
+            assert!(sum < 1_000_000, "the processor time does not increase");
         }
         assert!(processor_time(own).unwrap() > before);
     }
