@@ -1,4 +1,4 @@
-//! The files that `just dist` writes, with a trivial program in place of the real one.
+//! Tests the output of `just dist`, with an empty program in place of the real one.
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
@@ -113,7 +113,7 @@ fn dist_is_complete_and_reproducible() {
         assert!(!components.contains(&name), "{name} is not in the program");
     }
 
-    // The Containerfile builds the same image from the archive of the command line, except for /tmp.
+    // The Containerfile builds the same image from the archive of the CLI, except for /tmp.
     run("tar", &["-xf", &format!("{name}-image.tar"), "--one-top-level=layout"], &one);
     let layout = one.join("layout");
     let read = |path: &str| -> Value { serde_json::from_slice(&fs::read(layout.join(path)).unwrap()).unwrap() };

@@ -1,4 +1,4 @@
-//! Tests of the harness, and the comparison of the merge with a real API server.
+//! Tests of the test harness, and of the merge against a real API server.
 
 mod control_plane;
 mod dist;

@@ -1,4 +1,4 @@
-//! Isolated tests run once, inside their namespaces. They fail when they should, and no process outlives them.
+//! Isolated tests run once and inside, fail when they should, and leave no process behind.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ fn hanging_body_and_its_children_are_ended() {
         })
         .unwrap_err();
     assert!(failure.message.contains("did not end within 300ms"), "{failure}");
-    // The sleeping process holds the pipe of the output. If it were still running, this would wait for it.
+    // The sleeper holds the output pipe open, so a surviving sleeper would delay this line.
     assert!(started.elapsed() < Duration::from_mins(1));
     std::fs::remove_dir_all(failure.directory.unwrap()).unwrap();
 }

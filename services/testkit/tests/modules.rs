@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, ensure};
 use proc_macro2::{Group, TokenStream, TokenTree};
 
-/// A module's path, or a path that source code names, from the root of the crate.
+/// A module's path, or a path in source code, from the root of the crate.
 type Names = Vec<String>;
 
 /// Returns the text of a source file, or none if there is no such file.
@@ -105,7 +105,7 @@ impl Crate {
     /// Returns the module that contains the item at a path; names that a module imports lead on to the item's own module.
     fn resolve(&self, path: &[String]) -> Names {
         let mut path = path.to_vec();
-        // The limit ends cycles of imported names.
+        // Limits the steps for names that import each other in a cycle.
         for _ in 0..16 {
             let depth = (0..path.len()).rev().find(|depth| path.get(..*depth).is_some_and(|p| self.0.contains_key(p)));
             let (module, rest) = path.split_at(depth.unwrap_or_default());
@@ -140,7 +140,7 @@ impl Crate {
         edges
     }
 
-    /// Returns the rule violations of the crate's modules, as sentences that say how to correct them.
+    /// Returns the problems with the crate's modules, each with its fix.
     fn findings(&self) -> Vec<String> {
         let mut findings = Vec::new();
         for (parent, module) in &self.0 {
@@ -185,7 +185,7 @@ fn sort<'a>(modules: &'a [String], edges: &Edges<'a>) -> Result<Vec<&'a str>, Ve
             order.push(next);
             continue;
         }
-        // Every remaining module uses another one, so this walk returns to an earlier module.
+        // Every remaining module uses another one, so this walk must revisit a module.
         let mut walk: Vec<(&str, &str)> = Vec::new();
         let mut at = left.next().and_then(needs);
         while let Some(edge) = at {
@@ -204,7 +204,7 @@ fn is_test(attribute: &Group) -> bool {
     text == "cfg(test)" || text.starts_with("cfg(all(test,")
 }
 
-/// Returns what follows an item: its body, or its semicolon.
+/// Returns the tokens from an item's body or semicolon onwards.
 fn skip_item(item: &[TokenTree]) -> &[TokenTree] {
     let mut rest = item;
     let mut is_use = false;
@@ -257,7 +257,7 @@ fn read_paths<'a>(mut rest: &'a [TokenTree], prefix: &[String], found: &mut Vec<
     rest
 }
 
-/// Converts a path in the module `at` to a path from the root of the crate.
+/// Converts a path in module `at` to a path from the root of the crate.
 fn from_root(at: &[String], path: &[String]) -> Names {
     let mut full = at.to_vec();
     for name in path {

@@ -1,9 +1,9 @@
-//! Kubernetes as the oracle of the merge. The engine must merge a template into a pod as a real kube-apiserver does,
-//! both by strategic merge and by server-side apply.
+//! Compares the engine's merge with a real kube-apiserver's: strategic merge and server-side apply must give the same
+//! result for a pod and a template.
 //!
-//! The API server stores pods as `PodTemplate` objects, which have the same fields but are not changed by pod
-//! admission. Results are compared in the form in which the API server would store them. `PILLION_ORACLE_CASES` and
-//! `PILLION_ORACLE_SEED` set the number of test cases and their seed.
+//! Pods are stored as `PodTemplate` objects, which have the same fields and which pod admission does not change.
+//! Results are compared after the API server has normalised them. `PILLION_ORACLE_CASES` sets the number of cases, and
+//! `PILLION_ORACLE_SEED` selects others.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 #![allow(clippy::print_stdout, reason = "what a run has compared is worth reading")]

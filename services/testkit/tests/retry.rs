@@ -1,5 +1,5 @@
-//! A replica that sheds a request makes the API server retry it, on a new connection to another replica. The client
-//! that creates a pod notices a delay of at most a second.
+//! When a replica sheds load, the API server retries on a new connection and reaches another replica. Creating a pod
+//! takes at most a second longer.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ fn what_one_replica_turns_away_another_answers() {
         let client = control_plane.client();
         control_plane.create_namespace("tenant", &[("pillion.dev/injection", "required")]).await?;
         let ca = TestCa::new()?;
-        // The API server chooses an endpoint at random, and tries ten times. With three of four replicas free, a pod
-        // fails with a probability of one in a million.
+        // The API server picks a random endpoint and tries ten times. With three of four endpoints free, about one pod
+        // in a million reaches none.
         let addresses = [replica_address(1), replica_address(2), replica_address(3), replica_address(4)];
         let full = serve(&ca, &addresses[..1], 0).await?;
         let free = serve(&ca, &addresses[1..], 1024).await?;
@@ -52,7 +52,7 @@ fn what_one_replica_turns_away_another_answers() {
                 "metadata": {"name": name},
                 "spec": {"containers": [{"name": "app", "image": "app:1"}]},
             }))?;
-            // The failurePolicy is `Fail`, so a created pod had a response.
+            // failurePolicy is Fail, so a replica has answered for every pod that is created.
             pods.create(&PostParams::default(), &pod).await?;
             Ok(())
         };
@@ -67,9 +67,8 @@ fn what_one_replica_turns_away_another_answers() {
 
         let (shed, answered) = (value(&full, SHED)?, value(&free, ANSWERED)?);
         let mut created = 0;
-        // Concurrent creations open new connections, about a quarter of them to the replica that sheds all requests.
-        // On a busy machine the creations may be sequential, and miss that replica by chance. Then the test creates
-        // more pods.
+        // Concurrent requests open new connections, of which about a quarter reach the replica that sheds load. On a
+        // busy machine the requests may run one after another and all miss it, so the loop creates more pods.
         while created == 0 || (value(&full, SHED)? - shed < 1.0 && created < 10 * PODS) {
             try_join_all((created..created + PODS).map(|number| create(format!("pod-{number}")))).await?;
             created += PODS;
@@ -82,7 +81,7 @@ fn what_one_replica_turns_away_another_answers() {
     });
 }
 
-/// Starts a replica that listens on all `addresses`, and handles at most `max_in_flight` concurrent requests.
+/// Serves a replica that listens on all `addresses` and accepts at most `max_in_flight` concurrent requests.
 async fn serve(ca: &TestCa, addresses: &[IpAddr], max_in_flight: usize) -> Result<Arc<Registry>> {
     let mut registry = Registry::default();
     let metrics = Arc::new(Metrics::register(&mut registry));

@@ -1,4 +1,4 @@
-//! The production path from the API server to a webhook: Service, endpoint slices, HTTP/1.1, failurePolicy `Fail`.
+//! Tests the production path from the API server to a webhook: Service, endpoint slices, HTTP/1.1, failurePolicy Fail.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "the helpers of a test are part of the test")]
 
@@ -53,12 +53,12 @@ fn webhook_behind_service_patches_pod_over_http1() {
         .await?;
         ensure!(seen.versions() == [Version::HTTP_11], "{:?}", seen.versions());
 
-        // The stored pod has the label that the webhook added, which names the replica.
+        // The stored pod has the webhook's label, which names the replica.
         let name = created.metadata.name.clone().context("a pod without a name")?;
         ensure!(label(&pods.get(&name).await?) == label(&created));
 
-        // A pooled connection outlives its endpoint, so only the deletion of the pod moves requests to the other
-        // replica.
+        // A pooled connection outlives its endpoint, so the other replica serves only after the first one's pod is
+        // deleted.
         service.set_ready(addresses[0], false).await?;
         service.remove(addresses[0]).await?;
         seen.hang_up(addresses[0]);
@@ -70,7 +70,7 @@ fn webhook_behind_service_patches_pod_over_http1() {
         })
         .await?;
 
-        // Without any endpoint, the API server rejects the pod because of failurePolicy `Fail`.
+        // Without any endpoint, failurePolicy Fail rejects the pod.
         service.remove(addresses[1]).await?;
         seen.hang_up(addresses[1]);
         eventually(SOON, "the pod is rejected", async || {
@@ -84,7 +84,7 @@ fn webhook_behind_service_patches_pod_over_http1() {
     });
 }
 
-/// The observations of a test's webhooks.
+/// The requests that the test's webhooks received.
 #[derive(Debug, Clone, Default)]
 struct Seen {
     versions: Arc<Mutex<Vec<Version>>>,
@@ -98,7 +98,7 @@ impl Seen {
         versions
     }
 
-    /// Stops the webhook at an address and closes its connections, as the deletion of a pod does.
+    /// Ends the webhook at an address and its connections, as when its pod is deleted.
     fn hang_up(&self, address: IpAddr) {
         self.servers.lock().unwrap().remove(&address).unwrap().abort();
     }

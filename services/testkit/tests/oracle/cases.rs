@@ -1,4 +1,4 @@
-//! Runs the test cases: the engine, strategic merge and server-side apply each merge a template into a pod.
+//! Runs the cases: the engine, strategic merge and server-side apply each apply a template to its pod.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,34 +18,34 @@ use crate::oracle::server::{Answer, Templates};
 use crate::oracle::shrink::{places, without};
 use crate::oracle::{ours, pods};
 
-/// Number of test cases. `PILLION_ORACLE_CASES` overrides it.
+/// The default number of cases; `PILLION_ORACLE_CASES` overrides it.
 const CASES: usize = 1_000;
-/// Number of templates for each pod. A pod must be stored, a template need not.
+/// The number of templates per pod. Only the pod must be stored, so further templates are cheap.
 const TEMPLATES: u64 = 20;
-/// Number of pods that are tested concurrently.
+/// The number of pods that are tested concurrently.
 const AT_ONCE: usize = 8;
-/// Number of failures that are shown.
+/// The number of failures that are shown.
 const SHOWN: usize = 3;
 
-/// Number of templates that have failed so far.
+/// The number of templates that have failed so far.
 static FAILED: AtomicUsize = AtomicUsize::new(0);
 
-/// Reasons for which the engine rejects a result itself, and the API server's words for them.
+/// Errors that the engine reports itself, each with the API server's wording.
 const OWN_REFUSALS: [(&str, &str); 2] = [("NameTaken", "Duplicate value"), ("MissingVolume", "Not found")];
 
-/// The results of the test cases.
+/// The results of the cases.
 #[derive(Default)]
 struct Tally {
     cases: usize,
-    /// Comparisons with equal results.
+    /// Comparisons with equal values on both sides.
     equal: usize,
-    /// Comparisons in which both sides reject the result.
+    /// Cases that both sides reject.
     refused: usize,
     pinned: BTreeMap<PinnedBy, usize>,
     failures: Vec<String>,
 }
 
-/// The time limit of a run: many times what it needs.
+/// Returns the time limit of a run: many times the usual duration.
 pub(crate) fn time_limit() -> Duration {
     Duration::from_mins(5) + Duration::from_millis(wanted().unwrap_or_default().saturating_mul(100))
 }
@@ -58,7 +58,7 @@ fn number(name: &'static str, default: u64) -> Result<u64> {
     std::env::var(name).map_or(Ok(default), |text| text.parse().context(name))
 }
 
-/// Runs the number of test cases that the environment sets.
+/// Runs the configured number of cases.
 pub(crate) async fn run() -> Result<()> {
     let cases = wanted()?;
     let seed = number("PILLION_ORACLE_SEED", 0)?;
@@ -81,8 +81,8 @@ pub(crate) async fn run() -> Result<()> {
         };
         println!("{count:6} {reason}");
     }
-    // Most test cases must have a valid result, or the comparison proves little.
-    ensure!(equal > cases && refused < cases / 5, "too few test cases have a valid result");
+    // Most cases must be valid and equal, or the test proves little.
+    ensure!(equal > cases && refused < cases / 5, "the cases are not worth their time");
     for (number, pin) in PINS.iter().enumerate() {
         if cases >= CASES && seed == 0 && !pin.is_rare && !tally.pinned.contains_key(&PinnedBy::Pin(number)) {
             tally.failures.push(format!("not seen any more: {}", pin.reason));
@@ -111,8 +111,8 @@ impl Tally {
         let found = match (ours, theirs) {
             (Ok(ours), Ok(theirs)) => {
                 let found = if oracle == Oracle::ServerSideApply && has_repeated_variable(case) {
-                    // Server-side apply keeps one entry of a repeated name that it changes. The engine also
-                    // keeps the entries without effect.
+                    // Server-side apply keeps one entry of each name that it applies. The engine also keeps the
+                    // overridden entries.
                     differences(openapi, &without_repeated(ours), &without_repeated(theirs))
                 } else {
                     differences(openapi, ours, theirs)
@@ -124,8 +124,7 @@ impl Tally {
                 self.refused += 1;
                 let is_same = match OWN_REFUSALS.iter().find(|(reason, _)| ours.starts_with(reason)) {
                     Some((_, words)) => theirs.contains(words),
-                    // With server-side apply the object may keep both members of a one-of, which adds causes to the
-                    // API server's message.
+                    // Skips server-side apply: with both members of a one-of kept, further causes differ.
                     None => oracle == Oracle::ServerSideApply || causes(ours) == causes(theirs),
                 };
                 let different = || Difference::whole(format!("the engine rejects: {ours}\n  the API server: {theirs}"));
@@ -152,7 +151,7 @@ impl Tally {
     }
 }
 
-/// Removes environment variables without effect: the last one of each name counts.
+/// Returns a pod with only the effective environment entries of each container: the last of each name.
 fn without_repeated(pod: &Json) -> Json {
     let mut pod = pod.clone();
     for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
@@ -168,7 +167,7 @@ fn without_repeated(pod: &Json) -> Json {
     pod
 }
 
-/// Returns the sorted causes in the API server's message, without the name of the object and the indexes of elements.
+/// Returns the causes of a rejection, sorted, without the object's name and the indexes of elements.
 fn causes(refusal: &str) -> Vec<String> {
     let all = refusal.split_once(" is invalid: ").map_or(refusal, |(_, causes)| causes);
     let all: String = all.chars().filter(|character| !character.is_ascii_digit()).collect();
@@ -177,14 +176,14 @@ fn causes(refusal: &str) -> Vec<String> {
     causes
 }
 
-/// Returns whether a message is about a one-of with two members.
+/// Returns whether a rejection is about a one-of with two members.
 fn is_one_of(refusal: &str) -> bool {
     let words =
         ["may not specify more than 1", "may not be specified when", "may not have more than one", "at most one"];
     words.iter().any(|words| refusal.contains(words))
 }
 
-/// Returns the difference for a result that only Kubernetes rejects, with the list that it is about.
+/// Describes a rejection by Kubernetes alone, with the list that it concerns.
 fn refusal(reason: &str) -> Difference {
     let causes = causes(reason);
     let is_about = |list: &str| causes.iter().all(|cause| cause.contains(list));
@@ -219,7 +218,7 @@ async fn one_pod(openapi: &OpenApi, templates: &Templates, seed: u64) -> Result<
         }
         let case = Template { openapi, templates, name: &name, pod: &pod, is_arranged };
         let mut one = case.run(&template).await?;
-        // This takes some hundred requests, so only for failures that are shown.
+        // Shrinking takes some hundred requests, so only the failures that are shown are shrunk.
         if !one.failures.is_empty() && FAILED.fetch_add(1, Ordering::Relaxed) < SHOWN {
             one.failures = case.smaller(template).await?;
         }
@@ -228,17 +227,17 @@ async fn one_pod(openapi: &OpenApi, templates: &Templates, seed: u64) -> Result<
     Ok(tally)
 }
 
-/// The API server's type for the pods of authors and for templates.
+/// The API server's name for the type of pods and templates.
 const TYPE: &str = "PodTemplateSpec";
-/// How many smaller templates to try for a failure.
+/// The number of smaller templates to try when shrinking a failure.
 const SMALLER: usize = 400;
 
-/// Returns the subject of a failure: the oracle and the path of the first difference.
+/// Returns what identifies a failure: the oracle and the path of the first difference.
 fn places_of(failure: &str) -> &str {
     failure.split_once("]: ").map_or(failure, |(places, _)| places)
 }
 
-/// A template and the pod that it is merged into.
+/// A template and the pod that it applies to.
 struct Template<'a> {
     openapi: &'a OpenApi,
     templates: &'a Templates,
@@ -270,12 +269,12 @@ impl Template<'_> {
         Ok(tally)
     }
 
-    /// Returns the failures of the smallest failing template that it finds.
+    /// Returns the failures of the smallest template that still fails.
     async fn smaller(&self, mut template: Json) -> Result<Vec<String>> {
         let mut failures = self.run(&template).await?.failures;
         for place in places(&template).into_iter().take(SMALLER) {
             let Some(smaller) = without(&template, &place) else { continue };
-            // Skip templates that are invalid, or that fail for another reason.
+            // Ignores invalid templates and those that fail for another reason.
             if let Ok(tally) = self.run(&smaller).await
                 && tally
                     .failures

@@ -1,4 +1,4 @@
-//! Reproducible random values: a seed always gives the same pod and the same template.
+//! Repeatable randomness: a seed always gives the same pod and template.
 
 /// A small random number generator (`SplitMix64`).
 pub(crate) struct Dice(u64);
@@ -21,17 +21,17 @@ impl Dice {
         usize::try_from(self.next() % limit as u64).unwrap()
     }
 
-    /// Returns true with this probability in percent.
+    /// Returns true with this probability, in percent.
     pub(crate) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// Returns one of several values.
+    /// Returns one of the values.
     pub(crate) fn pick<T: Copy>(&mut self, among: &[T]) -> T {
         among[self.below(among.len())]
     }
 
-    /// Returns up to `most` of several values, in any order.
+    /// Returns at most `most` of the values, in random order.
     pub(crate) fn some<T: Copy>(&mut self, among: &[T], most: usize) -> Vec<T> {
         let mut all = among.to_vec();
         self.shuffle(&mut all);

@@ -1,6 +1,6 @@
-//! Compares the engine's table of a pod's fields with the API server's schema. The engine knows the same keys for
-//! each list that server-side apply merges by keys, and for no other list. Each one-of of strategic merge is known to
-//! the engine. The test lists the objects that server-side apply treats as atomic.
+//! Compares the engine's schema of a pod with the API server's. Both must merge the same lists by the same keys. Every
+//! one-of of strategic merge must be one for the engine. Objects that server-side apply treats as atomic must be
+//! listed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use pillion_engine::schema::{self, Field, OneOf, Type};
 use crate::oracle::openapi::{List, OpenApi, Shape};
 use crate::oracle::pins::ATOMIC;
 
-/// Lists that the engine and the API server treat differently, with the reasons.
+/// Lists that the engine and the API server treat differently, with the reason.
 const DIFFERENT: [(&str, &str); 7] = [
     ("ObjectMeta.finalizers", SET),
     ("VolumeMount.bindMountOptions", "a set, and the engine takes a mount's options as one value"),
@@ -23,23 +23,23 @@ const DIFFERENT: [(&str, &str); 7] = [
 const EPHEMERAL: &str = "a pod is created without them, and they come by a request that is only validated";
 const SET: &str = "a set, and a template of pods cannot set it";
 
-/// Keys of a list, by its path, such as `PodSpec.containers`.
+/// The keys of each list, by the list's field, such as `PodSpec.containers`.
 type Lists = BTreeMap<String, Vec<String>>;
 
-/// The findings of a walk through both schemas.
+/// The state of a walk through the API server's schema and the engine's.
 struct Walk<'a> {
     openapi: &'a OpenApi,
     theirs: Lists,
     ours: Lists,
     /// Objects that server-side apply treats as atomic.
     atomic: BTreeSet<String>,
-    /// Lists whose elements are a one-of that the engine does not know.
+    /// Lists whose elements are a one-of that is unknown to the engine.
     not_chosen: Vec<String>,
-    /// The API server's types that were visited, each with the engine's table.
+    /// Visited types of the API server, each with the engine's schema for it.
     seen: Vec<(String, usize)>,
 }
 
-/// Returns all disagreements, as sentences.
+/// Describes the disagreements between the two schemas.
 pub(crate) fn disagreements(openapi: &OpenApi) -> Vec<String> {
     let mut walk = Walk {
         openapi,
@@ -75,7 +75,7 @@ pub(crate) fn disagreements(openapi: &OpenApi) -> Vec<String> {
 
 impl Walk<'_> {
     fn object(&mut self, type_: &str, known: Option<&'static Type>) {
-        // The engine may have a table for a type in one place and not in another, so both are visited.
+        // The engine may know a type at one field and not at another, so both are visited.
         let visit = (type_.to_owned(), known.map_or(0, |known| std::ptr::from_ref(known).addr()));
         if self.seen.contains(&visit) {
             return;

@@ -1,4 +1,4 @@
-//! The API server's description of its types, `/openapi/v3/api/v1`, as far as it affects merging.
+//! The API server's schema of its types (`/openapi/v3/api/v1`), as far as it concerns merging.
 
 use anyhow::{Context, Result};
 use kube::Client;
@@ -9,21 +9,21 @@ use serde_json::{Map, Value as Json};
 /// The schemas of the API server's types.
 pub(crate) struct OpenApi(Map<String, Json>);
 
-/// The kind of a field.
+/// The shape of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape<'a> {
     Scalar,
-    /// An object with defined fields, by the name of its type.
+    /// An object with declared fields: the name of its type.
     Struct(&'a str),
     /// An object with arbitrary keys.
     Map,
     List(List<'a>),
 }
 
-/// The merge behaviour of a list.
+/// The schema of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct List<'a> {
-    /// `map`, `set` or `atomic`: its type for server-side apply.
+    /// The list type of server-side apply: `map`, `set` or `atomic`.
     pub(crate) kind: &'a str,
     schema: &'a Json,
     /// The type of its elements, if they are objects.
@@ -42,7 +42,7 @@ impl<'a> List<'a> {
         self.schema["x-kubernetes-patch-merge-key"].as_str()
     }
 
-    /// Returns whether strategic merge requires a list of the fields that an element keeps.
+    /// Returns whether strategic merge needs `$retainKeys` for the elements.
     pub(crate) fn retains_keys(&self) -> bool {
         self.schema["x-kubernetes-patch-strategy"].as_str().is_some_and(|strategy| strategy.contains("retainKeys"))
     }
@@ -53,7 +53,7 @@ impl OpenApi {
         let request = Request::new("/openapi/v3/api").get("v1", &GetParams::default())?;
         let document: Json = client.request(request).await.context("no OpenAPI document")?;
         let schemas = document["components"]["schemas"].as_object().context("a document without schemas")?;
-        // Within pods, the short names of this document are unique.
+        // The short names of all types in a pod are unique in this document.
         Ok(Self(schemas.iter().map(|(name, schema)| (short(name).to_owned(), schema.clone())).collect()))
     }
 
@@ -68,7 +68,7 @@ impl OpenApi {
         properties.into_iter().flatten().map(|(name, property)| (name.as_str(), self.shape(property)))
     }
 
-    /// Returns whether server-side apply treats an object field as atomic.
+    /// Returns whether server-side apply treats a field's object as atomic.
     pub(crate) fn is_atomic(&self, type_: &str, field: &str) -> bool {
         let Some(property) = self.0.get(type_).and_then(|schema| schema["properties"].get(field)) else { return false };
         let is = |schema: &Json| schema["x-kubernetes-map-type"] == "atomic";

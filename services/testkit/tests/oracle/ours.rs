@@ -1,4 +1,4 @@
-//! Merges a template into a pod with the engine, as a profile.
+//! The engine's side: applies a template, as a profile, to a pod.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 
 use crate::oracle::openapi::{OpenApi, Shape};
 
-/// Returns the pod's metadata and spec after the merge, or the engine's reason for rejecting it.
+/// Returns a pod's metadata and spec after the template is applied, or the engine's reason to reject it.
 pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<Result<Json, String>> {
     let spec = json!({"activation": "Always", "template": with_directives(openapi, template)});
     let spec = serde_json::from_value(spec)?;
@@ -53,14 +53,14 @@ pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<R
     Ok(Ok(json!({"metadata": object["metadata"], "spec": object["spec"]})))
 }
 
-/// Returns a template that replaces conflicting values and puts new elements first, as patches do.
+/// Returns a template that replaces changed elements and puts new ones first, as patches do.
 fn with_directives(openapi: &OpenApi, template: &Json) -> Json {
     let mut template = template.clone();
     for (part, type_) in [("metadata", "ObjectMeta"), ("spec", "PodSpec")] {
         add_positions(openapi, type_, &mut template[part]);
         template[part]["$conflict"] = json!("Replace");
     }
-    // The name of an existing volume or container is a conflict, unless the template allows to replace it.
+    // By default, the engine rejects a template with the name of an existing volume or container.
     for list in ["containers", "initContainers", "volumes"] {
         for element in template["spec"].get_mut(list).and_then(Json::as_array_mut).into_iter().flatten() {
             element["$conflict"] = json!("Replace");

@@ -1,10 +1,10 @@
-//! Random parts of pods and templates. There are few names, so that both often refer to the same object.
+//! Generates parts of pods and templates. They share a few names, so that pod and template often conflict.
 
 use serde_json::{Value as Json, json};
 
 use crate::oracle::dice::Dice;
 
-/// Sets a field with this probability in percent.
+/// Sets a field with this probability, in percent.
 macro_rules! maybe {
     ($dice:ident, $into:ident . $field:ident, $percent:literal, $value:expr) => {
         if $dice.chance($percent) {
@@ -18,7 +18,7 @@ const PORTS: [u16; 3] = [80, 8080, 9090];
 const PATHS: [&str; 5] = ["/data", "/etc/app", "/var/log", "/cache", "/a~b"];
 const VALUES: [&str; 5] = ["x", "y", "1", "", "a=b,c=d"];
 
-/// The list that a container is in.
+/// The list that contains a container.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     App,
@@ -81,7 +81,7 @@ fn variable(dice: &mut Dice, name: &str) -> Json {
     if dice.chance(10) {
         return json!({"name": name});
     }
-    // Rare, since the engine sorts such a template's variables.
+    // Rare, because the engine reorders the variables of such a template.
     if dice.chance(1) {
         return json!({"name": name, "value": format!("$({})/x", dice.pick(&["A", "B", "C"]))});
     }
@@ -131,7 +131,7 @@ fn env_from(dice: &mut Dice) -> Json {
 fn ports(dice: &mut Dice) -> Json {
     let mut ports = Vec::new();
     for number in dice.some(&PORTS, 3) {
-        // Usually one protocol for each number, since strategic merge identifies ports by number only.
+        // Mostly one protocol per port number, since strategic merge identifies ports by number alone.
         let count = if dice.chance(8) { 2 } else { 1 };
         for protocol in dice.some(&["TCP", "UDP", "SCTP"], 3).into_iter().take(count) {
             let protocol = if dice.chance(80) { "TCP" } else { protocol };
@@ -151,7 +151,7 @@ fn ports(dice: &mut Dice) -> Json {
     Json::Array(ports)
 }
 
-/// Returns number and protocol.
+/// Returns a port's number and protocol.
 pub(crate) fn port_key(port: &Json) -> (Option<u64>, &str) {
     (port["containerPort"].as_u64(), port["protocol"].as_str().unwrap_or("TCP"))
 }
@@ -215,7 +215,7 @@ fn seccomp(dice: &mut Dice) -> Json {
     }
 }
 
-/// Returns a pod-level security context.
+/// Returns a security context for the pod.
 pub(crate) fn pod_security_context(dice: &mut Dice) -> Json {
     let mut context = json!({});
     maybe!(dice, context.runAsUser, 40, dice.below(3) + 1000);

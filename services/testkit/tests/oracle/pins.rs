@@ -1,23 +1,23 @@
-//! The intended differences, each with its reason. Remove a pin when its difference no longer occurs.
+//! The intended differences, each with its reason. A pin that no case needs any more must be removed.
 
 use serde_json::Value as Json;
 
 use crate::oracle::compare::Difference;
 
-/// The oracle of a comparison.
+/// The merge that the engine is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Oracle {
     StrategicMerge,
     ServerSideApply,
 }
 
-/// Facts about a test case beside the two results.
+/// The facts about a case, beside the two results.
 pub(crate) struct Case<'a> {
     pub(crate) pod: &'a Json,
     pub(crate) template: &'a Json,
-    /// Whether the template's lists have the order that strategic merge produces.
+    /// Whether the template's lists have the order that strategic merge would give them.
     pub(crate) is_arranged: bool,
-    /// The number of places where the template sets another member of a one-of.
+    /// The number of positions where the template sets another member of a one-of.
     pub(crate) switches: usize,
 }
 
@@ -28,14 +28,14 @@ pub(crate) struct Pin {
     place: &'static str,
     /// Whether only the order of elements may differ.
     only_order: bool,
-    /// Returns whether the difference may occur in a test case.
+    /// Returns whether a case may have the difference.
     holds: fn(&Case<'_>) -> bool,
-    /// Whether the difference may be absent from some thousand test cases.
+    /// Whether some thousand cases may pass without the difference.
     pub(crate) is_rare: bool,
     pub(crate) reason: &'static str,
 }
 
-/// Any field.
+/// Matches every field.
 const ANYWHERE: &str = "";
 
 use Oracle::{ServerSideApply, StrategicMerge};
@@ -115,9 +115,9 @@ pub(crate) const PINS: [Pin; 9] = [
     },
 ];
 
-/// Objects that server-side apply treats as atomic. Pillion merges every object by its keys: a profile that requires
-/// nodes of an operating system extends the author's node selector. Strategic merge does the same, and its result for
-/// the same test case confirms the engine's.
+/// Objects that server-side apply treats as atomic. The engine merges every object by its keys: a profile that requires
+/// an operating system extends the pod's node selector. Strategic merge gives the same result, which confirms the
+/// engine's.
 pub(crate) const ATOMIC: [&str; 18] = [
     "CSIVolumeSource.nodePublishSecretRef",
     "CephFSVolumeSource.secretRef",
@@ -139,7 +139,7 @@ pub(crate) const ATOMIC: [&str; 18] = [
     "TopologySpreadConstraint.labelSelector",
 ];
 
-/// The reason why a difference is allowed: a pin by its index, or one of [`ATOMIC`].
+/// What allows a difference: a pin by its index, or an entry of [`ATOMIC`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PinnedBy {
     Pin(usize),
@@ -148,7 +148,7 @@ pub(crate) enum PinnedBy {
     OneOf,
 }
 
-/// Returns the pin of a difference.
+/// Returns what allows a difference, if anything does.
 pub(crate) fn pinned(oracle: Oracle, case: &Case<'_>, difference: &Difference) -> Option<PinnedBy> {
     let is_below = |place: &str| place == ANYWHERE || difference.places.iter().any(|other| other == place);
     let pin = PINS.iter().position(|pin| {
@@ -180,7 +180,7 @@ fn has_references(case: &Case<'_>) -> bool {
     case.template.to_string().contains("$(")
 }
 
-/// Returns whether the author has repeated a variable in a container.
+/// Returns whether the pod sets a variable twice in one container.
 pub(crate) fn has_repeated_variable(case: &Case<'_>) -> bool {
     case.pod["spec"]["containers"].as_array().into_iter().flatten().any(|container| {
         let names: Vec<_> = container["env"].as_array().into_iter().flatten().map(|entry| &entry["name"]).collect();
@@ -188,7 +188,7 @@ pub(crate) fn has_repeated_variable(case: &Case<'_>) -> bool {
     })
 }
 
-/// Returns whether that holds, and the template has a variable without a value.
+/// Returns whether, in addition, the template has a variable without a value.
 fn has_repeated_and_bare_variable(case: &Case<'_>) -> bool {
     let is_bare = |entry: &Json| entry.get("value").is_none() && entry.get("valueFrom").is_none();
     let mut containers = case.template["spec"]["containers"].as_array().into_iter().flatten();
@@ -196,7 +196,7 @@ fn has_repeated_and_bare_variable(case: &Case<'_>) -> bool {
         && containers.any(|container| container["env"].as_array().into_iter().flatten().any(is_bare))
 }
 
-/// Returns whether a container, merged from the author's and the template's, has two ports with the same number.
+/// Returns whether a container of the pod and the template together has two ports with the same number.
 fn has_port_twins(case: &Case<'_>) -> bool {
     let lists = ["containers", "initContainers"];
     let containers = |object: &Json| -> Vec<Json> {
@@ -217,7 +217,7 @@ fn has_constraint_twins(case: &Case<'_>) -> bool {
     have_twins(&all, "topologyKey", "whenUnsatisfiable", "")
 }
 
-/// Returns whether two elements have the same key, but differ in another identifying field.
+/// Returns whether two elements have the same key but another identifying field that differs.
 fn have_twins(elements: &[&Json], key: &str, other: &str, default: &str) -> bool {
     let rest = |element: &Json| element[other].as_str().unwrap_or(default).to_owned();
     elements.iter().any(|one| elements.iter().any(|two| one[key] == two[key] && rest(one) != rest(two)))

@@ -1,4 +1,4 @@
-//! Random pods and templates.
+//! Generates whole pods and whole templates.
 
 use serde_json::{Value as Json, json};
 
@@ -10,14 +10,14 @@ const APPS: [&str; 4] = ["app", "web", "proxy", "log"];
 const INITS: [&str; 3] = ["setup", "mesh", "agent"];
 const VOLUMES: [&str; 5] = ["data", "config", "tmp", "token", "extra"];
 
-/// Whether to write a pod or a template.
+/// Whether a pod or a template is generated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Author,
     Template,
 }
 
-/// Returns an author's pod: metadata and spec.
+/// Returns a pod author's metadata and spec.
 pub(crate) fn author(dice: &mut Dice) -> Json {
     let mut pod = write(dice, Role::Author, &[]);
     complete(&mut pod, &Json::Null);
@@ -25,7 +25,7 @@ pub(crate) fn author(dice: &mut Dice) -> Json {
     pod
 }
 
-/// Repeats a variable. Kubernetes allows that, and uses the last one.
+/// Sets a variable twice, which Kubernetes permits in a pod: the last entry is effective.
 fn repeat(dice: &mut Dice, pod: &mut Json) {
     for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
         if let Some(env) = container.get_mut("env").and_then(Json::as_array_mut)
@@ -38,7 +38,7 @@ fn repeat(dice: &mut Dice, pod: &mut Json) {
     }
 }
 
-/// Returns a profile's template for a pod, which may use the pod's volumes.
+/// Returns a template of a profile for this pod; it may use the pod's volumes.
 pub(crate) fn template(dice: &mut Dice, pod: &Json) -> Json {
     let mut template = write(dice, Role::Template, &names(&pod["spec"]["volumes"]));
     complete(&mut template, pod);
@@ -60,7 +60,7 @@ fn write(dice: &mut Dice, role: Role, known: &[String]) -> Json {
         apps.push("app");
     }
     if dice.chance(2) && !is_author {
-        // The name of an init container, perhaps one that exists: both sides must reject that.
+        // An init container may already have this name; both sides must reject it.
         apps.push(dice.pick(&INITS));
     }
     let mut inits = dice.some(&INITS, 2);
@@ -82,7 +82,7 @@ fn write(dice: &mut Dice, role: Role, known: &[String]) -> Json {
     json!({"metadata": metadata, "spec": spec})
 }
 
-/// Adds a handler to each probe without one, unless the probe changes an existing one.
+/// Adds a handler to each probe that has none, unless the probe changes an existing one.
 fn complete(object: &mut Json, there: &Json) {
     for list in ["containers", "initContainers"] {
         let others = there["spec"][list].as_array();

@@ -1,4 +1,4 @@
-//! Merges with the API server. It stores pods as `PodTemplate` objects, and patches them by dry runs.
+//! The API server's side: stores pods as `PodTemplate` objects and dry-runs patches of them.
 
 use anyhow::{Context, Result};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -6,7 +6,7 @@ use kube::core::Request;
 use kube::{Client, Error};
 use serde_json::{Value as Json, json};
 
-/// The API server's result, or the message of its rejection.
+/// The API server's result, or its reason to reject the object.
 pub(crate) type Answer = Result<Json, String>;
 
 /// The `PodTemplate` objects of a namespace.
@@ -21,12 +21,12 @@ impl Templates {
         Self { client, requests: Request::new("/api/v1/namespaces/default/podtemplates") }
     }
 
-    /// Stores a pod as its author writes it. Returns it with the API server's defaults, as the engine receives it.
+    /// Stores a pod as its author wrote it. Returns it with the API server's defaults, as the engine receives it.
     pub(crate) async fn create(&self, name: &str, pod: &Json) -> Result<Answer> {
         self.post(name, pod, "author", false).await
     }
 
-    /// Returns a pod as the API server would store it: with defaults, canonical quantities and the stored order.
+    /// Returns a pod as the API server would store it: with its defaults, quantities and order.
     pub(crate) async fn normalised(&self, pod: &Json) -> Result<Answer> {
         self.post("merged", pod, "engine", true).await
     }
@@ -54,7 +54,7 @@ impl Templates {
     async fn answer(&self, request: http::Request<Vec<u8>>) -> Result<Answer> {
         match self.client.request::<Json>(request).await {
             Ok(mut object) => Ok(Ok(object["template"].take())),
-            // A result that is not a valid object is a valid outcome of the test case.
+            // The resulting object is invalid, which is a result and not an error.
             Err(Error::Api(status)) if status.code == 422 => Ok(Err(status.message)),
             Err(error) => Err(error).context("the API server does not answer"),
         }
