@@ -126,7 +126,7 @@ fn bombs_are_rejected_quickly_with_reason() {
 }
 
 #[test]
-fn bombs_do_not_stop_a_replica() {
+fn replica_survives_bombs() {
     let folder = tempfile::tempdir().unwrap();
     let good = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: helper}\n\
                 spec: {template: {spec: {containers: [{name: helper, image: \"helper:1\"}]}}}\n";

@@ -29,7 +29,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_check_prints_all_that_a_replica_would_run_with_and_touches_nothing() {
+fn check_prints_effective_policy_without_side_effects() {
     let folder = tempfile::tempdir().unwrap();
     TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
     // A command that binds or connects to this address would fail, or be seen.
@@ -62,7 +62,7 @@ fn a_check_prints_all_that_a_replica_would_run_with_and_touches_nothing() {
 }
 
 #[test]
-fn a_check_tells_all_that_is_wrong() {
+fn check_reports_all_mistakes() {
     let folder = tempfile::tempdir().unwrap();
     TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
     std::fs::write(folder.path().join("none.pem"), "nothing").unwrap();
@@ -170,7 +170,7 @@ fn write_version(mount: &Path, version: u32, policy: &str) {
 }
 
 #[test]
-fn a_replica_takes_over_another_log_level_unless_a_flag_says_which() {
+fn log_level_follows_file_unless_flag_is_set() {
     let folder = tempfile::tempdir().unwrap();
     TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
     // This socket is bound but never accepts connections, like an API server that hangs.
@@ -205,7 +205,7 @@ fn a_replica_takes_over_another_log_level_unless_a_flag_says_which() {
 }
 
 #[test]
-fn a_mounted_policy_is_followed_and_a_broken_one_leaves_the_last_good_one() {
+fn mounted_policy_reloads_and_invalid_one_is_ignored() {
     let mut dev = Dev::start("cluster: {region: eu-west-1}\n");
     assert!(patch(&dev.send()).unwrap().contains("eu-west-1"));
     dev.has_metric("pillion_config_last_reload_successful 1");

@@ -106,7 +106,7 @@ const OTEL: [&str; 8] = [
 ];
 
 #[test]
-fn an_instrumentation_becomes_profiles_of_its_languages() {
+fn instrumentation_becomes_one_profile_per_language() {
     let run = convert(&["opentelemetry"], INSTRUMENTATION);
     assert_eq!(run.code, Some(3), "{}", run.stderr);
     for told in ["spec.future: there is no parameter for this", "the agent for Go has no volume"] {
@@ -163,7 +163,7 @@ fn an_instrumentation_becomes_profiles_of_its_languages() {
 
 /// An annotation without a value defers to the namespace, as with the shipped profiles and the operator.
 #[test]
-fn an_empty_annotation_of_a_pod_leaves_a_converted_profile_to_its_namespace() {
+fn empty_pod_annotation_defers_to_namespace() {
     const KEY: &str = "instrumentation.opentelemetry.io/inject-java";
     let run = convert(&["opentelemetry", "--language", "java"], INSTRUMENTATION);
     for converted in documents(&run.stdout) {
@@ -187,7 +187,7 @@ fn an_empty_annotation_of_a_pod_leaves_a_converted_profile_to_its_namespace() {
 }
 
 #[test]
-fn what_is_no_instrumentation_is_told_and_languages_can_be_chosen() {
+fn invalid_instrumentation_is_reported_and_languages_are_selectable() {
     let run = convert(&["opentelemetry", "--language", "python"], INSTRUMENTATION);
     let names: Vec<_> =
         documents(&run.stdout).iter().map(|one| one["metadata"]["name"].as_str().unwrap().to_owned()).collect();
@@ -224,7 +224,7 @@ data:
 ";
 
 #[test]
-fn a_sidecar_configuration_becomes_a_profile() {
+fn sidecar_configuration_becomes_profile() {
     let run = convert(&["morvencao", "--name", "nginx-sidecar"], SIDECAR_CONFIG);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     assert_eq!(lint(&run.stdout, &[]).code, Some(0));
@@ -289,7 +289,7 @@ spec:
 "#;
 
 #[test]
-fn a_sidecar_set_becomes_a_profile() {
+fn sidecar_set_becomes_profile() {
     let run = convert(&["sidecarset"], SIDECAR_SET);
     assert_eq!(run.code, Some(3), "{}", run.stderr);
     assert!(run.stderr.contains("spec.updateStrategy: pods that run keep their sidecars"), "{}", run.stderr);
@@ -335,7 +335,7 @@ fn a_sidecar_set_becomes_a_profile() {
 }
 
 #[test]
-fn a_sidecar_set_of_v1beta1_is_for_no_more_namespaces_than_it_says() {
+fn v1beta1_sidecar_set_keeps_its_namespaces() {
     let inside = |fields: &str| {
         let set = SIDECAR_SET.replace("v1alpha1", "v1beta1");
         set.replace("  namespaceSelector: {matchLabels: {team: shop}}", &format!("  specificNamespace: {{{fields}}}"))

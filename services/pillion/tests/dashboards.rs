@@ -101,7 +101,7 @@ fn documented() -> BTreeSet<String> {
 }
 
 #[test]
-fn dashboards_are_as_grafana_and_people_need_them() {
+fn dashboards_have_valid_layout_and_queries() {
     let dashboards = dashboards();
     assert_eq!(dashboards.len(), 7);
     let uids: BTreeSet<_> = dashboards.values().map(|dashboard| dashboard["uid"].as_str().unwrap()).collect();
@@ -165,7 +165,7 @@ fn sound(title: &str, query: &str) {
 }
 
 #[test]
-fn every_metric_is_documented_and_every_documented_one_is_shown() {
+fn metrics_are_documented_and_shown() {
     let documented = documented();
     let mut shown = BTreeSet::new();
     for (name, dashboard) in dashboards() {
@@ -200,7 +200,7 @@ fn every_metric_is_documented_and_every_documented_one_is_shown() {
 }
 
 #[test]
-fn no_panel_stays_empty_and_every_alert_can_be_asked_about() {
+fn all_panels_and_alerts_have_data() {
     let (dev, webhook, controller) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]), Controller::start());
     let config = format!(
         "scrape_configs:\n\
@@ -271,7 +271,7 @@ fn paths(name: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn promtool_passes_the_rules_and_their_tests() {
+fn promtool_accepts_rules_and_their_tests() {
     let rules = paths("dashboards/rules");
     promtool(&["check", "rules", "--lint=all", "--lint-fatal"], &rules).unwrap_or_else(|said| panic!("{said}"));
     let said = promtool(&["test", "rules"], &paths("dashboards/rules/tests")).unwrap_or_else(|said| panic!("{said}"));
@@ -279,7 +279,7 @@ fn promtool_passes_the_rules_and_their_tests() {
 }
 
 #[test]
-fn every_alert_is_tested_to_fire_and_not_to() {
+fn every_alert_has_positive_and_negative_test() {
     let (mut fires, mut rests) = (BTreeSet::new(), BTreeSet::new());
     for text in files("dashboards/rules/tests", "yaml").into_values() {
         let content: Value = serde_saphyr::from_str(&text).unwrap();
@@ -301,7 +301,7 @@ fn every_alert_is_tested_to_fire_and_not_to() {
 }
 
 #[test]
-fn every_alert_says_what_it_is_and_has_its_runbook() {
+fn every_alert_has_description_and_runbook() {
     let mut names = BTreeSet::new();
     for rule in alerts() {
         let name = rule.text("/alert");

@@ -43,7 +43,7 @@ fn find<'o>(objects: &'o [Json], kind: &str, name: &str) -> &'o Json {
 }
 
 #[test]
-fn the_manifests_are_whole_and_name_nobody_who_is_not_there() {
+fn manifests_are_complete_and_reference_existing_objects() {
     let objects = documents(&file("deploy/manifests/pillion.yaml"));
     assert!(objects.len() > 30, "{}", objects.len());
     find(&objects, "Namespace", NAMESPACE);
@@ -74,7 +74,7 @@ fn identities(objects: &[Json]) -> Vec<String> {
 }
 
 #[test]
-fn kustomizations_build_and_change_what_they_say() {
+fn kustomizations_build_and_change_documented_fields() {
     let base = documents(&printed("kubectl", &["kustomize", "deploy/manifests"]));
     let mut plain = documents(&file("deploy/manifests/crds.yaml"));
     plain.extend(documents(&file("deploy/manifests/pillion.yaml")));
@@ -139,7 +139,7 @@ fn has_hook(objects: &[Json], hook: &str) -> bool {
 }
 
 #[test]
-fn argo_cd_is_told_what_others_write() {
+fn argo_cd_example_ignores_foreign_fields() {
     let application = documents(&file("deploy/argocd/application.yaml")).remove(0);
     let spec = &application["spec"];
     assert_eq!(application["metadata"]["name"], "pillion", "the label app.kubernetes.io/instance");
@@ -174,7 +174,7 @@ fn argo_cd_is_told_what_others_write() {
 }
 
 #[test]
-fn flux_leaves_definitions_replicas_and_expressions_alone() {
+fn flux_example_preserves_crds_replicas_and_expressions() {
     let objects = documents(&file("deploy/flux/release.yaml"));
     let release = find(&objects, "HelmRelease", "pillion");
     let spec = &release["spec"];
@@ -192,7 +192,7 @@ fn flux_leaves_definitions_replicas_and_expressions_alone() {
 }
 
 #[test]
-fn kind_is_given_a_cluster_and_values_that_pull_nothing() {
+fn kind_example_uses_only_local_images() {
     let cluster = documents(&file("deploy/kind/cluster.yaml")).remove(0);
     assert_eq!(cluster["nodes"].as_array().unwrap().len(), 3);
     let objects = rendered(&documents(&file("deploy/kind/values.yaml"))[0]);
@@ -209,7 +209,7 @@ fn services(objects: &[Json]) -> Vec<&str> {
 }
 
 #[test]
-fn every_service_of_a_release_has_a_name_that_dns_takes() {
+fn service_names_are_valid_dns_labels() {
     let longest = template(&"p".repeat(44), &json!({})).unwrap();
     let names = services(&longest);
     assert_eq!(names.len(), 4, "{names:?}");
@@ -227,7 +227,7 @@ fn every_service_of_a_release_has_a_name_that_dns_takes() {
 }
 
 #[test]
-fn a_map_of_values_that_is_null_is_told_in_one_sentence() {
+fn null_values_map_gives_one_clear_error() {
     for path in ["service", "guardrails", "webhook/autoscaling", "guardrails/inlineSecrets", "metrics/serviceMonitor"] {
         let mut values = json!(null);
         for key in path.rsplit('/') {
@@ -260,7 +260,7 @@ fn looks_for(secrets: &Json) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn who_wants_no_names_or_shapes_of_secrets_to_be_looked_for_gets_none() {
+fn secret_patterns_can_be_disabled() {
     let (named, shaped) = (
         vec!["variables.named == ''"],
         vec!["variables.shaped == ''", "variables.shapedParameters == ''", "variables.shapedVariables == ''"],

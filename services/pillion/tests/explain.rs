@@ -50,7 +50,7 @@ fn codes(json: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn a_manifest_is_explained_in_each_format() {
+fn manifest_is_explained_in_each_format() {
     let folder = folder();
     let fine = explain(folder.path(), &["-f", "pod.yaml", "-p", "profiles/nginx", "-o", "json"]);
     assert_eq!((fine.status.code(), &json(&fine)["verdict"]), (Some(0), &Value::from("wouldBeInjected")));
@@ -71,7 +71,7 @@ fn a_manifest_is_explained_in_each_format() {
 }
 
 #[test]
-fn a_saved_review_is_decided_on_as_it_came() {
+fn saved_review_is_decided_unchanged() {
     let folder = folder();
     let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "annotations": {ASK: "yes"}},
         "spec": {"containers": [{"name": "web", "image": "web:1"}]}});
@@ -86,7 +86,7 @@ fn a_saved_review_is_decided_on_as_it_came() {
 }
 
 #[test]
-fn what_cannot_be_answered_has_an_exit_code_of_its_own() {
+fn unanswerable_question_has_own_exit_code() {
     let folder = folder();
     for (arguments, told) in [
         (&["-f", "none.yaml", "-p", "profiles/nginx"][..], "none.yaml cannot be read"),

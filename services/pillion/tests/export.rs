@@ -36,7 +36,7 @@ fn export_path(path: &Path, options: &[&str]) -> (Vec<Json>, String, Option<i32>
 }
 
 #[test]
-fn a_validation_becomes_a_policy_with_its_binding() {
+fn validation_becomes_policy_with_binding() {
     let (objects, told, code) = export(
         "{activation: Always, optOut: Forbidden, namespaceSelector: {matchLabels: {env: prod}}, objectSelector: {matchLabels: {app: web}}, \
           variables: [{name: b, expression: variables.a + 1}, {name: a, expression: object.spec.containers.size()}, {name: c, expression: 'pairs({})'}], \
@@ -63,7 +63,7 @@ fn a_validation_becomes_a_policy_with_its_binding() {
 }
 
 #[test]
-fn a_condition_that_hangs_on_variables_or_the_namespace_becomes_a_variable() {
+fn condition_on_variables_or_namespace_becomes_variable() {
     let (objects, told, code) = export(
         "{request: {annotation: example.com/a}, variables: [{name: title, expression: object.metadata.name}], \
           matchConditions: [{name: by.variable, expression: \"variables.title != 'x'\"}, {name: plain, expression: 'true'}], \
@@ -83,7 +83,7 @@ fn a_condition_that_hangs_on_variables_or_the_namespace_becomes_a_variable() {
 }
 
 #[test]
-fn what_is_not_native_is_left_out_and_told() {
+fn non_native_parts_are_dropped_with_warning() {
     let validation = |text: &str| format!("{{activation: Always, validations: [{text}, {{expression: 'true'}}]}}");
     for (spec, place, why) in [
         (validation("{expression: 'containers.size() < 3'}"), "spec.validations[0]", "do not have containers"),
@@ -118,7 +118,7 @@ fn what_is_not_native_is_left_out_and_told() {
 }
 
 #[test]
-fn a_profile_that_hangs_on_more_is_left_out_whole() {
+fn profile_with_unsupported_dependency_is_dropped() {
     let with = |more: &str| format!("{{activation: Always, {more}, validations: [{{expression: 'true'}}]}}");
     for (spec, why) in [
         (with("exclusiveGroup: g"), "spec.exclusiveGroup"),
@@ -151,7 +151,7 @@ fn a_profile_that_hangs_on_more_is_left_out_whole() {
 }
 
 #[test]
-fn each_action_has_a_policy_of_its_own() {
+fn each_action_has_its_own_policy() {
     let (objects, _, code) = export(
         "{activation: Always, validations: [{expression: 'true', action: Audit}, {expression: 'true', action: Warn}, {expression: 'false'}]}",
     );
@@ -165,14 +165,14 @@ fn each_action_has_a_policy_of_its_own() {
 }
 
 #[test]
-fn a_profile_that_is_wrong_is_an_error() {
+fn invalid_profile_is_an_error() {
     let (objects, told, code) = export("{validations: [{expression: objct.x}]}");
     assert_eq!((objects.len(), code), (0, Some(1)));
     assert!(told.contains("objct"), "{told}");
 }
 
 #[test]
-fn everywhere_is_for_every_kind_and_every_namespace_that_the_profile_selects() {
+fn everywhere_covers_all_selected_kinds_and_namespaces() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("profile.yaml");
     let text = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: p}\nspec:\n  \
@@ -193,7 +193,7 @@ fn everywhere_is_for_every_kind_and_every_namespace_that_the_profile_selects() {
 }
 
 #[test]
-fn the_first_label_that_a_namespace_has_opts_it_in() {
+fn first_label_of_namespace_opts_in() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("profile.yaml");
     let text = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: p}\nspec:\n  \
@@ -228,7 +228,7 @@ fn the_first_label_that_a_namespace_has_opts_it_in() {
 
 /// The shipped policy equals the export of its profile.
 #[test]
-fn the_shipped_policy_is_the_profiles() {
+fn shipped_policy_matches_its_profile() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles/reserved-namespaces");
     let (objects, told, code) = export_path(&folder, &["--everywhere"]);
     assert_eq!((told.as_str(), code), ("", Some(0)));

@@ -138,7 +138,7 @@ fn within(limit: Duration, command: &mut Command) -> Output {
 }
 
 #[test]
-fn every_script_runs_and_finds_all_as_it_should_be() {
+fn every_script_passes_against_working_webhook() {
     let webhook = Webhook::start();
     let mut found: Vec<_> = std::fs::read_dir(scripts())
         .unwrap()
@@ -176,7 +176,7 @@ fn every_script_runs_and_finds_all_as_it_should_be() {
 }
 
 #[test]
-fn a_run_fails_when_what_is_measured_is_wrong() {
+fn run_fails_for_wrong_results() {
     let webhook = Webhook::start();
     let nowhere = webhook.url.replace("/mutate", "/nowhere");
     let settings = |wrong| [&SHORT[..], &[("DURATION", "1s"), wrong]].concat();

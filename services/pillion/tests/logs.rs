@@ -107,7 +107,7 @@ impl Dev {
 }
 
 #[test]
-fn no_line_metric_or_span_holds_anything_of_an_object_but_its_name() {
+fn logs_metrics_and_spans_contain_only_names() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (collector, address) = FakeCollector::start(&runtime);
     let endpoint = format!("http://{address}");
@@ -162,7 +162,7 @@ fn no_line_metric_or_span_holds_anything_of_an_object_but_its_name() {
 }
 
 #[test]
-fn a_signal_brings_a_line_for_each_decision_and_the_next_one_ends_that() {
+fn signal_toggles_decision_log() {
     let dev = Dev::start(&["--log-level", "info"]);
     let raise = || {
         let pid = dev.program.id().to_string();

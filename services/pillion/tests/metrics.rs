@@ -36,7 +36,7 @@ fn controller_page_matches_exported_metrics() {
 }
 
 #[test]
-fn the_page_has_every_reason() {
+fn page_lists_every_reason() {
     let page = page();
     let reasons: BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.as_str().to_owned()).collect();
     assert_eq!(page.sections.get("reasons"), Some(&reasons));

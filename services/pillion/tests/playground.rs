@@ -96,7 +96,7 @@ fn pillion(arguments: &[&str], files: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn what_comes_of_texts_is_what_inject_and_explain_say_of_files() {
+fn playground_results_match_inject_and_explain() {
     let dev = Dev::start(&[]);
     let files = [("profile.yaml", PROFILE), ("object.yaml", POD)];
     let answer = dev.run(&texts(PROFILE, POD));
@@ -130,7 +130,7 @@ fn what_comes_of_texts_is_what_inject_and_explain_say_of_files() {
 }
 
 #[test]
-fn workloads_several_objects_namespaces_and_parameters_count() {
+fn runs_use_workloads_namespaces_and_parameters() {
     let dev = Dev::start(&[]);
     let template = "{metadata: {labels: {app: web}}, spec: {containers: [{name: web, image: \"web:1\"}]}}";
     let object = format!(
@@ -174,7 +174,7 @@ fn workloads_several_objects_namespaces_and_parameters_count() {
 }
 
 #[test]
-fn mistakes_are_told_as_lint_tells_them() {
+fn playground_reports_mistakes_as_lint_does() {
     let dev = Dev::start(&[]);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes");
     let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -195,7 +195,7 @@ fn mistakes_are_told_as_lint_tells_them() {
 }
 
 #[test]
-fn whatever_the_texts_are_there_is_an_answer_that_says_where() {
+fn any_input_gets_response_with_position() {
     let dev = Dev::start(&[]);
     let many = format!("{POD}---\n").repeat(51);
     let deep = format!("{}x{}", "{a: ".repeat(5_000), "}".repeat(5_000));
@@ -317,7 +317,7 @@ fn freed_and_ended() -> [Duration; 2] {
 }
 
 #[test]
-fn runs_end_when_nobody_waits_for_them_and_with_the_program() {
+fn abandoned_runs_stop() {
     const SOON: Duration = Duration::from_secs(6);
     let mut all = Vec::new();
     // Retry until both are fast once, since a busy machine can delay either.
@@ -332,7 +332,7 @@ fn runs_end_when_nobody_waits_for_them_and_with_the_program() {
 }
 
 #[test]
-fn requests_that_the_page_would_not_send_are_refused() {
+fn foreign_requests_are_rejected() {
     let dev = Dev::start(&[]);
     let json_type = "content-type: application/json\r\n";
     let body = texts(PROFILE, POD).to_string();
@@ -380,7 +380,7 @@ fn requests_that_the_page_would_not_send_are_refused() {
 }
 
 #[test]
-fn the_page_is_served_whole_and_with_a_strict_policy() {
+fn page_has_all_files_and_strict_policy() {
     let dev = Dev::start(&[]);
     let page = dev.get("/", "");
     for (path, media_type) in [
@@ -414,7 +414,7 @@ fn the_page_is_served_whole_and_with_a_strict_policy() {
 }
 
 #[test]
-fn profiles_to_start_from_are_those_on_disk_and_those_that_are_shipped() {
+fn examples_are_local_and_shipped_profiles() {
     let names = |dev: &Dev, group: &str| -> Vec<String> {
         let all = dev.get("/playground/examples", "").json();
         let of = all.as_array().unwrap().iter().filter(|one| one["group"] == group);
@@ -449,7 +449,7 @@ fn profiles_to_start_from_are_those_on_disk_and_those_that_are_shipped() {
 }
 
 #[test]
-fn there_is_no_playground_where_others_could_reach_it() {
+fn playground_is_absent_on_public_addresses() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "0.0.0.0:0"];
     let program = Program::start(&arguments, folder.path());

@@ -140,7 +140,7 @@ fn quarter(samples: &[Sample], which: usize) -> (usize, usize) {
 }
 
 #[test]
-fn memory_and_files_stay_flat_and_every_answer_is_right() {
+fn soak_keeps_memory_files_and_responses_stable() {
     let seconds = std::env::var(SECONDS).map_or(DEFAULT_SECONDS, |text| text.parse().unwrap());
     assert!(seconds >= 10, "{SECONDS}: {seconds} seconds are too short");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -254,7 +254,7 @@ fn traceparent(flags: &str) -> String {
 }
 
 #[test]
-fn a_collector_gets_a_request_as_a_span_in_the_senders_trace_with_a_span_for_each_part() {
+fn request_span_joins_trace_and_has_child_spans() {
     let collector = Collector::start();
     // The program traces only requests that the sender has sampled.
     let endpoint = format!("http://{}", collector.clear);
@@ -320,7 +320,7 @@ fn a_collector_gets_a_request_as_a_span_in_the_senders_trace_with_a_span_for_eac
 }
 
 #[test]
-fn over_tls_the_collector_is_known_by_its_authority_and_a_share_of_all_is_traced() {
+fn tls_collector_is_verified_and_ratio_applies() {
     let collector = Collector::start();
     let endpoint = format!("https://localhost:{}", collector.tls.port());
     let dev = Dev::start(
@@ -344,7 +344,7 @@ fn over_tls_the_collector_is_known_by_its_authority_and_a_share_of_all_is_traced
 }
 
 #[test]
-fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
+fn failed_and_rejected_requests_are_traced_within_limit() {
     let collector = Collector::start();
     let endpoint = format!("http://{}", collector.clear);
     let policy =
@@ -397,7 +397,7 @@ fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
 }
 
 #[test]
-fn the_share_changes_with_the_file() {
+fn trace_ratio_follows_policy_file() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (collector, address) = FakeCollector::start(&runtime);
     let mut dev = Dev::start(&["--otlp-endpoint", &format!("http://{address}")], &[], "traces: {ratio: 0}\n");
@@ -414,7 +414,7 @@ fn the_share_changes_with_the_file() {
 }
 
 #[test]
-fn headers_for_the_collector_come_from_the_environment_and_are_told_to_nobody() {
+fn collector_headers_come_from_environment_and_stay_secret() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (collector, address) = FakeCollector::start(&runtime);
     let headers = [("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20hushhush")];
@@ -429,7 +429,7 @@ fn headers_for_the_collector_come_from_the_environment_and_are_told_to_nobody() 
 }
 
 #[test]
-fn a_collector_that_says_nothing_makes_no_request_slower_and_takes_no_more_memory_than_its_queue() {
+fn silent_collector_slows_no_request_and_bounds_memory() {
     const REQUESTS: usize = 1_000;
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let plain = Dev::start(&[], &[], "");
@@ -466,7 +466,7 @@ fn a_collector_that_says_nothing_makes_no_request_slower_and_takes_no_more_memor
 }
 
 #[test]
-fn a_collector_that_is_not_there_is_told_once_and_the_end_comes_in_time() {
+fn missing_collector_is_logged_once_without_delaying_exit() {
     let mut dev = Dev::start(&["--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "1"], &[], "");
     let failed = "pillion_trace_spans_dropped_total{reason=\"export_failed\"}";
     for batch in 1..=2 {
@@ -479,7 +479,7 @@ fn a_collector_that_is_not_there_is_told_once_and_the_end_comes_in_time() {
 }
 
 #[test]
-fn a_system_that_trusts_nobody_is_told_to_name_the_collectors_authority() {
+fn missing_system_cas_suggest_collector_ca() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("profiles.yaml"), PROFILES).unwrap();
     let ports = ["dev", "--profiles", "profiles.yaml", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
@@ -492,7 +492,7 @@ fn a_system_that_trusts_nobody_is_told_to_name_the_collectors_authority() {
 }
 
 #[test]
-fn an_address_that_is_none_is_refused_before_anything_is_started() {
+fn invalid_collector_address_fails_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let mut program = Program::start(&["dev", "--otlp-endpoint", "collector:4317"], folder.path());
     assert_eq!(program.ended().code(), Some(2));

@@ -61,7 +61,7 @@ fn as_yaml(documents: &[Json]) -> String {
 }
 
 #[test]
-fn every_kind_of_workload_is_injected_and_is_then_as_it_was() {
+fn uninject_reverts_every_workload_kind() {
     let all = workloads();
     let list = json!({"apiVersion": "v1", "kind": "List", "items": workloads()});
     for input in [as_yaml(&all), as_yaml(&[list])] {
@@ -78,7 +78,7 @@ fn every_kind_of_workload_is_injected_and_is_then_as_it_was() {
 }
 
 #[test]
-fn the_difference_is_shown_both_ways_and_without_colours_where_nobody_sees_them() {
+fn diff_shows_both_directions_without_colours() {
     let input = as_yaml(&workloads()[..1]);
     let diff = pillion(&["inject", "-q", "-f", "-", "-p", "profiles/nginx", "-o", "diff"], &input);
     let shown = text(&diff.stdout);
@@ -96,7 +96,7 @@ fn the_difference_is_shown_both_ways_and_without_colours_where_nobody_sees_them(
 }
 
 #[test]
-fn a_terminal_sees_colours_unless_it_is_asked_for_none() {
+fn terminal_output_has_colours_unless_disabled() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("web.yaml");
     fs::write(&file, as_yaml(&workloads()[..1])).unwrap();
@@ -119,7 +119,7 @@ fn a_terminal_sees_colours_unless_it_is_asked_for_none() {
 }
 
 #[test]
-fn what_cannot_be_undone_is_said() {
+fn irreversible_changes_are_reported() {
     let input = as_yaml(&workloads()[..1]);
     let injected = text(&pillion(&["inject", "-q", "-f", "-", "-p", "profiles/nginx"], &input).stdout);
     let mut object = documents(&injected).remove(0);

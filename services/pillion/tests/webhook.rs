@@ -176,7 +176,7 @@ fn post_nonsense(connection: &mut TlsConnection) -> String {
 }
 
 #[test]
-fn draining_replica_answers_until_clients_leave() {
+fn draining_replica_responds_until_clients_leave() {
     pillion_testkit::isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn answers_with_the_first_success() {
+    async fn returns_first_success() {
         let mut attempts = 0;
         let value = eventually(Duration::from_secs(5), "three attempts", async || {
             attempts += 1;
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_attempt_that_hangs_is_cut_off() {
+    async fn hanging_attempt_is_cut_off() {
         let wait = eventually::<()>(Duration::from_millis(20), "an answer", std::future::pending);
         let error = format!("{:#}", wait.await.unwrap_err());
         assert!(error.contains("the first attempt did not come to an end"), "{error}");

@@ -410,23 +410,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closure_names_the_test() {
+    fn closure_type_has_test_name() {
         assert_eq!(name_from_type("control_plane::serves::{{closure}}").as_deref(), Some("serves"));
         assert_eq!(name_from_type("testkit::a::b::serves::{{closure}}").as_deref(), Some("a::b::serves"));
     }
 
     #[test]
-    fn nested_frames_name_no_test() {
+    fn nested_closure_has_no_test_name() {
         assert_eq!(name_from_type("control_plane::body"), None);
         assert_eq!(name_from_type("control_plane::serves::{{closure}}::{{closure}}"), None);
     }
 
     #[test]
-    fn on_the_main_thread_the_closure_is_asked() {
+    fn main_thread_uses_closure_type() {
         fn ask<F>(_: F) -> Option<String> {
             name_from_type(std::any::type_name::<F>())
         }
-        let name = "isolation::tests::on_the_main_thread_the_closure_is_asked";
+        let name = "isolation::tests::main_thread_uses_closure_type";
         assert_eq!(ask(|| ()).as_deref(), Some(name));
         assert_eq!(std::thread::current().name().filter(|thread| *thread != "main").unwrap_or(name), name);
     }

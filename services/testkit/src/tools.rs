@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failing_script_says_is_passed_on() {
+    fn error_contains_scripts_output() {
         let script = script("echo 'error: no go on the PATH' >&2; echo '  help: install Go' >&2; exit 2");
         let error = build(script.path(), &[]).unwrap_err().to_string();
         assert!(error.contains("no go on the PATH\n  help: install Go"), "{error}");

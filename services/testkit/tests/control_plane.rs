@@ -135,7 +135,7 @@ fn second_api_server_shares_state_and_pauses() {
 }
 
 #[test]
-fn a_restarted_api_server_has_kept_everything() {
+fn restarted_api_server_keeps_objects() {
     Isolation::new().own_network("is about the control plane").run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         control_plane.create_namespace("kept", &[]).await?;

@@ -27,7 +27,7 @@ fn failure_keeps_logs_and_shows_tail() {
 }
 
 #[test]
-fn a_test_that_passes_leaves_nothing() {
+fn passed_test_leaves_nothing() {
     // A fixed path, since the copy shares no variable with this process.
     let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join("folder-of-a-test-that-passed");
     Isolation::new().own_network("is about the namespaces").run(|| async {
@@ -41,7 +41,7 @@ fn a_test_that_passes_leaves_nothing() {
 }
 
 #[test]
-fn a_panic_inside_is_a_failure() {
+fn panic_in_body_is_failure() {
     let failure = Isolation::new()
         .own_network("is about the namespaces")
         .try_run(|| async {

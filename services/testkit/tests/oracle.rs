@@ -25,7 +25,7 @@ use anyhow::ensure;
 use pillion_testkit::{ControlPlane, Isolation, isolated};
 
 #[test]
-fn keyed_lists_are_those_of_the_api_server() {
+fn keyed_lists_match_api_server() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let openapi = openapi::OpenApi::fetch(&control_plane.client()).await?;
@@ -36,6 +36,6 @@ fn keyed_lists_are_those_of_the_api_server() {
 }
 
 #[test]
-fn the_merge_is_kubernetes_own() {
+fn merge_matches_kubernetes() {
     Isolation::new().time_limit(cases::time_limit()).run(cases::run);
 }

@@ -32,7 +32,7 @@ const SHED: &str = "pillion_shed_total{reason=\"in_flight\"}";
 const ANSWERED: &str = "pillion_admission_requests_total{endpoint=\"required\",outcome=\"skipped\"}";
 
 #[test]
-fn what_one_replica_turns_away_another_answers() {
+fn shed_request_is_retried_on_another_replica() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let client = control_plane.client();

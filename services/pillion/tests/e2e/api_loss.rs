@@ -105,7 +105,7 @@ async fn staleness(rig: &Rig) -> Result<Vec<f64>> {
 }
 
 #[test]
-fn losing_the_api_server_changes_no_answer() {
+fn responses_survive_api_server_loss() {
     Isolation::new().own_network("stops the API server").run(|| async {
         let mut rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(PROFILES).await?;

@@ -218,7 +218,7 @@ fn audit_finds_missed_pods_with_cause() {
 }
 
 #[test]
-fn pods_whose_profile_has_changed_since_are_found() {
+fn audit_finds_pods_with_changed_profiles() {
     isolated(|| async {
         let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], 1).await?;
         let control_plane = &rig.control_plane;

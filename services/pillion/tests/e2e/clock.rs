@@ -295,7 +295,7 @@ fn rotation_survives_clock_jump_after_each_write() {
 }
 
 #[test]
-fn a_clock_that_jumps_ahead_shortens_no_wait() {
+fn clock_jump_ahead_shortens_no_wait() {
     let overlap = Duration::from_secs(10);
     let policy = QUICK.replace("overlap: 200ms", "overlap: 10s").replace("Timeout: 5s", "Timeout: 60s");
     Isolation::new().own_network("runs a second API server").run(|| async move {

@@ -193,7 +193,7 @@ fn persistent_drift_is_paced_and_reported() {
 }
 
 #[test]
-fn who_is_behind_loses_by_conflict() {
+fn stale_leader_loses_by_conflict() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[]).await?;
@@ -347,7 +347,7 @@ fn owner_references_follow_recreated_namespace() {
 }
 
 #[test]
-fn what_nobody_confirms_stays_empty() {
+fn unconfirmed_configuration_stays_empty() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
         let kept = Kept::filled(at_once(), &target).await?;

@@ -243,7 +243,7 @@ async fn no_panel_is_empty(managed: &Managed, prometheus: &Prometheus) -> Result
 }
 
 #[test]
-fn what_really_happens_fires_what_it_should() {
+fn real_faults_fire_expected_alerts() {
     Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
         let policy =
             QUICK.replace("  interval: 1s\n", "  interval: 1s\n  authorityLifetime: 700h\n  rotateAfter: 350h\n");
@@ -357,7 +357,7 @@ fn what_really_happens_fires_what_it_should() {
 }
 
 #[test]
-fn a_certificate_that_nobody_renews_is_told() {
+fn expiring_certificate_fires_alerts() {
     Isolation::new().run(|| async {
         let policy = QUICK.replace("  interval: 1s\n", "  interval: 1s\n  leafLifetime: 40s\n");
         ensure!(policy != QUICK);

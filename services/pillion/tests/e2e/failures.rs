@@ -27,7 +27,7 @@ fn failure_modes_hold_without_replicas() {
 }
 
 #[test]
-fn losing_the_api_server_changes_no_answer() {
+fn responses_survive_api_server_restart() {
     Isolation::new().own_network("restarts the API server").run(|| async {
         let mut rig = Rig::start(1).await?;
         rig.control_plane.restart_api_server().await?;

@@ -229,7 +229,7 @@ spec:
 
 #[test]
 #[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
-fn a_tenant_stores_profiles_and_no_secrets() {
+fn tenant_stores_profiles_without_secrets() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let _controllers = ControllerManager::with(&control_plane, CONTROLLERS).await?;

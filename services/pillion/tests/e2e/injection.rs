@@ -92,7 +92,7 @@ fn dry_run_shows_sidecar_and_stores_nothing() {
 }
 
 #[test]
-fn a_namespace_made_a_moment_ago_is_known() {
+fn new_namespace_is_known_at_once() {
     isolated(|| async {
         let rig = Rig::start(2).await?;
         for number in 0..10 {
@@ -166,7 +166,7 @@ spec:
 
 /// The API server rejects a pod whose containers request more than `spec.resources`, or have higher limits.
 #[test]
-fn pod_with_resources_of_its_own_is_accepted() {
+fn pod_with_pod_level_resources_is_accepted() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let resources = json!({"requests": {"cpu": "1", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "64Mi"}});

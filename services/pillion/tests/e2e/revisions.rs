@@ -206,7 +206,7 @@ fn revisions_are_immutable_and_recreated() {
 }
 
 #[test]
-fn status_and_events_are_what_an_owner_reads() {
+fn status_and_events_inform_profile_owner() {
     isolated(|| async {
         let (rig, leader) = start(1).await?;
         rig.namespace("team-b", Some("required")).await?;

@@ -215,7 +215,7 @@ fn rotation_waits_for_hanging_api_server() {
 }
 
 #[test]
-fn a_stolen_key_is_replaced_without_soaking() {
+fn compromised_key_is_replaced_without_soak() {
     let policy = QUICK.replace("overlap: 200ms", "overlap: 1h");
     Isolation::new().run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;

@@ -17,7 +17,7 @@ const OVERRIDES: &str = r#"{"apiVersion": "v1", "metadata": {"annotations": {
     "sidecar-injector-webhook.morven.me/inject": "yes", "kubernetes.io/psp": "restricted"}}}"#;
 
 #[test]
-fn the_tutorials_session_goes_as_it_is_written() {
+fn replaced_injectors_tutorial_works() {
     isolated(|| async {
         let managed = Managed::start_opting_in_by(LABEL).await?;
         let kubectl = &managed.rig.control_plane;

@@ -66,7 +66,7 @@ fn with_env(name: &str) -> Json {
 }
 
 #[test]
-fn validation_sees_final_object_and_ours() {
+fn validation_distinguishes_injected_containers() {
     isolated(|| async {
         let rig = start().await?;
         let pod = rig.create("team-a", &bare_pod("web")).await?;

@@ -68,7 +68,7 @@ async fn everything_is_required(platform: &Platform) -> Result<()> {
 
 #[test]
 #[ignore = "needs a real node: just node"]
-fn without_any_replica_the_cluster_recovers_by_itself() {
+fn cluster_recovers_without_any_replica() {
     on_a_node(async |platform| {
         everything_is_required(platform).await?;
         let webhooks = ["--selector=app.kubernetes.io/component=webhook", "--wait=false"];

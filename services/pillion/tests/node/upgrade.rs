@@ -38,7 +38,7 @@ async fn rolled_out(platform: &Platform) -> Result<()> {
 
 #[test]
 #[ignore = "needs a real node: just node"]
-fn an_upgrade_and_a_rollback_lose_no_pod() {
+fn upgrade_and_rollback_lose_no_pod() {
     on_a_node(async |platform| {
         platform.namespace("team-a", "enabled").await?;
         platform.namespace("pay", "required").await?;

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answer_is_json_of_four_kilobytes() {
+    fn response_is_four_kilobytes_of_json() {
         assert_eq!(answer().len(), 4096);
         assert!(serde_json::from_slice::<serde_json::Value>(&answer()).is_ok());
     }

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_count_is_read_from_the_summary() {
+    fn reads_count_from_summary() {
         let told = "==42== Events    : Ir\n==42== Collected : 1234567\n==42== \n";
         assert_eq!(collected(told), Some(1_234_567.0));
         assert_eq!(collected("==42== Events    : Ir\n"), None);

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cores_are_those_that_may_be_used() {
+    fn finds_allowed_cores() {
         assert_eq!(allowed_cores("Name:\tx\nCpus_allowed_list:\t0-1\n"), [0, 1]);
         assert_eq!(allowed_cores("Cpus_allowed_list:\t3,6-8\n"), [3, 6, 7, 8]);
         assert_eq!(allowed_cores("Cpus_allowed_list:\t2\n"), [2]);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_is_looked_for_in_every_folder() {
+    fn searches_tools_in_every_folder() {
         let (empty, full) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(full.path().join("h2load"), "").unwrap();
         let path = std::env::join_paths([empty.path(), full.path()]).unwrap();

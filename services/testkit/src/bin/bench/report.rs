@@ -256,14 +256,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_slow_round_moves_neither_time_nor_ratio() {
+    fn slow_round_changes_neither_time_nor_ratio() {
         let report = report();
         assert_eq!((report.floor_us, report.one_us, report.three_us), (22.0, 66.0, 88.0));
         assert_eq!((report.ratio_one, report.ratio_three), (2.5, 4.0));
     }
 
     #[test]
-    fn the_line_has_its_keys_and_nothing_else() {
+    fn line_has_exactly_documented_keys() {
         let expected = "{\"floor_us\":22.0,\"one_us\":66.0,\"three_us\":88.0,\"ratio_one\":2.5,\"ratio_three\":4.0,\
                         \"ratio_one_even\":2.5,\"ratio_three_even\":4.0,\
                         \"scans_one\":1.9,\"scans_three\":3.5,\"allocs_one\":25,\"allocs_three\":40,\

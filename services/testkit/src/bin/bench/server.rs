@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_stand_behind_a_name_with_parentheses() {
+    fn reads_times_after_name_with_parentheses() {
         let stat = "42 (a (b) c) S 1 42 42 0 -1 4194304 100 0 0 0 150 25 0 0 20 0 3 0 100 0 0";
         assert_eq!(hundredths(stat), Some(Duration::from_millis(1750)));
         assert_eq!(hundredths("42 (a) S 1"), None);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_time_grows() {
+    fn own_processor_time_grows() {
         let own = Path::new("/proc/self");
         let before = processor_time(own).unwrap();
         let mut sum = 0_u64;
