@@ -16,7 +16,7 @@ const LIMIT: u64 = if cfg!(debug_assertions) { 10 } else { 2 };
 struct Bomb {
     name: &'static str,
     text: String,
-    told: &'static str,
+    message: &'static str,
 }
 
 /// Returns a profile with these additional fields in its spec and in its container.
@@ -60,7 +60,7 @@ fn bombs() -> Vec<Bomb> {
     }
     let broken = profile("  bad: 1\n", "") + "---\n";
     let (few_keys, _) = keys.split_once("        k3000:").unwrap();
-    let bomb = |name, text, told| Bomb { name, text, told };
+    let bomb = |name, text, message| Bomb { name, text, message };
     vec![
         bomb("terms in a condition", condition(&terms), "spec.matchConditions[0].expression"),
         bomb("terms in a variable", variable(&terms), "spec.variables[0].expression"),
@@ -113,14 +113,14 @@ fn lint(file: &Path) -> Output {
 #[test]
 fn bombs_are_rejected_quickly_with_reason() {
     let folder = tempfile::tempdir().unwrap();
-    for Bomb { name, text, told } in bombs() {
+    for Bomb { name, text, message } in bombs() {
         let file = folder.path().join("bomb.yaml");
         fs::write(&file, text).unwrap();
         let output = lint(&file);
         let stderr = String::from_utf8_lossy(&output.stderr);
         let beginning: String = stderr.chars().take(500).collect();
         assert_eq!(output.status.code(), Some(1), "{name}: {beginning}");
-        assert!(stderr.contains(told), "{name}: {beginning}");
+        assert!(stderr.contains(message), "{name}: {beginning}");
         assert!(stderr.len() < 60_000, "{name}: {} bytes are told: {beginning}", stderr.len());
     }
 }
@@ -133,10 +133,10 @@ fn replica_survives_bombs() {
     fs::write(folder.path().join("helper.yaml"), good).unwrap();
     let arguments = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", "."];
     let mut dev = Program::start(&arguments, folder.path());
-    let authority = dev.word_behind("--cacert ");
-    let url = format!("https://{}", dev.word_behind("https://"));
-    let review = fs::read_to_string(dev.word_behind("--data @")).unwrap();
-    let serves = || patch(&post(&url, authority.as_ref(), &review)).unwrap().contains("helper:1");
+    let ca = dev.word_after("--cacert ");
+    let url = format!("https://{}", dev.word_after("https://"));
+    let review = fs::read_to_string(dev.word_after("--data @")).unwrap();
+    let serves = || patch(&post(&url, ca.as_ref(), &review)).unwrap().contains("helper:1");
     let mut bombs = bombs();
     // It has so many problems that the problems of later files would not be shown.
     bombs.retain(|bomb| bomb.name != "many unknown fields");
@@ -145,9 +145,9 @@ fn replica_survives_bombs() {
         assert!(serves(), "{}", bomb.name);
     }
     for (index, bomb) in bombs.iter().enumerate() {
-        dev.tells(&format!("bomb-{index:02}.yaml"));
+        dev.wait_for_output(&format!("bomb-{index:02}.yaml"));
         assert!(serves(), "{}", bomb.name);
     }
     dev.terminate();
-    assert_eq!(dev.ended().code(), Some(0), "{}", dev.stderr());
+    assert_eq!(dev.wait_for_exit().code(), Some(0), "{}", dev.stderr());
 }

@@ -128,9 +128,9 @@ fn value_sets() -> [(&'static str, Json); 3] {
 fn helm_lint_accepts_the_chart() {
     for (name, values) in value_sets() {
         let ran = helm(&["lint", "--strict"], &values);
-        let told = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
-        assert!(ran.status.success(), "{name}: {told}");
-        assert!(!told.contains("[WARNING]") && !told.contains("[ERROR]"), "{name}: {told}");
+        let output = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{name}: {output}");
+        assert!(!output.contains("[WARNING]") && !output.contains("[ERROR]"), "{name}: {output}");
     }
 }
 
@@ -267,8 +267,8 @@ fn services_lead_to_listening_ports() {
             }
         }
         // The leader writes a single EndpointSlice, of its pod's IP family.
-        let canary = &named(&objects, "Service", "pillion-canary")["spec"];
-        assert_eq!((canary.get("ipFamilies"), canary.get("ipFamilyPolicy")), (None, None), "{service}");
+        let probe_service = &named(&objects, "Service", "pillion-canary")["spec"];
+        assert_eq!((probe_service.get("ipFamilies"), probe_service.get("ipFamilyPolicy")), (None, None), "{service}");
     }
     let given =
         rendered(&json!({"webhook": {"listenAddress": "[fd00::1]"}, "controller": {"listenAddress": "10.0.0.1"}}));

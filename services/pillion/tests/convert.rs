@@ -132,8 +132,8 @@ fn unknown_fields_are_dropped_with_warning() {
     let run = convert("name: a\nhostPID: true\nvolumeMount: []\n");
     assert_eq!(run.code, Some(3));
     assert_eq!(run.profiles().len(), 1);
-    let told = "warning: unknown field `volumeMount`: it is left out\n --> <stdin>:3:1\n";
-    assert!(run.stderr.contains(told), "{}", run.stderr);
+    let message = "warning: unknown field `volumeMount`: it is left out\n --> <stdin>:3:1\n";
+    assert!(run.stderr.contains(message), "{}", run.stderr);
     assert!(run.stderr.contains("there is `containers`"), "{}", run.stderr);
 }
 

@@ -109,8 +109,8 @@ const OTEL: [&str; 8] = [
 fn instrumentation_becomes_one_profile_per_language() {
     let run = convert(&["opentelemetry"], INSTRUMENTATION);
     assert_eq!(run.code, Some(3), "{}", run.stderr);
-    for told in ["spec.future: there is no parameter for this", "the agent for Go has no volume"] {
-        assert!(run.stderr.contains(told), "{}", run.stderr);
+    for message in ["spec.future: there is no parameter for this", "the agent for Go has no volume"] {
+        assert!(run.stderr.contains(message), "{}", run.stderr);
     }
     assert_eq!(run.stderr.matches("warning").count(), 2, "{}", run.stderr);
     assert_eq!(documents(&run.stdout).len(), 16);
@@ -130,8 +130,8 @@ fn instrumentation_becomes_one_profile_per_language() {
         ("observability", "true"),
         ("observability", "observability/edge"),
     ] {
-        let (after, told) = inject(&run.stdout, &OTEL, &pod(namespace, word));
-        let at = format!("{namespace} {word}: {told}");
+        let (after, message) = inject(&run.stdout, &OTEL, &pod(namespace, word));
+        let at = format!("{namespace} {word}: {message}");
         assert_eq!(
             env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT").unwrap(),
             "http://collector.observability:4318",
@@ -155,8 +155,8 @@ fn instrumentation_becomes_one_profile_per_language() {
         assert_eq!(after["spec"]["initContainers"].as_array().unwrap().len(), 2, "{after:#}");
     }
     // In other namespaces the short name matches nothing, and `true` selects the platform's profile.
-    let (after, told) = inject(&run.stdout, &OTEL, &pod("shop", "edge"));
-    assert!(after["spec"].get("initContainers").is_none(), "{told}");
+    let (after, message) = inject(&run.stdout, &OTEL, &pod("shop", "edge"));
+    assert!(after["spec"].get("initContainers").is_none(), "{message}");
     let (after, _) = inject(&run.stdout, &OTEL, &pod("shop", "true"));
     assert_eq!(env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT"), None);
 }
@@ -180,9 +180,9 @@ fn empty_pod_annotation_defers_to_namespace() {
         let pod = json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "web", "namespace": name, "annotations": {KEY: on_pod}},
             "spec": {"containers": [{"name": "web", "image": "web:1"}]}});
-        let (after, told) = inject_in(Some(&namespace), &run.stdout, &["otel-sdk", "otel-java"], &pod);
+        let (after, message) = inject_in(Some(&namespace), &run.stdout, &["otel-sdk", "otel-java"], &pod);
         let expected = is_injected.then(|| "http://collector.observability:4318".to_owned());
-        assert_eq!(env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT"), expected, "{name} {on_pod:?}: {told}");
+        assert_eq!(env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT"), expected, "{name} {on_pod:?}: {message}");
     }
 }
 
@@ -195,7 +195,7 @@ fn invalid_instrumentation_is_reported_and_languages_are_selectable() {
     let two = format!("{INSTRUMENTATION}---\n{}", INSTRUMENTATION.replace("name: edge", "name: other"));
     let run = convert(&["opentelemetry", "--language", "sdk"], &two);
     assert!(run.stderr.contains("namespace observability has 2 of them"), "{}", run.stderr);
-    for (text, told) in [
+    for (text, message) in [
         (INSTRUMENTATION.replace("v1alpha1", "v1beta1"), "is a version that this build does not convert"),
         (INSTRUMENTATION.replace("name: edge, ", ""), "an Instrumentation needs a name"),
         (format!("{INSTRUMENTATION}---\n{INSTRUMENTATION}"), "there is another Instrumentation observability/edge"),
@@ -203,7 +203,7 @@ fn invalid_instrumentation_is_reported_and_languages_are_selectable() {
     ] {
         let run = convert(&["opentelemetry"], &text);
         assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""));
-        assert!(run.stderr.contains(told), "{}", run.stderr);
+        assert!(run.stderr.contains(message), "{}", run.stderr);
     }
 }
 
@@ -234,8 +234,8 @@ fn sidecar_configuration_becomes_profile() {
             "spec": {"containers": [{"name": "web", "image": "web:1"}]}})
     };
     for word in ["yes", "y", "true", "on"] {
-        let (after, told) = inject(&run.stdout, &[], &pod(word));
-        assert_eq!(after["spec"]["containers"][1]["name"], "sidecar-nginx", "{told}");
+        let (after, message) = inject(&run.stdout, &[], &pod(word));
+        assert_eq!(after["spec"]["containers"][1]["name"], "sidecar-nginx", "{message}");
         assert_eq!(after["spec"]["volumes"][0]["configMap"]["name"], "nginx-configmap");
         assert_eq!(after["metadata"]["annotations"]["sidecar-injector-webhook.morven.me/status"], "injected");
     }
@@ -246,20 +246,20 @@ fn sidecar_configuration_becomes_profile() {
         pod["metadata"]["annotations"]["sidecar-injector-webhook.morven.me/status"] = json!(status);
         pod
     };
-    let (after, told) = inject(&run.stdout, &[], &with_status("Injected"));
+    let (after, message) = inject(&run.stdout, &[], &with_status("Injected"));
     assert_eq!(after, with_status("Injected"));
-    assert!(told.contains("is injected already"), "{told}");
-    let (after, told) = inject(&run.stdout, &[], &with_status("pending"));
-    assert_eq!(after["spec"]["containers"][1]["name"], "sidecar-nginx", "{told}");
+    assert!(message.contains("is injected already"), "{message}");
+    let (after, message) = inject(&run.stdout, &[], &with_status("pending"));
+    assert_eq!(after["spec"]["containers"][1]["name"], "sidecar-nginx", "{message}");
     assert_eq!(after["metadata"]["annotations"]["sidecar-injector-webhook.morven.me/status"], "injected");
-    for (text, told) in [
+    for (text, message) in [
         ("containers: {}", "expected a list"),
         ("containers: [{image: a}]", "each of containers needs its `name`"),
         ("{}", "there are neither containers nor volumes in it"),
     ] {
         let run = convert(&["morvencao"], text);
         assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""), "{text}");
-        assert!(run.stderr.contains(told), "{}", run.stderr);
+        assert!(run.stderr.contains(message), "{}", run.stderr);
     }
     let run = convert(&["morvencao"], "{containers: [{name: a, image: a}], other: 1}");
     assert!(run.code == Some(3) && run.stderr.contains("the injector does not know this"), "{}", run.stderr);
@@ -310,10 +310,10 @@ fn sidecar_set_becomes_profile() {
             "volumes": [{"name": "data", "emptyDir": {}}],
         }})
     };
-    let (after, told) = inject(&anywhere, &[], &pod("web"));
+    let (after, message) = inject(&anywhere, &[], &pod("web"));
     let containers = &after["spec"]["containers"];
     let names: Vec<_> = containers.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["agent", "web", "last"], "{told}");
+    assert_eq!(names, ["agent", "web", "last"], "{message}");
     assert_eq!(
         containers[0]["volumeMounts"],
         json!([{"name": "buffer", "mountPath": "/buffer"}, {"name": "data", "mountPath": "/data"}])

@@ -9,13 +9,13 @@ use std::process::Command;
 use crate::support::eventually;
 use crate::support::metrics_page::{page, page_of};
 use crate::support::prometheus::Prometheus;
-use crate::support::replicas::{Controller, Dev, TENANTS, Webhook};
+use crate::support::replicas::{Dev, TENANTS, Unconnected};
 use pillion_testkit::dashboards::{Source, metrics_of};
 use pillion_testkit::tools;
 use serde_json::Value;
 
 /// Prefix of the API server's metrics. `tests/e2e/dashboards.rs` scrapes those.
-const OF_API_SERVERS: &str = "apiserver";
+const API_SERVER_PREFIX: &str = "apiserver";
 /// Metrics that no panel shows. Each needs a reason here.
 const NOT_SHOWN: [&str; 0] = [];
 
@@ -112,7 +112,7 @@ fn dashboards_have_valid_layout_and_queries() {
         assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "{name}: duplicate ids");
         let variables = dashboard["templating"]["list"].as_array().unwrap();
         let names: Vec<_> = variables.iter().map(|variable| variable["name"].as_str().unwrap()).collect();
-        let expected: &[_] = if name == OF_API_SERVERS {
+        let expected: &[_] = if name == API_SERVER_PREFIX {
             &["datasource", "job", "instance"]
         } else {
             &["datasource", "namespace", "job", "instance"]
@@ -170,7 +170,7 @@ fn metrics_are_documented_and_shown() {
     let mut shown = BTreeSet::new();
     for (name, dashboard) in dashboards() {
         for query in panels(&dashboard).into_iter().flat_map(queries) {
-            for metric in metrics_of(query).into_iter().filter(|_| name != OF_API_SERVERS) {
+            for metric in metrics_of(query).into_iter().filter(|_| name != API_SERVER_PREFIX) {
                 assert!(documented.contains(&metric), "{name}: {metric} is not on a page of metrics: {query}");
                 shown.insert(metric);
             }
@@ -201,7 +201,8 @@ fn metrics_are_documented_and_shown() {
 
 #[test]
 fn all_panels_and_alerts_have_data() {
-    let (dev, webhook, controller) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]), Controller::start());
+    let (dev, webhook, controller) =
+        (Dev::start(&[TENANTS]), Unconnected::webhook(&[TENANTS]), Unconnected::controller());
     let config = format!(
         "scrape_configs:\n\
          - {{job_name: pillion, static_configs: [{{targets: {:?}, labels: {{namespace: pillion-system}}}}]}}\n\
@@ -229,7 +230,7 @@ fn all_panels_and_alerts_have_data() {
             let title = panel["title"].as_str().unwrap();
             for query in queries(panel).into_iter().map(filled_in) {
                 asked += 1;
-                if name == OF_API_SERVERS || idle.contains(&(name.clone(), title.to_owned())) {
+                if name == API_SERVER_PREFIX || idle.contains(&(name.clone(), title.to_owned())) {
                     prometheus.query(&query).unwrap_or_else(|error| panic!("{name}: {title}: {query}\n{error}"));
                     continue;
                 }
@@ -262,8 +263,8 @@ fn all_panels_and_alerts_have_data() {
 /// Runs promtool on files. Returns its output as the error if it fails.
 fn promtool(arguments: &[&str], files: &[PathBuf]) -> Result<String, String> {
     let output = Command::new(tools::program("promtool").unwrap()).args(arguments).args(files).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(said) } else { Err(said) }
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(text) } else { Err(text) }
 }
 
 fn paths(name: &str) -> Vec<PathBuf> {
@@ -273,9 +274,10 @@ fn paths(name: &str) -> Vec<PathBuf> {
 #[test]
 fn promtool_accepts_rules_and_their_tests() {
     let rules = paths("dashboards/rules");
-    promtool(&["check", "rules", "--lint=all", "--lint-fatal"], &rules).unwrap_or_else(|said| panic!("{said}"));
-    let said = promtool(&["test", "rules"], &paths("dashboards/rules/tests")).unwrap_or_else(|said| panic!("{said}"));
-    println!("{said}");
+    promtool(&["check", "rules", "--lint=all", "--lint-fatal"], &rules).unwrap_or_else(|output| panic!("{output}"));
+    let output =
+        promtool(&["test", "rules"], &paths("dashboards/rules/tests")).unwrap_or_else(|output| panic!("{output}"));
+    println!("{output}");
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn saved_review_is_decided_unchanged() {
 #[test]
 fn unanswerable_question_has_own_exit_code() {
     let folder = folder();
-    for (arguments, told) in [
+    for (arguments, message) in [
         (&["-f", "none.yaml", "-p", "profiles/nginx"][..], "none.yaml cannot be read"),
         (&["-f", "shop.yaml", "-p", "profiles/nginx"], "no pod and no workload"),
         (&["--review", "pod.yaml", "-p", "profiles/nginx"], "not an AdmissionReview"),
@@ -100,6 +100,6 @@ fn unanswerable_question_has_own_exit_code() {
         let output = explain(folder.path(), arguments);
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?} {error}");
-        assert!(error.contains(told), "{arguments:?}: {error}");
+        assert!(error.contains(message), "{arguments:?}: {error}");
     }
 }

@@ -37,13 +37,13 @@ fn export_path(path: &Path, options: &[&str]) -> (Vec<Json>, String, Option<i32>
 
 #[test]
 fn validation_becomes_policy_with_binding() {
-    let (objects, told, code) = export(
+    let (objects, stderr, code) = export(
         "{activation: Always, optOut: Forbidden, namespaceSelector: {matchLabels: {env: prod}}, objectSelector: {matchLabels: {app: web}}, \
           variables: [{name: b, expression: variables.a + 1}, {name: a, expression: object.spec.containers.size()}, {name: c, expression: 'pairs({})'}], \
           matchConditions: [{name: not-mine, expression: \"object.metadata.name != 'mine'\"}], \
           validations: [{expression: variables.b < 5, message: 'too many: ${variables.b}', reason: Forbidden, fieldPath: .spec.containers}]}",
     );
-    assert_eq!((told.as_str(), code), ("", Some(0)));
+    assert_eq!((stderr.as_str(), code), ("", Some(0)));
     let [policy, binding] = objects.as_slice() else { panic!("{objects:?}") };
     assert_eq!(policy["kind"], "ValidatingAdmissionPolicy");
     assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
@@ -64,12 +64,12 @@ fn validation_becomes_policy_with_binding() {
 
 #[test]
 fn condition_on_variables_or_namespace_becomes_variable() {
-    let (objects, told, code) = export(
+    let (objects, stderr, code) = export(
         "{request: {annotation: example.com/a}, variables: [{name: title, expression: object.metadata.name}], \
           matchConditions: [{name: by.variable, expression: \"variables.title != 'x'\"}, {name: plain, expression: 'true'}], \
           validations: [{expression: 'false'}]}",
     );
-    assert_eq!((told.as_str(), code), ("", Some(0)));
+    assert_eq!((stderr.as_str(), code), ("", Some(0)));
     let spec = &objects[0]["spec"];
     let names = |list: &str| -> Vec<_> {
         spec[list].as_array().unwrap().iter().map(|each| each["name"].as_str().unwrap().to_owned()).collect()
@@ -109,9 +109,9 @@ fn non_native_parts_are_dropped_with_warning() {
             "its variable v",
         ),
     ] {
-        let (objects, told, code) = export(&spec);
-        assert_eq!(code, Some(3), "{spec}: {told}");
-        assert!(told.starts_with(&format!("p: {place} is left out: ")) && told.contains(why), "{spec}: {told}");
+        let (objects, stderr, code) = export(&spec);
+        assert_eq!(code, Some(3), "{spec}: {stderr}");
+        assert!(stderr.starts_with(&format!("p: {place} is left out: ")) && stderr.contains(why), "{spec}: {stderr}");
         assert_eq!(objects.len(), 2, "the other fields are exported: {spec}");
         assert_eq!(objects[0]["spec"]["validations"].as_array().unwrap().len(), 1, "{spec}");
     }
@@ -135,9 +135,9 @@ fn profile_with_unsupported_dependency_is_dropped() {
             "spec.request.onUnknown",
         ),
     ] {
-        let (objects, told, code) = export(&spec);
-        assert_eq!((objects.len(), code), (0, Some(3)), "{spec}: {told}");
-        assert!(told.contains(why), "{spec}: {told}");
+        let (objects, stderr, code) = export(&spec);
+        assert_eq!((objects.len(), code), (0, Some(3)), "{spec}: {stderr}");
+        assert!(stderr.contains(why), "{spec}: {stderr}");
     }
     let profile = |name: &str| {
         format!(
@@ -145,9 +145,9 @@ fn profile_with_unsupported_dependency_is_dropped() {
              spec: {{request: {{annotation: example.com/a}}, validations: [{{expression: 'true'}}]}}\n---\n"
         )
     };
-    let (_, told, code) = export_file(&(profile("a") + &profile("b")));
+    let (_, stderr, code) = export_file(&(profile("a") + &profile("b")));
     assert_eq!(code, Some(3));
-    assert!(told.contains("a: ") && told.contains("b has the same key"), "{told}");
+    assert!(stderr.contains("a: ") && stderr.contains("b has the same key"), "{stderr}");
 }
 
 #[test]
@@ -166,9 +166,9 @@ fn each_action_has_its_own_policy() {
 
 #[test]
 fn invalid_profile_is_an_error() {
-    let (objects, told, code) = export("{validations: [{expression: objct.x}]}");
+    let (objects, stderr, code) = export("{validations: [{expression: objct.x}]}");
     assert_eq!((objects.len(), code), (0, Some(1)));
-    assert!(told.contains("objct"), "{told}");
+    assert!(stderr.contains("objct"), "{stderr}");
 }
 
 #[test]
@@ -180,9 +180,9 @@ fn everywhere_covers_all_selected_kinds_and_namespaces() {
         target: {version: v1, resources: [configmaps], operations: [CREATE]}\n  \
         template: {metadata: {labels: {a: b}}}\n  validations: [{expression: 'false'}]\n";
     fs::write(&path, text).unwrap();
-    let (objects, told, code) = export_path(&path, &["--everywhere"]);
-    assert_eq!((objects.len(), code), (2, Some(3)), "{told}");
-    assert!(told.contains("spec.template is left out: everywhere is for validations"), "{told}");
+    let (objects, stderr, code) = export_path(&path, &["--everywhere"]);
+    assert_eq!((objects.len(), code), (2, Some(3)), "{stderr}");
+    assert!(stderr.contains("spec.template is left out: everywhere is for validations"), "{stderr}");
     let constraints = &objects[0]["spec"]["matchConstraints"];
     assert_eq!(constraints["namespaceSelector"], json!({"matchLabels": {"reserved": "true"}, "matchExpressions": []}));
     assert_eq!(constraints["resourceRules"][0]["resources"], json!(["*"]));
@@ -200,8 +200,8 @@ fn first_label_of_namespace_opts_in() {
         activation: Always\n  optOut: Forbidden\n  validations: [{expression: 'false'}]\n";
     fs::write(&path, text).unwrap();
     let options = ["--opt-in", "mesh=on", "--opt-in", "mesh=strict:required", "--opt-in", "b=c"];
-    let (objects, told, code) = export_path(&path, &options);
-    assert_eq!((told.as_str(), code), ("", Some(0)));
+    let (objects, stderr, code) = export_path(&path, &options);
+    assert_eq!((stderr.as_str(), code), ("", Some(0)));
     let spec = &objects[0]["spec"];
     let keys: Vec<_> = spec["matchConstraints"]["namespaceSelector"]["matchExpressions"]
         .as_array()
@@ -221,17 +221,17 @@ fn first_label_of_namespace_opts_in() {
              ({last}.hasValue() ? {last}.value() in ['c'] : false)))"
         )}])
     );
-    let (objects, told, code) = export_path(&path, &["--opt-in", "mesh"]);
+    let (objects, stderr, code) = export_path(&path, &["--opt-in", "mesh"]);
     assert_eq!((objects.len(), code), (0, Some(1)));
-    assert!(told.contains("--opt-in") && told.contains("expected KEY=VALUE"), "{told}");
+    assert!(stderr.contains("--opt-in") && stderr.contains("expected KEY=VALUE"), "{stderr}");
 }
 
 /// The shipped policy equals the export of its profile.
 #[test]
 fn shipped_policy_matches_its_profile() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles/reserved-namespaces");
-    let (objects, told, code) = export_path(&folder, &["--everywhere"]);
-    assert_eq!((told.as_str(), code), ("", Some(0)));
+    let (objects, stderr, code) = export_path(&folder, &["--everywhere"]);
+    assert_eq!((stderr.as_str(), code), ("", Some(0)));
     let policy = fs::read_to_string(folder.join("policy.yaml")).unwrap();
     let shipped: Vec<Json> = serde_saphyr::from_multiple(&policy).unwrap();
     assert_eq!(shipped, objects, "update it: pillion export --everywhere profiles/reserved-namespaces");

@@ -474,7 +474,7 @@ fn guardrails_limit_tenants_profile() {
     };
     let profile = file("tenant.yaml", TENANTS);
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop}, spec: {containers: [{name: app, image: a}]}}";
-    for (guardrails, injected, told) in [
+    for (guardrails, injected, message) in [
         ("registries: [ghcr.io/team]", true, ""),
         ("registries: [ghcr.io/teammate]", false, "/spec/containers/side/image: \"ghcr.io/team/side:1\" is not from"),
         ("minimumPodSecurity: restricted", false, "Pod Security control"),
@@ -484,7 +484,7 @@ fn guardrails_limit_tenants_profile() {
         let output = inject_with(pod, &["--profile", &profile, "--config", &policy, "-f", "-"]);
         assert!(output.status.success(), "{}", stderr(&output));
         assert_eq!(String::from_utf8_lossy(&output.stdout).contains("ghcr.io/team/side"), injected, "{guardrails}");
-        assert!(stderr(&output).contains(told), "{}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{}", stderr(&output));
     }
     let wrong = file("policy.yaml", &format!("{POLICY}guardrails:\n  maxContainers: 1\n  registries: [nginx]\n"));
     let output = inject_with(pod, &["--config", &wrong, "-f", "-"]);

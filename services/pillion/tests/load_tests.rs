@@ -66,7 +66,7 @@ impl Webhook {
             served.to_str().unwrap(),
         ];
         let program = Program::start(&arguments, folder.path());
-        let url = program.word_behind("Serving ");
+        let url = program.word_after("Serving ");
         Self { _program: program, folder, url }
     }
 
@@ -111,7 +111,7 @@ impl Run {
         figures[key].as_u64().unwrap_or_else(|| panic!("{key} is no number: {self:?}"))
     }
 
-    fn told(&self) -> String {
+    fn output_text(&self) -> String {
         String::from_utf8_lossy(&self.output.stdout).into_owned() + &String::from_utf8_lossy(&self.output.stderr)
     }
 }
@@ -159,7 +159,7 @@ fn every_script_passes_against_working_webhook() {
             }
             run = webhook.run(&script, settings);
         }
-        assert_eq!(run.output.status.code(), Some(0), "{}", run.told());
+        assert_eq!(run.output.status.code(), Some(0), "{}", run.output_text());
         if let Some(figures) = run.figures.as_ref().filter(|_| full()) {
             tell(&figures.to_string());
         }
@@ -191,7 +191,7 @@ fn run_fails_for_wrong_results() {
         ("http_req_failed", ("SSL_CERT_FILE", "/nonexistent")),
     ] {
         let run = webhook.run("smoke", &settings(setting));
-        assert_eq!(run.output.status.code(), Some(THRESHOLD_BROKEN), "{setting:?}: {}", run.told());
+        assert_eq!(run.output.status.code(), Some(THRESHOLD_BROKEN), "{setting:?}: {}", run.output_text());
         let figures = run.figures.unwrap();
         assert_eq!(figures["ok"], false, "{figures}");
         let broken = figures["broken"].to_string();
@@ -199,6 +199,6 @@ fn run_fails_for_wrong_results() {
     }
     // The script reports invalid settings before it sends anything.
     let run = webhook.run("smoke", &settings(("RATE", "many")));
-    assert!(run.told().contains("RATE=many: expected a number"), "{}", run.told());
+    assert!(run.output_text().contains("RATE=many: expected a number"), "{}", run.output_text());
     assert!(run.figures.is_none() && !run.output.status.success());
 }

@@ -3,11 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use crate::support::collector::FakeCollector;
-use crate::support::{Program, eventually, get, post_with};
+use crate::support::{DevEndpoint, Program, eventually, get};
 use serde_json::{Value, json};
 
 /// A text that does not occur in the program by chance.
@@ -81,8 +80,7 @@ spec:
 
 struct Dev {
     program: Program,
-    url: String,
-    authority: PathBuf,
+    endpoint: DevEndpoint,
     _folder: tempfile::TempDir,
 }
 
@@ -93,16 +91,11 @@ impl Dev {
         let ports =
             ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", "profiles.yaml"];
         let program = Program::start(&[&ports[..], more].concat(), folder.path());
-        Self {
-            authority: program.word_behind("--cacert ").into(),
-            url: format!("https://{}", program.word_behind("https://")),
-            program,
-            _folder: folder,
-        }
+        Self { endpoint: DevEndpoint::of(&program), program, _folder: folder }
     }
 
     fn post(&self, headers: &str, body: &str) -> u16 {
-        post_with(&self.url, &self.authority, headers, body).status
+        self.endpoint.post(headers, body).status
     }
 }
 
@@ -145,17 +138,17 @@ fn logs_metrics_and_spans_contain_only_names() {
     );
 
     eventually("spans of all requests come", || (collector.spans("admission").len() >= 10).then_some(()));
-    let metrics_at = dev.program.word_behind("http://");
+    let metrics_at = dev.program.word_after("http://");
     let metrics = get(metrics_at.split('/').next().unwrap(), "/metrics").body;
     dev.program.terminate();
-    assert_eq!(dev.program.ended().code(), Some(0));
-    let (told, spans) = (dev.program.stderr(), format!("{:?}", collector.all()));
+    assert_eq!(dev.program.wait_for_exit().code(), Some(0));
+    let (log, spans) = (dev.program.stderr(), format!("{:?}", collector.all()));
     for proof in ["\"decided\"", "a request was refused", "\"outcome\":\"injected\"", "\"outcome\":\"denied\"", "TRACE"]
     {
-        assert!(told.contains(proof), "{proof} is missing in:\n{told}");
+        assert!(log.contains(proof), "{proof} is missing in:\n{log}");
     }
     assert!(metrics.contains("pillion_admission_requests_total") && spans.contains("self-check"), "{metrics}\n{spans}");
-    for (what, text) in [("a line", &told), ("a metric", &metrics), ("a span", &spans)] {
+    for (what, text) in [("a line", &log), ("a metric", &metrics), ("a span", &spans)] {
         let leak = text.lines().find(|line| line.contains(MARK));
         assert_eq!(leak, None, "{what} contains the mark");
     }
@@ -173,12 +166,12 @@ fn signal_toggles_decision_log() {
         || dev.program.stderr().lines().filter(|line| line.contains("decided") && line.contains("uid=")).count();
     assert_eq!(dev.post("", &body), 200);
     raise();
-    dev.program.tells("SIGUSR1: logging in detail for a while");
+    dev.program.wait_for_output("SIGUSR1: logging in detail for a while");
     assert_eq!(decided(), 0);
     assert_eq!(dev.post("", &body), 200);
     eventually("the decision is logged", || (decided() == 1).then_some(()));
     raise();
-    dev.program.tells("logging as configured again");
+    dev.program.wait_for_output("logging as configured again");
     assert_eq!(dev.post("", &body), 200);
     raise();
     eventually("it is logged again", || {

@@ -12,7 +12,7 @@ use pillion_testkit::tools;
 use crate::support::eventually;
 use crate::support::metrics_page::{differences, exported, merge, page, page_of};
 use crate::support::prometheus::Prometheus;
-use crate::support::replicas::{Controller, Dev, TENANTS, Webhook};
+use crate::support::replicas::{Dev, TENANTS, Unconnected};
 
 /// These metrics create a series at the first event of a pair of label values. The test compares the values with the
 /// program's lists.
@@ -20,7 +20,7 @@ const BY_OCCURRENCE: [&str; 1] = ["pillion_decisions_total"];
 
 #[test]
 fn metrics_page_matches_exported_metrics() {
-    let (dev, webhook) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]));
+    let (dev, webhook) = (Dev::start(&[TENANTS]), Unconnected::webhook(&[TENANTS]));
     dev.inject("");
     let mut shown = exported(&dev.scrape());
     merge(&mut shown, exported(&webhook.scrape()));
@@ -30,7 +30,7 @@ fn metrics_page_matches_exported_metrics() {
 
 #[test]
 fn controller_page_matches_exported_metrics() {
-    let shown = exported(&Controller::start().scrape());
+    let shown = exported(&Unconnected::controller().scrape());
     let found = differences(&page_of("controller-metrics.md").metrics, &shown, &[]);
     assert!(found.is_empty(), "docs/controller-metrics.md and the program differ:\n  {}", found.join("\n  "));
 }
@@ -74,7 +74,7 @@ fn differences_are_explained() {
 #[test]
 fn number_of_series_is_bounded() {
     let series = |scrape: &str| scrape.lines().filter(|line| !line.starts_with('#')).count();
-    let replica = series(&Webhook::start(&[]).scrape());
+    let replica = series(&Unconnected::webhook(&[]).scrape());
     // Each reason occurs with one outcome, except that those under `onError` occur with two.
     let at_most = replica + Reason::ALL.len() + 10;
     assert!(at_most <= 410, "{replica} series and {} reasons", Reason::ALL.len());
@@ -95,7 +95,7 @@ fn traced(trace: &str, kept: bool) -> String {
 fn documented_queries_and_exemplars_work() {
     // The sender decides about sampling. No collector receives these traces.
     let collector = [TENANTS, "--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0"];
-    let (dev, webhook) = (Dev::start(&collector), Webhook::start(&[TENANTS]));
+    let (dev, webhook) = (Dev::start(&collector), Unconnected::webhook(&[TENANTS]));
     let prometheus = Prometheus::scraping(&[&dev.operations, &webhook.operations]);
     eventually("both replicas are scraped", || (prometheus.query("sum(up)").unwrap() == [2.0]).then_some(()));
 
@@ -135,7 +135,7 @@ fn documented_queries_and_exemplars_work() {
 
 #[test]
 fn documented_controller_alarms_have_data() {
-    let controller = Controller::start();
+    let controller = Unconnected::controller();
     let prometheus = Prometheus::scraping(&[&controller.operations]);
     eventually("it is scraped", || (prometheus.query("sum(up)").unwrap() == [1.0]).then_some(()));
     let queries = page_of("controller-metrics.md").queries;
@@ -162,18 +162,18 @@ fn lint(scrape: &str) -> String {
         .unwrap();
     child.stdin.take().unwrap().write_all(scrape.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.success(), said.is_empty(), "{said}");
-    said
+    let messages = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.success(), messages.is_empty(), "{messages}");
+    messages
 }
 
 #[test]
 fn promtool_accepts_the_metrics() {
-    let (dev, webhook) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]));
+    let (dev, webhook) = (Dev::start(&[TENANTS]), Unconnected::webhook(&[TENANTS]));
     dev.inject("");
-    for scrape in [dev.scrape(), webhook.scrape(), Controller::start().scrape()] {
-        let said = lint(&scrape);
-        assert!(said.is_empty(), "{said}");
+    for scrape in [dev.scrape(), webhook.scrape(), Unconnected::controller().scrape()] {
+        let messages = lint(&scrape);
+        assert!(messages.is_empty(), "{messages}");
     }
     assert!(lint("# TYPE things counter\nthings 1\n").contains("_total"), "promtool reads its input");
 }

@@ -52,7 +52,7 @@ impl Dev {
     fn start_in(folder: &Path, more: &[&str]) -> Self {
         let ports = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
         let program = Program::start(&[&ports[..], more].concat(), folder);
-        let url = program.word_behind("Playground http://");
+        let url = program.word_after("Playground http://");
         let port = url.trim_end_matches('/').rsplit_once(':').unwrap().1.to_owned();
         Self { address: format!("127.0.0.1:{port}"), program }
     }
@@ -149,9 +149,9 @@ fn runs_use_workloads_namespaces_and_parameters() {
     assert_eq!((of(&pods[0]), of(&pods[1])), (json!("debug"), json!("info")));
     assert_eq!(answer["result"]["patches"].as_array().unwrap().len(), 2);
     // No file describes the second pod's namespace, and a diagnostic at that position says so.
-    let [told] = answer["diagnostics"].as_array().unwrap().as_slice() else { panic!("{answer}") };
+    let [diagnostic] = answer["diagnostics"].as_array().unwrap().as_slice() else { panic!("{answer}") };
     assert_eq!(
-        (&told["severity"], &told["file"], &told["line"]),
+        (&diagnostic["severity"], &diagnostic["file"], &diagnostic["line"]),
         (&json!("warning"), &json!("object.yaml"), &json!(8))
     );
 
@@ -186,10 +186,14 @@ fn playground_reports_mistakes_as_lint_does() {
         let linted: Vec<Value> = serde_json::from_str(&linted).unwrap();
         let answer = dev.run(&texts(&text, POD));
         assert_eq!(answer["result"], Value::Null);
-        let told: Vec<_> =
-            answer["diagnostics"].as_array().unwrap().iter().filter(|told| told["file"] == "profile.yaml").collect();
-        assert_eq!(told, linted.iter().collect::<Vec<_>>(), "{}", file.display());
-        mistakes += told.len();
+        let diagnostics: Vec<_> = answer["diagnostics"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|diagnostic| diagnostic["file"] == "profile.yaml")
+            .collect();
+        assert_eq!(diagnostics, linted.iter().collect::<Vec<_>>(), "{}", file.display());
+        mistakes += diagnostics.len();
     }
     assert!(mistakes >= 60, "{mistakes}");
 }
@@ -250,13 +254,13 @@ fn any_input_gets_response_with_position() {
         ),
     ] {
         let answer = dev.run(&texts);
-        let told = answer["diagnostics"].as_array().unwrap();
+        let diagnostics = answer["diagnostics"].as_array().unwrap();
         if file.is_empty() {
             continue;
         }
         assert!(answer["result"].is_null(), "{name}: the run has a result");
         let is_it = |one: &&Value| one["file"] == file && one["message"].as_str().unwrap().contains(part);
-        let found = told.iter().find(is_it).unwrap_or_else(|| panic!("{name}: {told:?}"));
+        let found = diagnostics.iter().find(is_it).unwrap_or_else(|| panic!("{name}: {diagnostics:?}"));
         if line.is_some() {
             assert_eq!(found["line"], json!(line), "{name}: {found}");
         }
@@ -310,7 +314,7 @@ fn freed_and_ended() -> [Duration; 2] {
     let streams = dev.begin_slow();
     let began = Instant::now();
     dev.program.terminate();
-    assert!(dev.program.ended().success());
+    assert!(dev.program.wait_for_exit().success());
     let ended = began.elapsed();
     drop(streams);
     [freed, ended]
@@ -454,8 +458,8 @@ fn playground_is_absent_on_public_addresses() {
     let arguments = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "0.0.0.0:0"];
     let program = Program::start(&arguments, folder.path());
     let port =
-        program.word_behind("Metrics http://").trim_end_matches("/metrics").rsplit_once(':').unwrap().1.to_owned();
-    program.tells("No playground: ");
+        program.word_after("Metrics http://").trim_end_matches("/metrics").rsplit_once(':').unwrap().1.to_owned();
+    program.wait_for_output("No playground: ");
     let address = format!("127.0.0.1:{port}");
     assert_eq!(send(&address, "GET /", "host: localhost\r\n", b"").status, 404);
     assert_eq!(send(&address, "GET /livez", "host: localhost\r\n", b"").status, 200);

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::support::{Program, eventually, get, trusting};
+use crate::support::{Program, eventually, get, trusting_ca};
 
 const SECONDS: &str = "PILLION_SOAK_SECONDS";
 const DEFAULT_SECONDS: u64 = 20;
@@ -52,7 +52,7 @@ fn profile(generation: u32) -> String {
 }
 
 /// Changes the cluster meanwhile: profiles, namespaces and the serving certificate.
-async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, authority: TestCa, folder: Rc<Path>) {
+async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, ca: TestCa, folder: Rc<Path>) {
     for round in 2.. {
         if !target.goes_on() {
             break;
@@ -65,7 +65,7 @@ async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, authority:
             .await
             .unwrap();
         if round % 2 == 0 {
-            renew(&authority, &folder);
+            renew(&ca, &folder);
             target.count("certificates");
         }
         sleep_until(target.until.min(Instant::now() + Duration::from_secs(3))).await;
@@ -74,10 +74,10 @@ async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, authority:
 
 /// Replaces key and certificate by whole files, as the kubelet does. If the program reads between the two, they do
 /// not match, and it reads them again.
-fn renew(authority: &TestCa, folder: &Path) {
+fn renew(ca: &TestCa, folder: &Path) {
     let fresh = folder.join("fresh");
     std::fs::create_dir_all(&fresh).unwrap();
-    authority.serving_files(&fresh, "tls", &["localhost"]).unwrap();
+    ca.serving_files(&fresh, "tls", &["localhost"]).unwrap();
     for name in ["tls.key", "tls.crt"] {
         std::fs::rename(fresh.join(name), folder.join(name)).unwrap();
     }
@@ -152,20 +152,16 @@ fn soak_keeps_memory_files_and_responses_stable() {
 fn clients_and_changes(
     target: &Rc<Target>,
     control_plane: &Rc<ControlPlane>,
-    authority: TestCa,
+    ca: TestCa,
     folder: &Path,
 ) -> Vec<JoinHandle<()>> {
-    let mut tasks: Vec<_> = (1..=4).map(|client| tokio::task::spawn_local(good(Rc::clone(target), client))).collect();
-    tasks.push(tokio::task::spawn_local(bad(Rc::clone(target))));
-    tasks.push(tokio::task::spawn_local(churn(Rc::clone(target))));
-    tasks.push(tokio::task::spawn_local(abort(Rc::clone(target))));
-    tasks.push(tokio::task::spawn_local(forged(Rc::clone(target))));
-    tasks.push(tokio::task::spawn_local(changes(
-        Rc::clone(target),
-        Rc::clone(control_plane),
-        authority,
-        folder.into(),
-    )));
+    let mut tasks: Vec<_> =
+        (1..=4).map(|client| tokio::task::spawn_local(send_valid_reviews(Rc::clone(target), client))).collect();
+    tasks.push(tokio::task::spawn_local(send_invalid_requests(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(open_and_close_connections(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(break_off_connections(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(send_forged_reviews(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(changes(Rc::clone(target), Rc::clone(control_plane), ca, folder.into())));
     tasks
 }
 
@@ -186,8 +182,8 @@ async fn soak(seconds: u64) {
     control_plane.apply_yaml(&profile(1)).await.unwrap();
     control_plane.create_namespace(NAMESPACE, &[("pillion.dev/injection", "enabled")]).await.unwrap();
 
-    let authority = TestCa::new().unwrap();
-    authority.serving_files(folder.path(), "tls", &["localhost"]).unwrap();
+    let ca = TestCa::new().unwrap();
+    ca.serving_files(folder.path(), "tls", &["localhost"]).unwrap();
     let kubeconfig = control_plane.kubeconfig();
     let arguments = [
         "webhook",
@@ -205,14 +201,14 @@ async fn soak(seconds: u64) {
         "0",
     ];
     let mut replica = Program::start(&arguments, folder.path());
-    let address = replica.word_behind(" address=");
-    let operations = replica.word_behind("metrics_address=");
+    let address = replica.word_after(" address=");
+    let operations = replica.word_after("metrics_address=");
     eventually("it is ready", || (get(&operations, "/readyz").status == 200).then_some(()));
     sleep(Duration::from_secs(1)).await;
     let idle = Sample::of(replica.id());
 
-    let target = Rc::new(Target::new(address, &authority.bundle_pem(), seconds));
-    let tasks = clients_and_changes(&target, &control_plane, authority, folder.path());
+    let target = Rc::new(Target::new(address, &ca.bundle_pem(), seconds));
+    let tasks = clients_and_changes(&target, &control_plane, ca, folder.path());
     let samples = observe(Rc::clone(&target), replica.id(), operations.clone()).await;
     for task in tasks {
         task.await.unwrap();
@@ -269,7 +265,7 @@ async fn soak(seconds: u64) {
     println!("{served} generations of the profile");
 
     replica.terminate();
-    assert_eq!(replica.ended().code(), Some(0), "{}", replica.stderr());
+    assert_eq!(replica.wait_for_exit().code(), Some(0), "{}", replica.stderr());
 }
 
 /// How long a working operation may take, on a machine that also runs other tests.
@@ -313,10 +309,10 @@ pub(crate) struct Answer {
 pub(crate) type Connection = TlsStream<TcpStream>;
 
 impl Target {
-    pub(crate) fn new(address: String, authority: &str, seconds: u64) -> Self {
+    pub(crate) fn new(address: String, ca: &str, seconds: u64) -> Self {
         Self {
             address,
-            tls: TlsConnector::from(trusting(authority.as_bytes())),
+            tls: TlsConnector::from(trusting_ca(ca.as_bytes())),
             generation: Cell::new(1),
             until: Instant::now() + Duration::from_secs(seconds),
             counts: RefCell::default(),
@@ -394,7 +390,7 @@ pub(crate) fn check_injected(target: &Target, number: usize, answer: &Answer) {
 }
 
 /// Plays the API server: sends reviews of all sizes over persistent connections.
-pub(crate) async fn good(target: Rc<Target>, client: usize) {
+pub(crate) async fn send_valid_reviews(target: Rc<Target>, client: usize) {
     const SIZES: [usize; 8] = [KIB, 2 * KIB, 4 * KIB, 6 * KIB, 8 * KIB, 16 * KIB, 64 * KIB, 256 * KIB];
     let mut connection = target.connect().await;
     let mut number = client * 1_000_000;
@@ -423,7 +419,7 @@ pub(crate) async fn good(target: Rc<Target>, client: usize) {
 }
 
 /// Sends invalid requests of every kind in turn.
-pub(crate) async fn bad(target: Rc<Target>) {
+pub(crate) async fn send_invalid_requests(target: Rc<Target>) {
     let text = review(0, "CREATE", KIB).to_string();
     let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
     let cases: [(&str, &str, &str, u16); 8] = [
@@ -454,7 +450,7 @@ pub(crate) async fn bad(target: Rc<Target>) {
 }
 
 /// Connects for a single request, or for none.
-pub(crate) async fn churn(target: Rc<Target>) {
+pub(crate) async fn open_and_close_connections(target: Rc<Target>) {
     for number in 9_000_000.. {
         if !target.goes_on() {
             break;
@@ -474,7 +470,7 @@ pub(crate) async fn churn(target: Rc<Target>) {
 
 /// Breaks connections off: in the handshake, in the head, in the body and before the response. Also connects without
 /// TLS.
-pub(crate) async fn abort(target: Rc<Target>) {
+pub(crate) async fn break_off_connections(target: Rc<Target>) {
     let body = review(0, "CREATE", 100 * KIB).to_string();
     let head = format!(
         "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
@@ -507,7 +503,7 @@ pub(crate) async fn abort(target: Rc<Target>) {
 }
 
 /// Sends reviews for made-up namespaces. The replica looks each up at the API server, within its rate limit.
-pub(crate) async fn forged(target: Rc<Target>) {
+pub(crate) async fn send_forged_reviews(target: Rc<Target>) {
     let mut connection = target.connect().await;
     for number in 0.. {
         if !target.goes_on() {

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::collector::FakeCollector;
-use crate::support::{Answer, Program, connect, eventually, get, patch, post_with};
+use crate::support::{DevEndpoint, Program, connect, eventually, get, patch};
 use pillion_testkit::TestCa;
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ struct Collector {
     file: PathBuf,
     clear: SocketAddr,
     tls: SocketAddr,
-    authority: String,
+    ca: String,
     _folder: tempfile::TempDir,
 }
 
@@ -65,7 +65,7 @@ impl Collector {
             .unwrap();
         let told = || std::fs::read_to_string(at("log")).unwrap();
         eventually("the collector is ready", || told().contains("Everything is ready").then_some(()));
-        Self { process, file: at("spans.json").into(), clear, tls, authority: at("ca.crt"), _folder: folder }
+        Self { process, file: at("spans.json").into(), clear, tls, ca: at("ca.crt"), _folder: folder }
     }
 
     /// Returns all received spans, each with its resource.
@@ -157,9 +157,7 @@ spec:
 /// `pillion dev` with an exporter of traces, and a request to it.
 struct Dev {
     program: Program,
-    url: String,
-    authority: PathBuf,
-    review: String,
+    endpoint: DevEndpoint,
     folder: tempfile::TempDir,
 }
 
@@ -174,41 +172,32 @@ impl Dev {
         let quiet = [("PILLION_LOG_LEVEL", "info")];
         let program =
             Program::start_with(&[&ports[..], &files, more].concat(), &[&quiet, variables].concat(), folder.path());
-        Self {
-            authority: program.word_behind("--cacert ").into(),
-            review: std::fs::read_to_string(program.word_behind("--data @")).unwrap(),
-            url: format!("https://{}", program.word_behind("https://")),
-            program,
-            folder,
-        }
-    }
-
-    fn post(&self, headers: &str, body: &str) -> Answer {
-        post_with(&self.url, &self.authority, headers, body)
+        Self { endpoint: DevEndpoint::of(&program), program, folder }
     }
 
     fn send(&self, headers: &str) {
-        assert!(patch(&self.post(headers, &self.review)).is_some());
+        assert!(patch(&self.endpoint.post(headers, &self.endpoint.review)).is_some());
     }
 
     /// Sends a request that gets rejected.
     fn send_denied(&self, headers: &str) {
-        let mut review: Value = serde_json::from_str(&self.review).unwrap();
+        let mut review: Value = serde_json::from_str(&self.endpoint.review).unwrap();
         review["request"]["object"]["metadata"]["annotations"]["pillion.dev/profiles"] = "impossible".into();
-        let answer = self.post(headers, &review.to_string());
+        let answer = self.endpoint.post(headers, &review.to_string());
         assert!(answer.body.contains("\"allowed\":false"), "{answer:?}");
     }
 
     /// Opens a connection for many requests, as the API server does.
     fn connection(&self) -> Connection {
-        let path = self.url.rsplit_once('/').unwrap().1;
+        let path = self.endpoint.url.rsplit_once('/').unwrap().1;
         let head = "host: x\r\ncontent-type: application/json\r\ncontent-length";
-        let request = format!("POST /{path} HTTP/1.1\r\n{head}: {}\r\n\r\n{}", self.review.len(), self.review);
-        Connection { stream: connect(&self.url, &self.authority), request }
+        let request =
+            format!("POST /{path} HTTP/1.1\r\n{head}: {}\r\n\r\n{}", self.endpoint.review.len(), self.endpoint.review);
+        Connection { stream: connect(&self.endpoint.url, &self.endpoint.ca), request }
     }
 
     fn metric(&self, name: &str) -> u64 {
-        let address = self.program.word_behind("http://");
+        let address = self.program.word_after("http://");
         let metrics = get(address.split('/').next().unwrap(), "/metrics").body;
         let line = metrics.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0");
         line.trim().parse().unwrap()
@@ -218,7 +207,7 @@ impl Dev {
     fn end(&mut self) -> Duration {
         let began = Instant::now();
         self.program.terminate();
-        assert_eq!(self.program.ended().code(), Some(0), "{}", self.program.stderr());
+        assert_eq!(self.program.wait_for_exit().code(), Some(0), "{}", self.program.stderr());
         began.elapsed()
     }
 }
@@ -266,7 +255,7 @@ fn request_span_joins_trace_and_has_child_spans() {
     for bad in ["nonsense".to_owned(), format!("00-{TRACE}-{PARENT}-01-{}", "x".repeat(8000))] {
         dev.send(&format!("traceparent: {bad}\r\n"));
     }
-    assert_eq!(dev.post(&traceparent("01"), "{}").status, 400);
+    assert_eq!(dev.endpoint.post(&traceparent("01"), "{}").status, 400);
     dev.end();
 
     let spans = collector.wait_for("admission", 2);
@@ -324,7 +313,7 @@ fn tls_collector_is_verified_and_ratio_applies() {
     let collector = Collector::start();
     let endpoint = format!("https://localhost:{}", collector.tls.port());
     let dev = Dev::start(
-        &["--otlp-endpoint", &endpoint, "--otlp-ca", &collector.authority],
+        &["--otlp-endpoint", &endpoint, "--otlp-ca", &collector.ca],
         &[("OTEL_SERVICE_NAME", "injector")],
         "traces: {ratio: 1}\n",
     );
@@ -338,7 +327,7 @@ fn tls_collector_is_verified_and_ratio_applies() {
     // A collector with an untrusted certificate receives nothing, and the program logs that.
     let dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "1"], &[], "");
     dev.send("");
-    dev.program.tells("the collector of traces does not take them");
+    dev.program.wait_for_output("the collector of traces does not take them");
     let dropped = "pillion_trace_spans_dropped_total{reason=\"export_failed\"}";
     eventually("failed exports are counted", || (dev.metric(dropped) == 7).then_some(()));
 }
@@ -366,16 +355,16 @@ fn failed_and_rejected_requests_are_traced_within_limit() {
     assert!(span.time("startTimeUnixNano") < span.time("endTimeUnixNano"));
 
     // An incomplete body holds three quarters of the memory. The replica drops it for a complete one.
-    let large = format!("{}{}", dev.review, " ".repeat(3 * 1024 * 1024 - dev.review.len()));
-    let mut slow = connect(&dev.url, &dev.authority);
-    let path = dev.url.rsplit_once('/').unwrap().1;
+    let large = format!("{}{}", dev.endpoint.review, " ".repeat(3 * 1024 * 1024 - dev.endpoint.review.len()));
+    let mut slow = connect(&dev.endpoint.url, &dev.endpoint.ca);
+    let path = dev.endpoint.url.rsplit_once('/').unwrap().1;
     let head = "host: x\r\ncontent-type: application/json\r\ncontent-length";
     write!(slow, "POST /{path} HTTP/1.1\r\n{head}: {}\r\n\r\n", large.len()).unwrap();
     slow.write_all(large.get(1..).unwrap().as_bytes()).unwrap();
     slow.flush().unwrap();
     let taken = u64::try_from(large.len() - 1).unwrap();
     eventually("the memory is in use", || (dev.metric("pillion_body_bytes") >= taken).then_some(()));
-    assert_eq!(dev.post("", large.get(..large.len() / 2).unwrap()).status, 200);
+    assert_eq!(dev.endpoint.post("", large.get(..large.len() / 2).unwrap()).status, 200);
     drop(slow);
     let spans = collector.wait_for("admission", 2);
     let shed = spans.iter().find(|span| span.attribute("outcome").as_deref() == Some("shed")).unwrap();
@@ -406,7 +395,7 @@ fn trace_ratio_follows_policy_file() {
     let policy = std::fs::read_to_string(&file).unwrap().replace("ratio: 0", "ratio: 1");
     std::fs::write(dev.folder.path().join("fresh.yaml"), policy).unwrap();
     std::fs::rename(dev.folder.path().join("fresh.yaml"), &file).unwrap();
-    dev.program.tells("traces.ratio");
+    dev.program.wait_for_output("traces.ratio");
     dev.send("");
     dev.end();
     eventually("the spans have arrived", || (collector.spans("serialise").len() == 1).then_some(()));
@@ -487,14 +476,14 @@ fn missing_system_cas_suggest_collector_ca() {
     // As in an image without CA certificates.
     let nobody = [("SSL_CERT_FILE", "/dev/null"), ("SSL_CERT_DIR", "/dev/null")];
     let mut program = Program::start_with(&arguments, &nobody, folder.path());
-    assert_eq!(program.ended().code(), Some(1));
-    program.tells("no --otlp-ca says who vouches for it");
+    assert_eq!(program.wait_for_exit().code(), Some(1));
+    program.wait_for_output("no --otlp-ca says who vouches for it");
 }
 
 #[test]
 fn invalid_collector_address_fails_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let mut program = Program::start(&["dev", "--otlp-endpoint", "collector:4317"], folder.path());
-    assert_eq!(program.ended().code(), Some(2));
-    program.tells("expected a URL such as http://");
+    assert_eq!(program.wait_for_exit().code(), Some(2));
+    program.wait_for_output("expected a URL such as http://");
 }

@@ -72,8 +72,8 @@ fn uninject_reverts_every_workload_kind() {
         let back = pillion(&["uninject", "-f", "-"], &injected);
         assert!(back.status.success(), "{}", text(&back.stderr));
         assert_eq!(documents(&text(&back.stdout)), documents(&input));
-        let told = text(&back.stderr);
-        assert_eq!(told.matches(": uninjected\n  nginx at ").count(), all.len(), "{told}");
+        let message = text(&back.stderr);
+        assert_eq!(message.matches(": uninjected\n  nginx at ").count(), all.len(), "{message}");
     }
 }
 

@@ -109,8 +109,8 @@ fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &text;
-        ensure!(said.contains("not a dynamic executable"), "ldd {}: {said}", program.display());
+        let output = String::from_utf8_lossy(&output.stderr).into_owned() + &text;
+        ensure!(output.contains("not a dynamic executable"), "ldd {}: {output}", program.display());
         return Ok(Vec::new());
     }
     ensure!(!text.contains("not found"), "a library of {} is missing:\n{text}", program.display());

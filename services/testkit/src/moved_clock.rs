@@ -83,9 +83,9 @@ mod tests {
         isolated(|| async {
             let clock = MovedClock::new("one")?;
             let date = |environment: Vec<(String, String)>| -> anyhow::Result<i64> {
-                let told = Command::new("date").arg("+%s").envs(environment).output()?;
-                ensure!(told.status.success(), "{told:?}");
-                Ok(String::from_utf8(told.stdout)?.trim().parse()?)
+                let output = Command::new("date").arg("+%s").envs(environment).output()?;
+                ensure!(output.status.success(), "{output:?}");
+                Ok(String::from_utf8(output.stdout)?.trim().parse()?)
             };
             for ahead in [0, 1_000_000, -1_000_000] {
                 clock.ahead_by(ahead)?;

@@ -155,7 +155,7 @@ impl Lease {
         ensure!(status.success(), "setsid failed ({status})");
         let deadline = Instant::now() + Duration::from_secs(10);
         while !self.is_kept() {
-            ensure!(Instant::now() < deadline, "the keeper of a control plane did not start: {}", self.said());
+            ensure!(Instant::now() < deadline, "the keeper of a control plane did not start: {}", self.output());
             std::thread::sleep(POLL);
         }
         Ok(())
@@ -168,13 +168,13 @@ impl Lease {
             if self.folder.join(READY).exists() && !self.folder.join(USED).exists() {
                 return Ok(());
             }
-            ensure!(self.is_kept(), "the keeper of a control plane has ended: {}", self.said());
-            ensure!(Instant::now() < deadline, "no control plane within {LIMIT:?}: {}", self.said());
+            ensure!(self.is_kept(), "the keeper of a control plane has ended: {}", self.output());
+            ensure!(Instant::now() < deadline, "no control plane within {LIMIT:?}: {}", self.output());
             std::thread::sleep(POLL);
         }
     }
 
-    fn said(&self) -> String {
+    fn output(&self) -> String {
         tail(&self.folder.join(LOG), 40)
     }
 }

@@ -105,14 +105,14 @@ fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
         .spawn()
         .with_context(|| format!("cannot run bash {}", script.display()))?;
 
-    let mut said = String::new();
+    let mut output = String::new();
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).lines() {
             let line = line.context("reading what the build of the tools says")?;
             // Written directly, since the harness would show captured output only after the build.
             let _ = writeln!(std::io::stderr(), "tools: {line}");
-            said.push_str(&line);
-            said.push('\n');
+            output.push_str(&line);
+            output.push('\n');
         }
     }
     let mut printed = String::new();
@@ -121,7 +121,7 @@ fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
     }
     let status = child.wait().context("waiting for the build of the tools")?;
     if !status.success() {
-        bail!("building the tools failed ({status}):\n{said}");
+        bail!("building the tools failed ({status}):\n{output}");
     }
     match printed.lines().last() {
         Some(dir) => Ok(PathBuf::from(dir)),

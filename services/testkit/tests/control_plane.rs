@@ -44,12 +44,12 @@ fn kubectl_applies_crds_and_reads_what_it_wrote() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.apply_crds(&[widgets()?]).await?;
-        let said = control_plane
+        let output = control_plane
             .apply_yaml(
                 "apiVersion: example.test/v1\nkind: Widget\nmetadata: {name: w, namespace: default}\nspec: {size: 7}\n",
             )
             .await?;
-        ensure!(said.contains("widget.example.test/w serverside-applied"), "{said}");
+        ensure!(output.contains("widget.example.test/w serverside-applied"), "{output}");
         let size = control_plane.kubectl_ok(&["get", "widget", "w", "-o", "jsonpath={.spec.size}"]).await?;
         ensure!(size == "7", "{size}");
 

@@ -47,7 +47,7 @@ data: {mode: fast}
 ";
 
 /// Longer than a cached lookup stays fresh.
-const OLD: Duration = Duration::from_secs(32);
+const STALE_AFTER: Duration = Duration::from_secs(32);
 const KINDS: [&str; 3] = ["clusterinjectionprofiles", "injectionprofiles", "namespaces"];
 
 /// Returns reviews that use existing service accounts, and one that does not exist.
@@ -64,9 +64,9 @@ fn reviews() -> Vec<Json> {
 
 /// Waits until the replica has looked up each service account. A lookup may take 250 ms, and the response after a
 /// failed one cannot be compared with others.
-async fn all_are_known(rig: &Rig, direct: &Direct) -> Result<()> {
+async fn wait_until_cached(rig: &Rig, direct: &Direct) -> Result<()> {
     eventually(SOON, "every service account was looked up", async || {
-        answers(direct).await?;
+        responses(direct).await?;
         for (result, least) in [("found", 2.0), ("missing", 1.0)] {
             let series = format!("pillion_lookups_total{{what=\"service_account\",result=\"{result}\"}}");
             let count = metric(&rig.replicas[0], &series).await?;
@@ -78,7 +78,7 @@ async fn all_are_known(rig: &Rig, direct: &Direct) -> Result<()> {
 }
 
 /// Returns all responses, and the longest time that one took.
-async fn answers(direct: &Direct) -> Result<(Vec<String>, Duration)> {
+async fn responses(direct: &Direct) -> Result<(Vec<String>, Duration)> {
     let (mut all, mut longest) = (Vec::new(), Duration::ZERO);
     for review in reviews() {
         let began = Instant::now();
@@ -117,22 +117,22 @@ fn responses_survive_api_server_loss() {
             Ok(())
         });
         known.await?;
-        all_are_known(&rig, &direct).await?;
-        let (before, quick) = answers(&direct).await?;
+        wait_until_cached(&rig, &direct).await?;
+        let (before, quick) = responses(&direct).await?;
         let (lists_before, fresh) = (lists(&rig).await?, staleness(&rig).await?);
         println!("with the API server: the longest of 100 responses {quick:?}, staleness {fresh:?}");
         ensure!(fresh.iter().all(|age| *age < 60.0), "{fresh:?}");
 
         rig.control_plane.api_server().unwrap().pause()?;
-        tokio::time::sleep(OLD).await;
-        let (hanging, slow) = answers(&direct).await?;
+        tokio::time::sleep(STALE_AFTER).await;
+        let (hanging, slow) = responses(&direct).await?;
         let old = staleness(&rig).await?;
         println!("hanging: the longest response {slow:?}, staleness {old:?}");
         ensure!(hanging == before, "a response has changed while the API server hung");
         ensure!(old.iter().all(|age| *age >= 30.0), "{old:?}");
 
         rig.control_plane.stop_api_server()?;
-        let (dead, slow) = answers(&direct).await?;
+        let (dead, slow) = responses(&direct).await?;
         println!("stopped: the longest response {slow:?}, staleness {:?}", staleness(&rig).await?);
         ensure!(dead == before, "a response has changed while the API server was stopped");
         let stale =

@@ -87,11 +87,11 @@ impl Audit {
     }
 
     /// Waits until the findings are exactly these: pod, profile, state, cause.
-    pub(crate) async fn finds(&self, what: &str, expected: &[(&str, &str, State, Cause)]) -> Result<()> {
+    pub(crate) async fn wait_for_findings(&self, what: &str, expected: &[(&str, &str, State, Cause)]) -> Result<()> {
         let began = Instant::now();
         eventually(FOUND_WITHIN, what, async || {
             let report = Arc::clone(&self.audited.borrow().report);
-            let found: Vec<_> = report.findings.iter().map(told).collect();
+            let found: Vec<_> = report.findings.iter().map(fields_of).collect();
             ensure!(report.is_complete && found == expected, "found {found:?}, complete {}", report.is_complete);
             Ok(())
         })
@@ -101,7 +101,7 @@ impl Audit {
     }
 
     /// Waits until the first report is complete.
-    async fn is_complete(&self) -> Result<()> {
+    async fn wait_until_complete(&self) -> Result<()> {
         eventually(FOUND_WITHIN, "a complete report", async || {
             ensure!(self.audited.borrow().report.is_complete);
             Ok(())
@@ -110,7 +110,7 @@ impl Audit {
     }
 
     /// Waits until a line is among the metrics. A report may be older than the last pods, so one read is not enough.
-    async fn shows(&self, line: &str) -> Result<()> {
+    async fn wait_for_metric(&self, line: &str) -> Result<()> {
         eventually(FOUND_WITHIN, "the metrics", async || {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
@@ -121,7 +121,7 @@ impl Audit {
     }
 }
 
-fn told(finding: &Finding) -> (&str, &str, State, Cause) {
+fn fields_of(finding: &Finding) -> (&str, &str, State, Cause) {
     (&finding.pod, &finding.profile, finding.state, finding.cause)
 }
 
@@ -160,7 +160,7 @@ fn labelled(name: &str, label: &str, value: &str) -> Json {
 }
 
 /// Waits longer than two seconds. Timestamps of objects are whole seconds, so closer events have no certain order.
-async fn a_while() {
+async fn wait_for_later_timestamp() {
     tokio::time::sleep(Duration::from_millis(3_200)).await;
 }
 
@@ -172,9 +172,9 @@ fn audit_finds_missed_pods_with_cause() {
         control_plane.apply_yaml(CONDITIONAL).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;
         control_plane.create_namespace("team-b", &[]).await?;
-        a_while().await;
+        wait_for_later_timestamp().await;
         let audit = Audit::start(control_plane.client())?;
-        audit.is_complete().await?;
+        audit.wait_until_complete().await?;
         create(&control_plane, "team-a", &bare_pod("lost")).await?;
         create(&control_plane, "team-a", &labelled("out", "pillion.dev/inject", "false")).await?;
         let mut two = bare_pod("two");
@@ -186,19 +186,19 @@ fn audit_finds_missed_pods_with_cause() {
             ("lost", "nginx", State::Missing, Cause::WebhookAway),
             ("lost", "single", State::Missing, Cause::WebhookAway),
         ];
-        audit.finds("pods created without a webhook", &away).await?;
-        audit.shows("pillion_controller_audit_findings{state=\"missing\",cause=\"webhook_away\"} 2").await?;
-        audit.shows("pillion_controller_audit_pods{state=\"opted_out\"} 1").await?;
-        audit.shows("pillion_controller_audit_pods{state=\"not_asked\"} 1").await?;
+        audit.wait_for_findings("pods created without a webhook", &away).await?;
+        audit.wait_for_metric("pillion_controller_audit_findings{state=\"missing\",cause=\"webhook_away\"} 2").await?;
+        audit.wait_for_metric("pillion_controller_audit_pods{state=\"opted_out\"} 1").await?;
+        audit.wait_for_metric("pillion_controller_audit_pods{state=\"not_asked\"} 1").await?;
 
         // The namespace opts in after its pod was created.
-        a_while().await;
+        wait_for_later_timestamp().await;
         control_plane.kubectl_ok(&["label", "namespace", "team-b", "pillion.dev/injection=enabled"]).await?;
         let early = [
             ("early", "nginx", State::Missing, Cause::BeforeOptIn),
             ("early", "single", State::Missing, Cause::BeforeOptIn),
         ];
-        audit.finds("a pod from before its namespace opted in", &[away, early].concat()).await?;
+        audit.wait_for_findings("a pod from before its namespace opted in", &[away, early].concat()).await?;
 
         let (code, table, summary) = status(&control_plane, &[]).await?;
         ensure!(code == Some(1), "{code:?} {table} {summary}");
@@ -213,7 +213,7 @@ fn audit_finds_missed_pods_with_cause() {
 
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         pods.delete("lost", &DeleteParams::default().grace_period(0)).await?;
-        audit.finds("a deleted pod is no finding", &early).await
+        audit.wait_for_findings("a deleted pod is no finding", &early).await
     });
 }
 
@@ -246,7 +246,7 @@ fn audit_finds_pods_with_changed_profiles() {
 
         control_plane.apply_yaml(&CONDITIONAL.replace("'1'}", "'2'}")).await?;
         let outdated = [("web", "single", State::Outdated, Cause::ProfileChanged)];
-        audit.finds("a pod with an older revision", &outdated).await?;
+        audit.wait_for_findings("a pod with an older revision", &outdated).await?;
 
         // A pod that pins the older revision has what it asks for, so the audit reports nothing.
         let old = injected["metadata"]["annotations"]["pillion.dev/injected"].as_str().context("a record")?;
@@ -277,13 +277,13 @@ fn audit_finds_pods_with_changed_profiles() {
 
         // A profile that is not accepted changes nothing for pods.
         control_plane.apply_yaml(&CONDITIONAL.replace("== 1", "= 1")).await?;
-        a_while().await;
-        audit.finds("the older revision, and nothing else", &outdated).await?;
+        wait_for_later_timestamp().await;
+        audit.wait_for_findings("the older revision, and nothing else", &outdated).await?;
         let (_, table, _) = status(control_plane, &[]).await?;
         ensure!(table.lines().count() == 2 && table.contains("outdated"), "{table}");
         control_plane.kubectl_ok(&["delete", "ciprof", "single"]).await?;
         let surplus = [("web", "single", State::Surplus, Cause::ProfileDeleted)];
-        audit.finds("a pod with a deleted profile", &surplus).await?;
+        audit.wait_for_findings("a pod with a deleted profile", &surplus).await?;
         let counts = audit.audited.borrow().report.profiles["nginx"];
         ensure!((counts.injected, counts.missing) == (1, 0), "{counts:?}");
         Ok(())
@@ -310,13 +310,13 @@ fn audit_names_kill_switch_and_survives_outage() {
         let off = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"injection": "disabled"},
             "metadata": {"name": "pillion", "namespace": NAMESPACE}});
         control_plane.apply_yaml(&off.to_string()).await?;
-        a_while().await;
+        wait_for_later_timestamp().await;
         let audit = Audit::start(control_plane.client())?;
-        audit.is_complete().await?;
+        audit.wait_until_complete().await?;
         create(&control_plane, "team-b", &bare_pod("excluded")).await?;
         create(&control_plane, "team-a", &bare_pod("lost")).await?;
         let lost = ("lost", "nginx", State::Missing, Cause::SwitchedOff);
-        audit.finds("switched off", &[lost]).await?;
+        audit.wait_for_findings("switched off", &[lost]).await?;
         let (code, table, _) = status(&control_plane, &[]).await?;
         ensure!(code == Some(1) && table.lines().count() == 2, "{table}");
         let (code, _, error) = status(&control_plane, &["-n", "team-b"]).await?;
@@ -325,6 +325,6 @@ fn audit_names_kill_switch_and_survives_outage() {
         // The audit keeps its findings while the API server is down, and continues afterwards.
         control_plane.restart_api_server().await?;
         create(&control_plane, "team-a", &bare_pod("other")).await?;
-        audit.finds("after the API server was down", &[lost, ("other", "nginx", lost.2, lost.3)]).await
+        audit.wait_for_findings("after the API server was down", &[lost, ("other", "nginx", lost.2, lost.3)]).await
     });
 }

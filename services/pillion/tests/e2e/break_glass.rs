@@ -62,9 +62,9 @@ impl Page {
         let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
         let mut command = tokio::process::Command::new("sh");
         command.args(["-ec", block]).env("PATH", path).env("KUBECONFIG", control_plane.kubeconfig());
-        let said = command.output().await?;
-        let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
-        ensure!(said.status.success(), "{block}\n{out}{err}");
+        let output = command.output().await?;
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "{block}\n{out}{err}");
         Ok(out.into_owned())
     }
 
@@ -82,7 +82,7 @@ async fn ensure_switch(rig: &Rig) -> Result<()> {
 }
 
 /// Waits until every replica reports this state of the kill switch. Returns how long it took.
-async fn all_say(replicas: &[Replica], disabled: bool) -> Result<Duration> {
+async fn wait_for_switch_state(replicas: &[Replica], disabled: bool) -> Result<Duration> {
     let began = Instant::now();
     for replica in replicas {
         eventually(SOON, "the replica knows the state", async || {
@@ -96,23 +96,23 @@ async fn all_say(replicas: &[Replica], disabled: bool) -> Result<Duration> {
 
 /// Fails unless every replica learned the state in time. Repeats the measurement once, since a busy machine can cause
 /// a single delay.
-async fn in_time(rig: &Rig, disabled: bool, mut took: Duration) -> Result<Duration> {
+async fn expect_in_time(rig: &Rig, disabled: bool, mut took: Duration) -> Result<Duration> {
     let (before, after) = if disabled { ("enabled", "disabled") } else { ("disabled", "enabled") };
     for _ in 0..2 {
         if took < KNOWN_WITHIN {
             break;
         }
         println!("known after {took:?}; trying again");
-        say(rig, before).await?;
-        all_say(&rig.replicas, !disabled).await?;
-        say(rig, after).await?;
-        took = took.min(all_say(&rig.replicas, disabled).await?);
+        set_switch(rig, before).await?;
+        wait_for_switch_state(&rig.replicas, !disabled).await?;
+        set_switch(rig, after).await?;
+        took = took.min(wait_for_switch_state(&rig.replicas, disabled).await?);
     }
     ensure!(took < KNOWN_WITHIN, "{took:?}");
     Ok(took)
 }
 
-async fn say(rig: &Rig, word: &str) -> Result<()> {
+async fn set_switch(rig: &Rig, word: &str) -> Result<()> {
     let maps = Api::<ConfigMap>::namespaced(rig.control_plane.client(), NAMESPACE);
     let patch = json!({"data": {"injection": word}});
     maps.patch("pillion", &PatchParams::default(), &Patch::Merge(&patch)).await?;
@@ -125,12 +125,12 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         let release = ["--release", "pillion-system/pillion"];
         let mut rig = Rig::start_with(ControlPlane::builder(), &release, 3).await?;
         rig.namespace(SHOP, Some("required")).await?;
-        rig.is_called(SHOP).await?;
+        rig.wait_until_called(SHOP).await?;
         ensure_switch(&rig).await?;
         let mut page = Page::read()?;
 
         page.run(&rig.control_plane, "The kill switch").await?;
-        let known = in_time(&rig, true, all_say(&rig.replicas, true).await?).await?;
+        let known = expect_in_time(&rig, true, wait_for_switch_state(&rig.replicas, true).await?).await?;
         println!("disabled: known to three replicas after {known:?}");
         for number in 0..20 {
             let pod = rig.dry_run(SHOP, &bare_pod(&format!("p-{number}"))).await?;
@@ -144,7 +144,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         .await?;
 
         // An unknown value changes nothing, and neither does losing the API server.
-        say(&rig, "off").await?;
+        set_switch(&rig, "off").await?;
         eventually(SOON, "a warning", async || {
             ensure!(rig.replicas[0].log_text()?.contains("neither enabled nor disabled"));
             Ok(())
@@ -155,12 +155,12 @@ fn kill_switch_stops_replicas_within_two_seconds() {
             Direct::to(&rig.replicas[0])?.answer("/mutate/required", &review("u-1", SHOP, &bare_pod("direct"))).await?;
         ensure!(answer.contains("\"allowed\":true") && !answer.contains("patch"), "{answer}");
         rig.control_plane.start_api_server().await?;
-        all_say(&rig.replicas, true).await?;
+        wait_for_switch_state(&rig.replicas, true).await?;
         // A disconnected replica waits some seconds before it watches again. The test measures the delay of changes
         // after that.
         for (word, disabled) in [("enabled", false), ("disabled", true)] {
-            say(&rig, word).await?;
-            all_say(&rig.replicas, disabled).await?;
+            set_switch(&rig, word).await?;
+            wait_for_switch_state(&rig.replicas, disabled).await?;
         }
 
         // A replica that starts now knows the state before it serves requests.
@@ -170,7 +170,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         ensure!(counted.await? >= 1.0);
 
         page.run(&rig.control_plane, "The kill switch").await?;
-        let known = in_time(&rig, false, all_say(&rig.replicas, false).await?).await?;
+        let known = expect_in_time(&rig, false, wait_for_switch_state(&rig.replicas, false).await?).await?;
         println!("enabled: known to three replicas after {known:?}");
         eventually(SOON, "injected again", async || {
             let names = names(&rig.dry_run(SHOP, &bare_pod("again")).await?);
@@ -180,23 +180,23 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         .await?;
 
         // Deleting the ConfigMap enables injection again.
-        say(&rig, "disabled").await?;
-        all_say(&rig.replicas, true).await?;
+        set_switch(&rig, "disabled").await?;
+        wait_for_switch_state(&rig.replicas, true).await?;
         let maps = Api::<ConfigMap>::namespaced(rig.control_plane.client(), NAMESPACE);
         maps.delete("pillion", &DeleteParams::default()).await?;
-        all_say(&rig.replicas, false).await?;
+        wait_for_switch_state(&rig.replicas, false).await?;
         Ok(())
     });
 }
 
 /// Returns whether a new pod in the held namespace gets a scheduling gate.
-async fn waits(rig: &Rig) -> Result<bool> {
+async fn is_gated(rig: &Rig) -> Result<bool> {
     let pod = rig.dry_run("till", &bare_pod("now")).await?;
     Ok(pod.pointer("/spec/schedulingGates/0/name").is_some_and(|name| name == INJECTION_GATE))
 }
 
 /// Installs the policies of held namespaces, as a stopped controller leaves them.
-async fn held_pods_wait(rig: &Rig) -> Result<()> {
+async fn install_held_policies(rig: &Rig) -> Result<()> {
     rig.namespace("till", Some("held")).await?;
     let settings = held::Settings::new("pillion", NAMESPACE);
     let policies = [
@@ -209,7 +209,7 @@ async fn held_pods_wait(rig: &Rig) -> Result<()> {
         rig.control_plane.apply_yaml(&policy.to_string()).await?;
     }
     eventually(SOON, "pods wait", async || {
-        ensure!(waits(rig).await?, "not gated");
+        ensure!(is_gated(rig).await?, "not gated");
         Ok(())
     })
     .await
@@ -220,7 +220,7 @@ fn break_glass_commands_work_without_replicas() {
     isolated(|| async {
         let mut rig = Rig::start(1).await?;
         rig.namespace(SHOP, Some("required")).await?;
-        rig.is_called(SHOP).await?;
+        rig.wait_until_called(SHOP).await?;
         ensure_switch(&rig).await?;
         for replica in &mut rig.replicas {
             replica.kill()?;
@@ -261,10 +261,10 @@ fn break_glass_commands_work_without_replicas() {
         created("disarmed").await?;
         let all = "mutatingwebhookconfigurations,validatingwebhookconfigurations";
         ensure!(cluster.kubectl_ok(&["get", all, "-o", "name"]).await?.is_empty());
-        held_pods_wait(&rig).await?;
+        install_held_policies(&rig).await?;
         page.run(cluster, "All of it").await?;
         eventually(SOON, "no pod waits any more", async || {
-            ensure!(is_untouched(&rig.dry_run("till", &bare_pod("now")).await?) && !waits(&rig).await?);
+            ensure!(is_untouched(&rig.dry_run("till", &bare_pod("now")).await?) && !is_gated(&rig).await?);
             Ok(())
         })
         .await?;
@@ -276,12 +276,12 @@ fn break_glass_commands_work_without_replicas() {
         page.run(cluster, "All of it").await?;
         ensure!(data().await? == r#"{"records":"ignored","webhooks":"armed"}"#, "the guardrail does not wait");
 
-        let settings = pillion_api::webhook_configuration::Settings::new(NAMESPACE, rig.serving_authority.clone());
+        let settings = pillion_api::webhook_configuration::Settings::new(NAMESPACE, rig.serving_ca.clone());
         let configuration = pillion_api::webhook_configuration::mutating(&settings);
         pillion_testkit::register_webhook(&cluster.client(), &configuration).await?;
         refused().await?;
-        let said = page.run(cluster, "All of it").await?;
-        ensure!(said == "Fail", "{said}");
+        let output = page.run(cluster, "All of it").await?;
+        ensure!(output == "Fail", "{output}");
         page.run(cluster, "All of it").await?;
         ensure!(data().await? == r#"{"records":"enforced","webhooks":"armed"}"#);
         page.run(cluster, "Refuse nobody, and inject whom you can").await?;

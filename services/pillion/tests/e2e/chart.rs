@@ -77,10 +77,10 @@ pub(crate) async fn helm_with_job(
     arguments: &[&str],
     values: Option<&Json>,
 ) -> Result<String> {
-    let (said, ran) = tokio::join!(helm_ok(control_plane, arguments, values), run_job(control_plane, job));
-    let said = said?;
+    let (output, ran) = tokio::join!(helm_ok(control_plane, arguments, values), run_job(control_plane, job));
+    let output = output?;
     ran?;
-    Ok(said)
+    Ok(output)
 }
 
 /// Acts as kubelet and job controller: runs the pod's container with the pod's service account, and marks the job as
@@ -169,7 +169,7 @@ pub(crate) async fn run(control_plane: ControlPlane) -> Result<(Rig, Vec<Replica
     for replica in &replicas {
         service.set_ready(replica.address(), true).await?;
     }
-    Ok((Rig { control_plane, replicas, service, spec, serving_authority: String::new() }, controllers))
+    Ok((Rig { control_plane, replicas, service, spec, serving_ca: String::new() }, controllers))
 }
 
 /// Returns the heading of the CRD's first column.
@@ -200,9 +200,9 @@ fn release_installs_injects_upgrades_and_uninstalls() {
 
         let (rig, controllers) = run(control_plane).await?;
         rig.namespace("team-a", Some("required")).await?;
-        rig.is_called("team-a").await?;
+        rig.wait_until_called("team-a").await?;
         rig.control_plane.create_namespace("mesh", &[("istio-injection", "enabled")]).await?;
-        rig.is_called("mesh").await?;
+        rig.wait_until_called("mesh").await?;
 
         // The upgrade adds a profile and updates the CRDs, after an administrator scaled the Deployment.
         rig.control_plane
@@ -232,10 +232,10 @@ fn release_installs_injects_upgrades_and_uninstalls() {
         drop((replicas, controllers));
         // A failed job stays, so that its log can be read. Its RBAC permissions are deleted.
         let uninstall = ["uninstall", "pillion"];
-        let (said, failed) =
+        let (output, failed) =
             tokio::join!(helm(&control_plane, &uninstall, None), fail_job(&control_plane, "pillion-uninstall"));
         failed?;
-        ensure!(!said?.status.success());
+        ensure!(!output?.status.success());
         let left = control_plane
             .kubectl_ok(&[
                 "get",

@@ -30,7 +30,7 @@ use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio::sync::watch;
 
-use self::kept::{Kept, release};
+use self::kept::{KeptControlPlane, release};
 use crate::rig::{SOON, TRIES, base64, quickest};
 
 /// The time in which the controller has to revert a wrong change.
@@ -49,7 +49,7 @@ async fn took(what: &str, check: impl AsyncFn() -> Result<()>) -> Result<Duratio
 }
 
 /// Returns a target that uses every option, for one CA.
-fn target(release: &Release, authority: &TestCa, epoch: u64) -> Target {
+fn target(release: &Release, ca: &TestCa, epoch: u64) -> Target {
     let settings =
         pillion_api::webhook_configuration::Settings { canary: true, validates_profiles: true, ..settings_of(release) };
     let rules = Rules::default();
@@ -58,11 +58,11 @@ fn target(release: &Release, authority: &TestCa, epoch: u64) -> Target {
     let calls = [("pods/ephemeralcontainers", Operation::Create), ("pods/resize", Operation::Delete)];
     let own = calls.map(|(resource, operation)| ((resource.to_owned(), operation), ["team-a".to_owned()].into()));
     let rules = Rules { validated: Validated { everywhere: rules.mutating.clone(), own: own.into() }, ..rules };
-    Target::new(settings, rules, authority.bundle_pem().into_bytes(), epoch)
+    Target::new(settings, rules, ca.bundle_pem().into_bytes(), epoch)
 }
 
 /// Returns settings without pauses between repairs.
-fn at_once() -> Settings {
+fn without_pauses() -> Settings {
     let mut settings = Settings::default();
     settings.at_once = 1000;
     settings
@@ -73,7 +73,7 @@ fn drift_is_corrected_within_a_second() {
     isolated(|| async {
         let (ours, foreign) = (TestCa::new()?, TestCa::new()?);
         let target = target(&release()?, &ours, 7);
-        let kept = Kept::filled(at_once(), &target).await?;
+        let kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         let bundle = "/webhooks/0/clientConfig/caBundle";
         let (stranger, both) =
             (base64(foreign.bundle_pem()), base64(format!("{}{}", ours.bundle_pem(), foreign.bundle_pem())));
@@ -128,7 +128,7 @@ fn drift_is_corrected_within_a_second() {
                 let before = kept.repairs("mutating", drift);
                 let vandals = kept.patch(patch).await.with_context(|| format!("{what}: {patch}"))?;
                 took(what, async || {
-                    kept.is_as(&target).await?;
+                    kept.expect_matches(&target).await?;
                     // The live version differs from the one that the other writer wrote, so the controller saw that
                     // one and reverted it.
                     let now = kept.live().await?.mutating.context("there")?.metadata.resource_version;
@@ -148,7 +148,7 @@ fn drift_is_corrected_within_a_second() {
                     _ => drop(kept.validating().delete("pillion", &DeleteParams::default()).await?),
                 }
                 took(what, async || {
-                    kept.is_as(&target).await?;
+                    kept.expect_matches(&target).await?;
                     ensure!(kept.repairs(which, "missing") > before, "{what}");
                     Ok(())
                 })
@@ -169,7 +169,7 @@ fn persistent_drift_is_paced_and_reported() {
         let mut settings = Settings::default();
         (settings.first_pause, settings.longest_pause) = (Duration::from_millis(300), Duration::from_millis(1200));
         let target = target(&release()?, &TestCa::new()?, 1);
-        let kept = Kept::filled(settings, &target).await?;
+        let kept = KeptControlPlane::filled(settings, &target).await?;
         // Pauses are 0, 0, 0, 300, 600 and 1200 ms, then always 1200 ms. Six seconds have at most 3 + 2 + 4 repairs;
         // allow one more.
         let (began, mut written) = (Instant::now(), 0);
@@ -187,7 +187,7 @@ fn persistent_drift_is_paced_and_reported() {
             Ok(())
         })
         .await?;
-        eventually(SOON, "restored after the contention", async || kept.is_as(&target).await).await?;
+        eventually(SOON, "restored after the contention", async || kept.expect_matches(&target).await).await?;
         kept.end().await
     });
 }
@@ -197,7 +197,7 @@ fn stale_leader_loses_by_conflict() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[]).await?;
-        let (client, release, authority) = (control_plane.client(), release()?, TestCa::new()?);
+        let (client, release, ca) = (control_plane.client(), release()?, TestCa::new()?);
         let nothing = observe(&client, &release, false).await?;
         ensure!(nothing.configuration(&|_| None) == Configuration::Absent);
 
@@ -208,25 +208,22 @@ fn stale_leader_loses_by_conflict() {
         // A later epoch claimed the configuration after this was read.
         let later = claim(&client, &release, &claimed, 9).await?;
         ensure!(matches!(
-            write(&client, &release, &claimed, &target(&release, &authority, 5)).await,
+            write(&client, &release, &claimed, &target(&release, &ca, 5)).await,
             Err(WriteError::Changed)
         ));
         // Reading it again does not help.
         let read = observe(&client, &release, false).await?;
-        let behind = write(&client, &release, &read, &target(&release, &authority, 8)).await;
+        let behind = write(&client, &release, &read, &target(&release, &ca, 8)).await;
         ensure!(matches!(behind, Err(WriteError::Behind { live: 9, ours: 8 })), "{behind:?}");
         ensure!(matches!(claim(&client, &release, &read, 8).await, Err(WriteError::Behind { .. })));
 
-        let written = write(&client, &release, &later, &target(&release, &authority, 9)).await?;
+        let written = write(&client, &release, &later, &target(&release, &ca, 9)).await?;
         let know = |_: &[u8]| Some(Generation(1));
         let Configuration::Present(bundle) = written.configuration(&know) else { bail!("{written:?}") };
         ensure!(bundle.uniform && bundle.epoch == 9 && bundle.authorities.len() == 1 && !bundle.unknown, "{bundle:?}");
         ensure!(matches!(claim(&client, &release, &written, 10).await, Err(WriteError::NotEmpty)));
-        ensure!(matches!(
-            write(&client, &release, &later, &target(&release, &authority, 9)).await,
-            Err(WriteError::Changed)
-        ));
-        let mut empty = target(&release, &authority, 9);
+        ensure!(matches!(write(&client, &release, &later, &target(&release, &ca, 9)).await, Err(WriteError::Changed)));
+        let mut empty = target(&release, &ca, 9);
         empty.settings.ca_bundle.clear();
         ensure!(matches!(write(&client, &release, &written, &empty).await, Err(WriteError::NoAuthority)));
 
@@ -243,7 +240,7 @@ fn stale_leader_loses_by_conflict() {
         // Others' labels and annotations stay. The validating configuration is deleted when no entry validates.
         let labelled = json!({"metadata": {"labels": {"team": "platform"}, "annotations": {"a": "b"}}});
         api.patch("pillion", &PatchParams::default(), &Patch::Merge(&labelled)).await?;
-        let mut quiet = target(&release, &authority, 10);
+        let mut quiet = target(&release, &ca, 10);
         (quiet.settings.validates_profiles, quiet.settings.canary) = (false, false);
         quiet.rules.validated = Validated::default();
         let read = observe(&client, &release, false).await?;
@@ -256,7 +253,7 @@ fn stale_leader_loses_by_conflict() {
         // Another release of the same name changes nothing, and neither does uninstalling it.
         let other = Release::new("pillion", "elsewhere", "cluster.local")?;
         let read = observe(&client, &other, false).await?;
-        let refused = write(&client, &other, &read, &target(&other, &authority, 99)).await;
+        let refused = write(&client, &other, &read, &target(&other, &ca, 99)).await;
         ensure!(
             matches!(&refused, Err(WriteError::OtherRelease(owner)) if owner == "pillion-system/pillion"),
             "{refused:?}"
@@ -272,7 +269,7 @@ fn stale_leader_loses_by_conflict() {
 fn deleted_switch_is_recreated_without_effect() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
-        let mut kept = Kept::filled(at_once(), &target).await?;
+        let mut kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         let maps = Api::<ConfigMap>::namespaced(kept.control_plane.client(), NAMESPACE);
         let mut quickest = Duration::MAX;
         for _ in 0..TRIES {
@@ -290,10 +287,10 @@ fn deleted_switch_is_recreated_without_effect() {
                 break;
             }
             // A keeper recreates the ConfigMap at most once a minute, so another try needs a new term.
-            kept = kept.again(at_once(), &target).await?;
+            kept = kept.next_term(without_pauses(), &target).await?;
         }
         ensure!(quickest < REPAIRED_WITHIN, "{quickest:?}");
-        kept.is_as(&target).await?;
+        kept.expect_matches(&target).await?;
         ensure!(kept.metric("pillion_controller_configuration_disarmed") == Some(0.0));
         kept.end().await
     });
@@ -308,7 +305,7 @@ fn owners(metadata: ObjectMeta) -> Vec<(String, String)> {
 fn owner_references_follow_recreated_namespace() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
-        let kept = Kept::filled(at_once(), &target).await?;
+        let kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         let client = kept.control_plane.client();
         let leading =
             LeaderContext { client: client.clone(), release: Arc::clone(&kept.release), stop: kept.stop.clone() };
@@ -339,7 +336,7 @@ fn owner_references_follow_recreated_namespace() {
         ]))
         .await?;
         eventually(SOON, "all objects have the current namespace as their owner", are_its_own).await?;
-        kept.is_as(&target).await?;
+        kept.expect_matches(&target).await?;
         kept.end().await?;
         tokio::time::timeout(SOON, policies).await.context("the policies' task has not stopped")??;
         Ok(())
@@ -350,7 +347,7 @@ fn owner_references_follow_recreated_namespace() {
 fn unconfirmed_configuration_stays_empty() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
-        let kept = Kept::filled(at_once(), &target).await?;
+        let kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         kept.confirmed.store(false, Ordering::SeqCst);
         kept.mutating().delete("pillion", &DeleteParams::default()).await?;
         eventually(SOON, "claimed", async || {
@@ -362,7 +359,7 @@ fn unconfirmed_configuration_stays_empty() {
         tokio::time::sleep(Duration::from_millis(1200)).await;
         ensure!(kept.live().await?.configuration(&|_| None) == Configuration::Empty { epoch: 3 });
         kept.confirmed.store(true, Ordering::SeqCst);
-        eventually(SOON, "filled", async || kept.is_as(&target).await).await?;
+        eventually(SOON, "filled", async || kept.expect_matches(&target).await).await?;
         kept.end().await
     });
 }
@@ -371,7 +368,7 @@ fn unconfirmed_configuration_stays_empty() {
 fn disarmed_webhooks_stay_deleted_until_armed() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
-        let kept = Kept::filled(at_once(), &target).await?;
+        let kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         let gone = async || -> Result<()> {
             let live = kept.live().await?;
             ensure!(live.mutating.is_none() && live.validating.is_none() && live.disarmed, "{live:?}");
@@ -379,7 +376,7 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
         };
         let once = async || -> Result<Duration> {
             kept.mark("armed").await?;
-            eventually(SOON, "both configurations exist", async || kept.is_as(&target).await).await?;
+            eventually(SOON, "both configurations exist", async || kept.expect_matches(&target).await).await?;
             kept.mark("disarmed").await?;
             took("gone", async || gone().await).await
         };
@@ -394,22 +391,22 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
         ensure!(matches!(refused, Err(WriteError::Disarmed)), "{refused:?}");
 
         kept.mark("armed").await?;
-        eventually(SOON, "back", async || kept.is_as(&target).await).await?;
+        eventually(SOON, "back", async || kept.expect_matches(&target).await).await?;
         // Run `pillion uninstall` while a controller runs.
         let accounts = Api::<ServiceAccount>::namespaced(kept.control_plane.client(), NAMESPACE);
         let account = serde_json::from_value(json!({"metadata": {"name": "pillion-controller"}}))?;
         let account = accounts.create(&PostParams::default(), &account).await?;
         let kubeconfig = kept.control_plane.kubeconfig();
-        let said = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
+        let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
             .args(["uninstall", "--release", "pillion-system/pillion", "--kubeconfig"])
             .arg(kubeconfig)
             .output()
             .await?;
-        ensure!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         tokio::time::sleep(Duration::from_millis(500)).await;
         // A keeper that sees the value late may recreate the configurations once, and deletes them again.
         eventually(SOON, "deleted permanently", gone).await?;
-        let text = String::from_utf8_lossy(&said.stdout);
+        let text = String::from_utf8_lossy(&output.stdout);
         ensure!(text.contains("goes with the service account pillion-controller"), "{text}");
         // The ConfigMap is deleted with that service account, when no controller is left. So a later installation
         // starts without it.

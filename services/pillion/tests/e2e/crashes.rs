@@ -12,32 +12,32 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use pillion_testkit::{Isolation, Replica, Silence};
 
-use crate::load::{Created, Ended, Level, Load, Outcomes, count_from, tell};
+use crate::load::{Creation, CreationResult, FailureMode, Load, LoadResults, count_from, print_figures};
 use crate::rig::Rig;
 
 const REPLICAS: u8 = 3;
 /// How often a replica is killed. `PILLION_KILLS` overrides it.
 const KILLS: u64 = 2;
 /// Number of pods between two faults.
-const BETWEEN: u64 = 120;
+const PODS_BETWEEN: u64 = 120;
 /// Each kill follows a batch of pods by this much more than the kill before.
 const STEP: Duration = Duration::from_millis(3);
 /// How long kubelet takes to notice that a container has ended.
-const END_IS_SEEN: Duration = Duration::from_secs(1);
+const END_DETECTION: Duration = Duration::from_secs(1);
 /// How long kubelet's probes take to notice that a container hangs. Kubelet kills it after the same time again.
-const HANG_IS_SEEN: Duration = Duration::from_secs(3);
+const HANG_DETECTION: Duration = Duration::from_secs(3);
 /// How long the node controller takes to notice a silent node. In most clusters it takes 40 seconds, with
 /// proportionally more lost pods.
-const SILENCE_IS_SEEN: Duration = Duration::from_secs(12);
+const SILENCE_DETECTION: Duration = Duration::from_secs(12);
 /// How long the API server takes to receive a changed slice.
-const SLICE_IS_SEEN: Duration = Duration::from_secs(1);
+const SLICE_PROPAGATION: Duration = Duration::from_secs(1);
 /// Idle connections that an API server keeps to a webhook: the number of requests that one replica can have in flight
 /// for long.
 const POOL: usize = 25;
 
 /// The kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum FaultKind {
     /// SIGKILL, and an immediate restart, before the slice changes: it lists the replica as ready throughout.
     Restarted,
     /// SIGKILL.
@@ -49,46 +49,46 @@ enum Kind {
 }
 
 #[derive(Debug)]
-struct Fault {
-    kind: Kind,
+struct ReplicaFault {
+    kind: FaultKind,
     at: Instant,
     /// When the signal took effect.
-    done: Instant,
+    effective: Instant,
     /// Requests sent after this time must not fail.
-    over: Instant,
+    recovered: Instant,
 }
 
 /// The effect of a fault.
-struct Damage<'o> {
-    fault: &'o Fault,
-    lost: Vec<&'o Created>,
+struct FaultEffect<'o> {
+    fault: &'o ReplicaFault,
+    lost: Vec<&'o Creation>,
 }
 
-impl Fault {
+impl ReplicaFault {
     /// Kills a replica, and starts it again once kubelet notices.
     async fn kill(rig: &mut Rig, victim: usize) -> Result<Self> {
         let address = rig.replicas[victim].address();
         let at = Instant::now();
         rig.replicas[victim].kill()?;
-        let done = Instant::now();
-        tokio::time::sleep(END_IS_SEEN).await;
+        let effective = Instant::now();
+        tokio::time::sleep(END_DETECTION).await;
         rig.service.set_ready(address, false).await?;
-        let seen = Instant::now() + SLICE_IS_SEEN;
+        let seen = Instant::now() + SLICE_PROPAGATION;
         restart(rig, victim).await?;
         // On a busy machine the API server may learn of the change late. Its requests are refused until the replica
         // is back.
-        let over = seen.max(Instant::now());
-        Ok(Self { kind: Kind::Killed, at, done, over })
+        let recovered = seen.max(Instant::now());
+        Ok(Self { kind: FaultKind::Killed, at, effective, recovered })
     }
 
     /// Kills a replica and restarts it immediately.
     async fn restart(rig: &mut Rig, victim: usize) -> Result<Self> {
         let at = Instant::now();
         rig.replicas[victim].kill()?;
-        let done = Instant::now();
+        let effective = Instant::now();
         restart(rig, victim).await?;
-        let over = Instant::now() + SLICE_IS_SEEN;
-        Ok(Self { kind: Kind::Restarted, at, done, over })
+        let recovered = Instant::now() + SLICE_PROPAGATION;
+        Ok(Self { kind: FaultKind::Restarted, at, effective, recovered })
     }
 
     /// Stops a replica. Its probes fail, so it leaves the slice, and kubelet kills it when it still does not respond.
@@ -96,15 +96,15 @@ impl Fault {
         let address = rig.replicas[victim].address();
         let at = Instant::now();
         rig.replicas[victim].process().pause()?;
-        let done = Instant::now();
-        tokio::time::sleep(HANG_IS_SEEN).await;
+        let effective = Instant::now();
+        tokio::time::sleep(HANG_DETECTION).await;
         rig.service.set_ready(address, false).await?;
-        tokio::time::sleep(HANG_IS_SEEN).await;
+        tokio::time::sleep(HANG_DETECTION).await;
         rig.replicas[victim].kill()?;
         // The idle connections are lost too. One pod could have waited on each of them.
-        let over = Instant::now() + SLICE_IS_SEEN;
+        let recovered = Instant::now() + SLICE_PROPAGATION;
         restart(rig, victim).await?;
-        Ok(Self { kind: Kind::Hung, at, done, over })
+        Ok(Self { kind: FaultKind::Hung, at, effective, recovered })
     }
 
     /// Cuts the power of a replica's node. The slice changes when the node controller notices.
@@ -113,21 +113,21 @@ impl Fault {
         let at = Instant::now();
         let silence = Silence::of(address)?;
         rig.replicas[victim].process().pause()?;
-        let done = Instant::now();
-        tokio::time::sleep(SILENCE_IS_SEEN).await;
+        let effective = Instant::now();
+        tokio::time::sleep(SILENCE_DETECTION).await;
         rig.service.set_ready(address, false).await?;
         // The API server reuses the idle connections, one pod each, until TCP gives up their packets.
-        let over = Instant::now() + SLICE_IS_SEEN;
-        tokio::time::sleep(HANG_IS_SEEN).await;
+        let recovered = Instant::now() + SLICE_PROPAGATION;
+        tokio::time::sleep(HANG_DETECTION).await;
         drop(silence);
         rig.replicas[victim].kill()?;
         restart(rig, victim).await?;
-        Ok(Self { kind: Kind::Silent, at, done, over })
+        Ok(Self { kind: FaultKind::Silent, at, effective, recovered })
     }
 
-    fn damage<'o>(&'o self, outcomes: &'o Outcomes) -> Damage<'o> {
-        let met = |created: &&Created| self.at <= created.sent + created.took && created.sent <= self.over;
-        Damage { fault: self, lost: outcomes.lost().into_iter().filter(met).collect() }
+    fn effect<'o>(&'o self, results: &'o LoadResults) -> FaultEffect<'o> {
+        let met = |created: &&Creation| self.at <= created.sent + created.took && created.sent <= self.recovered;
+        FaultEffect { fault: self, lost: results.lost().into_iter().filter(met).collect() }
     }
 }
 
@@ -137,53 +137,53 @@ async fn restart(rig: &mut Rig, victim: usize) -> Result<()> {
     rig.service.set_ready(address, true).await
 }
 
-impl Damage<'_> {
-    fn of_level(&self, level: Level) -> usize {
-        self.lost.iter().filter(|created| created.level == level).count()
+impl FaultEffect<'_> {
+    fn count_in(&self, failure_mode: FailureMode) -> usize {
+        self.lost.iter().filter(|created| created.failure_mode == failure_mode).count()
     }
 
     /// Returns the number of requests that were in flight at the fault.
-    fn cut(&self) -> usize {
-        self.lost.iter().filter(|created| created.sent <= self.fault.done).count()
+    fn in_flight_count(&self) -> usize {
+        self.lost.iter().filter(|created| created.sent <= self.fault.effective).count()
     }
 
     /// Returns how long after the fault the last failing request was sent.
-    fn last(&self) -> Duration {
+    fn last_failure_delay(&self) -> Duration {
         self.lost.iter().map(|created| created.sent.saturating_duration_since(self.fault.at)).max().unwrap_or_default()
     }
 
     fn check(&self) -> Result<()> {
         // Only required pods may be rejected, and only other pods may lack their sidecar.
         for created in &self.lost {
-            let as_labelled = match (&created.ended, created.level) {
-                (Ended::Failed(why), Level::Required) => {
+            let as_labelled = match (&created.result, created.failure_mode) {
+                (CreationResult::Failed(message), FailureMode::Required) => {
                     // The request was cut off, refused, or timed out, so the webhook has sent no response.
-                    why.contains("failed to call webhook: Post") && why.contains("required.pillion.dev")
+                    message.contains("failed to call webhook: Post") && message.contains("required.pillion.dev")
                 }
-                (Ended::NotInjected, Level::Enabled) => true,
+                (CreationResult::NotInjected, FailureMode::Enabled) => true,
                 _ => false,
             };
             ensure!(as_labelled, "{created:?}");
         }
         let kind = self.fault.kind;
-        ensure!(self.cut() <= POOL, "{} pods were in flight on what was {kind:?}", self.cut());
+        ensure!(self.in_flight_count() <= POOL, "{} pods were in flight on what was {kind:?}", self.in_flight_count());
         Ok(())
     }
 }
 
-impl Display for Damage<'_> {
+impl Display for FaultEffect<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fault { kind, at, over, .. } = self.fault;
+        let ReplicaFault { kind, at, recovered, .. } = self.fault;
         write!(
             f,
             "{kind:?}: {} lost ({} failed, {} not injected), {} of them in flight at that moment, the last one sent {:.2?} later \
              (allowed: {:.2?})",
             self.lost.len(),
-            self.of_level(Level::Required),
-            self.of_level(Level::Enabled),
-            self.cut(),
-            self.last(),
-            over.duration_since(*at),
+            self.count_in(FailureMode::Required),
+            self.count_in(FailureMode::Enabled),
+            self.in_flight_count(),
+            self.last_failure_delay(),
+            recovered.duration_since(*at),
         )
     }
 }
@@ -198,29 +198,29 @@ fn dying_replica_loses_only_own_requests() {
         let mut faults = Vec::new();
         let victims = (0..usize::from(REPLICAS)).cycle().zip((0..6).cycle());
         for ((victim, steps), _) in victims.zip(0..kills) {
-            load.answers(BETWEEN).await?;
+            load.wait_for_responses(PODS_BETWEEN).await?;
             // Each kill comes at a different moment of a pod's creation.
-            load.amid_a_batch(STEP * steps).await;
-            faults.push(Fault::kill(&mut rig, victim).await?);
-            load.answers(BETWEEN).await?;
-            load.amid_a_batch(STEP * steps).await;
-            faults.push(Fault::restart(&mut rig, victim).await?);
+            load.wait_for_batch(STEP * steps).await;
+            faults.push(ReplicaFault::kill(&mut rig, victim).await?);
+            load.wait_for_responses(PODS_BETWEEN).await?;
+            load.wait_for_batch(STEP * steps).await;
+            faults.push(ReplicaFault::restart(&mut rig, victim).await?);
         }
-        load.answers(BETWEEN).await?;
-        faults.push(Fault::hang(&mut rig, 0).await?);
-        load.answers(BETWEEN).await?;
-        let outcomes = load.stop().await?;
+        load.wait_for_responses(PODS_BETWEEN).await?;
+        faults.push(ReplicaFault::hang(&mut rig, 0).await?);
+        load.wait_for_responses(PODS_BETWEEN).await?;
+        let results = load.stop().await?;
 
-        tell(&format!("of {REPLICAS} replicas, one after the other: {outcomes}"));
-        let damages: Vec<_> = faults.iter().map(|fault| fault.damage(&outcomes)).collect();
-        for damage in &damages {
-            tell(&format!("  {damage}"));
+        print_figures(&format!("of {REPLICAS} replicas, one after the other: {results}"));
+        let effects: Vec<_> = faults.iter().map(|fault| fault.effect(&results)).collect();
+        for effect in &effects {
+            print_figures(&format!("  {effect}"));
         }
-        damages.iter().try_for_each(Damage::check)?;
-        let accounted: usize = damages.iter().map(|damage| damage.lost.len()).sum();
-        let lost = outcomes.lost();
+        effects.iter().try_for_each(FaultEffect::check)?;
+        let accounted: usize = effects.iter().map(|effect| effect.lost.len()).sum();
+        let lost = results.lost();
         let unaccounted =
-            lost.iter().find(|created| damages.iter().all(|d| !d.lost.iter().any(|one| one.sent == created.sent)));
+            lost.iter().find(|created| effects.iter().all(|d| !d.lost.iter().any(|one| one.sent == created.sent)));
         ensure!(unaccounted.is_none() && accounted == lost.len(), "lost without a fault: {unaccounted:?}");
         Ok(())
     });
@@ -231,15 +231,15 @@ fn silent_node_costs_its_share_of_calls() {
     Isolation::new().run(|| async move {
         let mut rig = Rig::start_as_in_production(REPLICAS).await?;
         let load = Load::start(&rig).await?;
-        load.answers(BETWEEN).await?;
-        let fault = Fault::silence(&mut rig, 0).await?;
-        load.answers(BETWEEN).await?;
-        let outcomes = load.stop().await?;
-        let damage = fault.damage(&outcomes);
-        tell(&format!("a node of {REPLICAS} without power: {outcomes}"));
-        tell(&format!("  {damage}"));
-        damage.check()?;
-        ensure!(damage.lost.len() == outcomes.lost().len(), "{damage}");
+        load.wait_for_responses(PODS_BETWEEN).await?;
+        let fault = ReplicaFault::silence(&mut rig, 0).await?;
+        load.wait_for_responses(PODS_BETWEEN).await?;
+        let results = load.stop().await?;
+        let effect = fault.effect(&results);
+        print_figures(&format!("a node of {REPLICAS} without power: {results}"));
+        print_figures(&format!("  {effect}"));
+        effect.check()?;
+        ensure!(effect.lost.len() == results.lost().len(), "{effect}");
         Ok(())
     });
 }

@@ -24,9 +24,9 @@ use crate::rotation::Damage;
 /// How long an alert may take to fire: several windows.
 const FIRES_WITHIN: Duration = Duration::from_mins(1);
 /// Dashboards about features that are disabled here.
-const NOT_HERE: [&str; 1] = ["tenants"];
+const SKIPPED: [&str; 1] = ["tenants"];
 /// Alerts that must not fire in a healthy cluster.
-const QUIET: [&str; 27] = [
+const INACTIVE_ALERTS: [&str; 27] = [
     "PillionAuditIncomplete",
     "PillionCacheStale",
     "PillionCallsFail",
@@ -56,13 +56,14 @@ const QUIET: [&str; 27] = [
     "PillionSwitchedOff",
 ];
 /// Commands of runbooks that have a placeholder for a name.
-const NEEDS_MORE: [&str; 3] = [" NAME", "/NAME", " -n NAMESPACE"];
+const PLACEHOLDERS: [&str; 3] = [" NAME", "/NAME", " -n NAMESPACE"];
 /// Alerts that fire from the start, since the CA is valid for a month only.
-const OF_AN_AUTHORITY: [&str; 2] = ["PillionAuthorityExpiresSoon", "PillionAuthorityExpiring"];
+const FOR_EXPIRING_CA: [&str; 2] = ["PillionAuthorityExpiresSoon", "PillionAuthorityExpiring"];
 /// Alerts that fire when requests get no decision.
-const OF_NO_ANSWER: [&str; 3] = ["PillionErrorBudgetBurnsFast", "PillionErrorBudgetBurnsSlowly", "PillionShedding"];
+const FOR_UNDECIDED_REQUESTS: [&str; 3] =
+    ["PillionErrorBudgetBurnsFast", "PillionErrorBudgetBurnsSlowly", "PillionShedding"];
 /// Alerts that fire when certificates are not renewed.
-const OF_A_LEAF: [&str; 2] = ["PillionLeafExpiresSoon", "PillionLeafExpiring"];
+const FOR_EXPIRING_CERTIFICATE: [&str; 2] = ["PillionLeafExpiresSoon", "PillionLeafExpiring"];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dashboards").join(name)
@@ -120,7 +121,7 @@ async fn start_prometheus(managed: &Managed) -> Result<Prometheus> {
 }
 
 /// Waits until the wanted alerts fire. Fails if one of the others does.
-async fn fires(prometheus: &Prometheus, what: &str, wanted: &[&str], others: &[&str]) -> Result<()> {
+async fn wait_for_alerts(prometheus: &Prometheus, what: &str, wanted: &[&str], others: &[&str]) -> Result<()> {
     let began = std::time::Instant::now();
     eventually(FIRES_WITHIN, what, async || {
         let firing = prometheus.firing();
@@ -145,7 +146,7 @@ async fn set(managed: &Managed, data: &str) -> Result<()> {
 }
 
 /// Changes the webhook configuration, and waits until it is restored.
-async fn contend(managed: &Managed) -> Result<()> {
+async fn change_configuration(managed: &Managed) -> Result<()> {
     const THEIRS: i32 = 11;
     let patch = format!(r#"[{{"op":"replace","path":"/webhooks/0/timeoutSeconds","value":{THEIRS}}}]"#);
     let arguments = ["patch", "mutatingwebhookconfiguration", "pillion", "--type", "json", "--patch", &patch];
@@ -170,18 +171,18 @@ async fn run_runbooks(managed: &Managed) -> Result<usize> {
     for (name, text) in texts("../docs/runbooks", "md")? {
         let blocks = text.split("```sh\n").skip(1).filter_map(|rest| rest.split_once("\n```"));
         for line in blocks.flat_map(|(block, _)| block.lines()) {
-            if NEEDS_MORE.iter().any(|word| line.contains(word)) || !run.insert(line.to_owned()) {
+            if PLACEHOLDERS.iter().any(|word| line.contains(word)) || !run.insert(line.to_owned()) {
                 continue;
             }
             eventually(2 * FIRES_WITHIN, &name, async || {
                 let mut command = tokio::process::Command::new("sh");
                 command.args(["-ec", line]).env("PATH", &path).kill_on_drop(true);
                 command.env("KUBECONFIG", &kubeconfig).env("PILLION_KUBECONFIG", &kubeconfig);
-                let said = command.output().await?;
+                let output = command.output().await?;
                 // `pillion status` exits with 1 if it has findings, which is a valid result here.
-                let has_findings = line.starts_with("pillion status") && said.status.code() == Some(1);
-                let is_told = said.status.success() || has_findings;
-                ensure!(is_told, "{line}\n{}", String::from_utf8_lossy(&said.stderr));
+                let has_findings = line.starts_with("pillion status") && output.status.code() == Some(1);
+                let is_told = output.status.success() || has_findings;
+                ensure!(is_told, "{line}\n{}", String::from_utf8_lossy(&output.stderr));
                 Ok(())
             })
             .await?;
@@ -191,7 +192,7 @@ async fn run_runbooks(managed: &Managed) -> Result<usize> {
 }
 
 /// Creates pods that a profile makes invalid, until the alert about them fires.
-async fn rejected_pods_fire(managed: &Managed, prometheus: &Prometheus) -> Result<()> {
+async fn expect_rejected_pods_alert(managed: &Managed, prometheus: &Prometheus) -> Result<()> {
     let kubectl = &managed.rig.control_plane;
     kubectl.apply_yaml(REJECTED).await?;
     // A replica that does not serve the profile yet lets the pod pass.
@@ -215,10 +216,10 @@ async fn rejected_pods_fire(managed: &Managed, prometheus: &Prometheus) -> Resul
 }
 
 /// Checks that each query of each panel returns a number, while the test creates pods continuously.
-async fn no_panel_is_empty(managed: &Managed, prometheus: &Prometheus) -> Result<usize> {
+async fn expect_data_in_panels(managed: &Managed, prometheus: &Prometheus) -> Result<usize> {
     let mut asked = 0;
     for (name, text) in texts("", "json")? {
-        if NOT_HERE.iter().any(|other| name.starts_with(other)) {
+        if SKIPPED.iter().any(|other| name.starts_with(other)) {
             continue;
         }
         let dashboard: Json = serde_json::from_str(&text)?;
@@ -259,51 +260,57 @@ fn real_faults_fire_expected_alerts() {
         })
         .await?;
 
-        fires(&prometheus, "a CA that is valid for a month", &OF_AN_AUTHORITY, &QUIET).await?;
-        let asked = no_panel_is_empty(&managed, &prometheus).await?;
+        wait_for_alerts(&prometheus, "a CA that is valid for a month", &FOR_EXPIRING_CA, &INACTIVE_ALERTS).await?;
+        let asked = expect_data_in_panels(&managed, &prometheus).await?;
         println!("{asked} queries of panels, each with a number");
         ensure!(asked > 100, "{asked} queries");
-        fires(&prometheus, "after load", &OF_AN_AUTHORITY, &QUIET).await?;
+        wait_for_alerts(&prometheus, "after load", &FOR_EXPIRING_CA, &INACTIVE_ALERTS).await?;
 
         let commands = run_runbooks(&managed).await?;
         println!("{commands} commands of runbooks");
         ensure!(commands > 20, "{commands} commands");
-        fires(
+        wait_for_alerts(
             &prometheus,
             "after the runbooks' commands",
-            &OF_AN_AUTHORITY,
+            &FOR_EXPIRING_CA,
             &["PillionDisarmed", "PillionSwitchedOff"],
         )
         .await?;
 
-        rejected_pods_fire(&managed, &prometheus).await?;
+        expect_rejected_pods_alert(&managed, &prometheus).await?;
 
         set(&managed, r#"{"injection":"disabled"}"#).await?;
-        fires(&prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionDisarmed"]).await?;
+        wait_for_alerts(&prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionDisarmed"]).await?;
         set(&managed, r#"{"injection":"enabled"}"#).await?;
-        fires(&prometheus, "it is not set any more", &[], &["PillionSwitchedOff"]).await?;
+        wait_for_alerts(&prometheus, "it is not set any more", &[], &["PillionSwitchedOff"]).await?;
         set(&managed, r#"{"webhooks":"disarmed"}"#).await?;
-        fires(&prometheus, "disarmed", &["PillionDisarmed"], &["PillionSwitchedOff"]).await?;
+        wait_for_alerts(&prometheus, "disarmed", &["PillionDisarmed"], &["PillionSwitchedOff"]).await?;
         set(&managed, r#"{"webhooks":"armed"}"#).await?;
-        fires(&prometheus, "armed", &[], &["PillionDisarmed"]).await?;
-        managed.rig.is_called("team-a").await?;
+        wait_for_alerts(&prometheus, "armed", &[], &["PillionDisarmed"]).await?;
+        managed.rig.wait_until_called("team-a").await?;
 
         // The alerts of the next faults do not fire yet.
         let next =
             ["PillionConfigurationContested", "PillionLeafNotLoaded", "PillionHandshakesFail", "PillionShedding"];
-        fires(&prometheus, "enabled for a while", &[], &next).await?;
+        wait_for_alerts(&prometheus, "enabled for a while", &[], &next).await?;
         for round in 0..7 {
-            contend(&managed).await.with_context(|| format!("round {round}"))?;
+            change_configuration(&managed).await.with_context(|| format!("round {round}"))?;
         }
-        fires(&prometheus, "another client writes the configuration", &["PillionConfigurationContested"], &[]).await?;
-        managed.damage(Damage::LeafJunk).await?;
-        fires(&prometheus, "the certificate is invalid", &["PillionLeafNotLoaded"], &[]).await?;
+        wait_for_alerts(
+            &prometheus,
+            "another client writes the configuration",
+            &["PillionConfigurationContested"],
+            &[],
+        )
+        .await?;
+        managed.damage(Damage::CertificateInvalid).await?;
+        wait_for_alerts(&prometheus, "the certificate is invalid", &["PillionLeafNotLoaded"], &[]).await?;
         let replica = &managed.rig.replicas[0];
         for _ in 0..20 {
             let mut stream = TcpStream::connect((replica.address(), WEBHOOK_PORT))?;
             stream.write_all(b"no TLS at all\r\n\r\n")?;
         }
-        fires(&prometheus, "connections without TLS", &["PillionHandshakesFail"], &[]).await?;
+        wait_for_alerts(&prometheus, "connections without TLS", &["PillionHandshakesFail"], &[]).await?;
         let (direct, in_no_time) = (Direct::to(replica)?, review("late", "team-a", &bare_pod("late")));
         // The client retries rejected requests. The test does not wait for that, and only leaves enough time to
         // connect.
@@ -318,13 +325,18 @@ fn real_faults_fire_expected_alerts() {
         for _ in 0..5 {
             turned_away().await?;
         }
-        fires(&prometheus, "requests are shed", &OF_NO_ANSWER, &[]).await?;
+        wait_for_alerts(&prometheus, "requests are shed", &FOR_UNDECIDED_REQUESTS, &[]).await?;
 
         managed.rig.replicas[0].kill()?;
-        fires(&prometheus, "one replica is stopped", &["PillionRedundancyLost", "PillionNotScraped"], &["PillionDown"])
-            .await?;
+        wait_for_alerts(
+            &prometheus,
+            "one replica is stopped",
+            &["PillionRedundancyLost", "PillionNotScraped"],
+            &["PillionDown"],
+        )
+        .await?;
         managed.rig.replicas[1].kill()?;
-        fires(
+        wait_for_alerts(
             &prometheus,
             "both replicas are stopped",
             &["PillionDown", "PillionEndpointUnfit"],
@@ -339,20 +351,20 @@ fn real_faults_fire_expected_alerts() {
         );
         // A counter that starts with its first event has a rate only after the second.
         let wanted = ["PillionFailedOpen", "PillionPodsNotInjected"];
-        fires(&prometheus, "a pod is created without a response", &wanted, &[]).await?;
+        wait_for_alerts(&prometheus, "a pod is created without a response", &wanted, &[]).await?;
         ensure!(managed.rig.create("shop", &refused).await.is_err());
-        fires(&prometheus, "a pod is rejected", &["PillionCallsFail"], &[]).await?;
+        wait_for_alerts(&prometheus, "a pod is rejected", &["PillionCallsFail"], &[]).await?;
 
         managed.rotate()?;
-        fires(&prometheus, "a rotation cannot continue", &["PillionRotationBlocked"], &[]).await?;
+        wait_for_alerts(&prometheus, "a rotation cannot continue", &["PillionRotationBlocked"], &[]).await?;
         managed.rig.namespace("till", Some("held")).await?;
         managed.rig.create("till", &bare_pod("waits")).await?;
-        fires(&prometheus, "a pod waits that no controller recreates", &["PillionPodsHeld"], &[]).await?;
+        wait_for_alerts(&prometheus, "a pod waits that no controller recreates", &["PillionPodsHeld"], &[]).await?;
 
         for mut controller in managed.controllers.drain(..) {
             controller.kill()?;
         }
-        fires(&prometheus, "no controller leads", &["PillionNoLeader"], &[]).await
+        wait_for_alerts(&prometheus, "no controller leads", &["PillionNoLeader"], &[]).await
     });
 }
 
@@ -371,9 +383,10 @@ fn expiring_certificate_fires_alerts() {
             Ok(())
         })
         .await?;
-        fires(&prometheus, "a renewed certificate", &["PillionRedundancyLost"], &OF_A_LEAF).await?;
+        wait_for_alerts(&prometheus, "a renewed certificate", &["PillionRedundancyLost"], &FOR_EXPIRING_CERTIFICATE)
+            .await?;
         managed.controllers[0].kill()?;
-        fires(&prometheus, "no controller leads", &["PillionNoLeader"], &[]).await?;
-        fires(&prometheus, "no controller renews it", &OF_A_LEAF, &["PillionDown"]).await
+        wait_for_alerts(&prometheus, "no controller leads", &["PillionNoLeader"], &[]).await?;
+        wait_for_alerts(&prometheus, "no controller renews it", &FOR_EXPIRING_CERTIFICATE, &["PillionDown"]).await
     });
 }

@@ -12,7 +12,7 @@ use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, TestCa, eventually, isolated, register_webhook};
 
-use crate::explain::{Answer, BROKEN, asking, finds, pillion};
+use crate::explain::{BROKEN, CommandResult, expect_finding, pillion, requesting_pod};
 use crate::managed::{Managed, QUICK};
 use crate::rig::{PATIENCE, Rig};
 
@@ -22,9 +22,9 @@ fn doctor_reports_only_real_problems() {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 2, 1).await?;
         let control_plane = &managed.rig.control_plane;
         let well = eventually(PATIENCE, "nothing is wrong", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
-            ensure!(answer.code == Some(0), "{:#}", answer.json);
-            Ok(answer)
+            let result = pillion(control_plane, &["doctor"]).await?;
+            ensure!(result.code == Some(0), "{:#}", result.json);
+            Ok(result)
         })
         .await?;
         ensure!(well.codes().is_empty(), "{:#}", well.json);
@@ -49,13 +49,13 @@ fn doctor_reports_only_real_problems() {
         // The controller reports that this profile is not accepted.
         control_plane.apply_yaml(BROKEN).await?;
         eventually(PATIENCE, "the profile is not ready", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
-            ensure!(answer.names("profile_not_ready")?["object"]["name"] == "broken", "{:#}", answer.json);
-            answer.says("profile_not_ready", "Accepted")
+            let result = pillion(control_plane, &["doctor"]).await?;
+            ensure!(result.names("profile_not_ready")?["object"]["name"] == "broken", "{:#}", result.json);
+            result.says("profile_not_ready", "Accepted")
         })
         .await?;
-        managed.rig.create("team-a", &asking("hopeful", "broken")).await?;
-        finds(&managed.rig, "team-a", "hopeful", "profile_not_ready").await?;
+        managed.rig.create("team-a", &requesting_pod("hopeful", "broken")).await?;
+        expect_finding(&managed.rig, "team-a", "hopeful", "profile_not_ready").await?;
         control_plane.kubectl_ok(&["delete", "ciprof", "broken"]).await?;
         // Labels that resemble the opt-in label.
         managed.rig.namespace("typo", None).await?;
@@ -65,11 +65,11 @@ fn doctor_reports_only_real_problems() {
         control_plane.kubectl_ok(&["delete", "clusterrolebinding", "pillion-webhook"]).await?;
         // The API server, which `doctor` asks about permissions, learns of it by its watch.
         eventually(PATIENCE, "all three faults are reported", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
+            let result = pillion(control_plane, &["doctor"]).await?;
             for code in ["opt_in_label_misspelt", "opt_in_value_unknown", "right_missing"] {
-                answer.names(code)?;
+                result.names(code)?;
             }
-            ensure!(answer.code == Some(1), "{:?}", answer.code);
+            ensure!(result.code == Some(1), "{:?}", result.code);
             Ok(())
         })
         .await
@@ -84,17 +84,17 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         let register = async |settings: &Settings| {
             register_webhook(&control_plane.client(), &webhook_configuration::mutating(settings)).await
         };
-        let right = Settings::new(NAMESPACE, rig.serving_authority.clone());
+        let right = Settings::new(NAMESPACE, rig.serving_ca.clone());
         // 20: a replica is listed and cannot be reached.
         let nobody = replica_address(77);
         rig.service.set_ready(nobody, true).await?;
-        let answer = pillion(control_plane, &["doctor"]).await?;
-        answer.says("replica_unreachable", "10.111.1.77:8443")?;
+        let result = pillion(control_plane, &["doctor"]).await?;
+        result.says("replica_unreachable", "10.111.1.77:8443")?;
         rig.service.remove(nobody).await?;
         // The others must respond in time, which a busy machine may delay.
         eventually(PATIENCE, "all replicas are reached", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
-            ensure!(!answer.codes().contains(&"replica_unreachable"), "{:#}", answer.json);
+            let result = pillion(control_plane, &["doctor"]).await?;
+            ensure!(!result.codes().contains(&"replica_unreachable"), "{:#}", result.json);
             Ok(())
         })
         .await?;
@@ -103,18 +103,18 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         rig.namespace("team-b", Some("required")).await?;
         register(&Settings::new(NAMESPACE, TestCa::new()?.bundle_pem())).await?;
         eventually(PATIENCE, "the doctor reports the CA bundle", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
-            answer.names("ca_bundle_mismatch")?;
-            answer.says("canary_failed", "x509")
+            let result = pillion(control_plane, &["doctor"]).await?;
+            result.names("ca_bundle_mismatch")?;
+            result.says("canary_failed", "x509")
         })
         .await?;
         register(&right).await?;
         eventually(PATIENCE, "it is restored", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
+            let result = pillion(control_plane, &["doctor"]).await?;
             ensure!(
-                !answer.codes().iter().any(|code| code.starts_with("ca") || code.starts_with("replica")),
+                !result.codes().iter().any(|code| code.starts_with("ca") || code.starts_with("replica")),
                 "{:#}",
-                answer.json
+                result.json
             );
             Ok(())
         })
@@ -123,9 +123,9 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         Api::<MutatingWebhookConfiguration>::all(control_plane.client())
             .delete("pillion", &DeleteParams::default())
             .await?;
-        let answer = pillion(control_plane, &["doctor"]).await?;
-        answer.names("not_registered")?;
-        finds(&rig, "team-a", "namespace/team-a", "not_registered").await?;
+        let result = pillion(control_plane, &["doctor"]).await?;
+        result.names("not_registered")?;
+        expect_finding(&rig, "team-a", "namespace/team-a", "not_registered").await?;
         let slices = Api::<EndpointSlice>::namespaced(control_plane.client(), NAMESPACE);
         slices.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
         pillion(control_plane, &["doctor"]).await?.names("no_ready_replica")?;
@@ -153,8 +153,8 @@ fn doctor_runs_as_plugin_and_reports_failure() {
         ensure!(output.status.code() == Some(2), "{output:?}");
         // Without the CRDs, the doctor reports them as missing.
         let output = run(&["doctor", "-o", "json"]).await?;
-        let answer = Answer { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
-        answer.names("definition_missing")?;
+        let result = CommandResult { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
+        result.names("definition_missing")?;
         let output = run(&["explain", "namespace/default", "--kubeconfig", "/nowhere"]).await?;
         ensure!(output.status.code() == Some(2), "{output:?}");
         Ok(())

@@ -16,17 +16,17 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_testkit::{ControlPlane, eventually, isolated};
 use serde_json::{Value as Json, json};
 
-use self::cases::{Case, Doing, cases, namespaces, profiles};
+use self::cases::{Case, Operation, cases, namespaces, profiles};
 
 const SOON: Duration = Duration::from_mins(1);
 
 /// Sends a test case to the API server. Returns the status and message of a rejection, or nothing.
-async fn ask(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)>> {
+async fn send(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)>> {
     let (name, collection) = (name(case), format!("/api/v1/namespaces/{}/configmaps", case.namespace));
-    let (method, path, body) = match case.doing {
-        Doing::Create => (Method::POST, collection, case.object.to_string()),
-        Doing::Update => (Method::PUT, format!("{collection}/{name}"), case.object.to_string()),
-        Doing::Delete => (Method::DELETE, format!("{collection}/{name}"), String::new()),
+    let (method, path, body) = match case.operation {
+        Operation::Create => (Method::POST, collection, case.object.to_string()),
+        Operation::Update => (Method::PUT, format!("{collection}/{name}"), case.object.to_string()),
+        Operation::Delete => (Method::DELETE, format!("{collection}/{name}"), String::new()),
     };
     let request = Request::builder().method(method).uri(format!("{path}?dryRun=All"));
     let request = request.header("content-type", "application/json").body(body.into_bytes())?;
@@ -38,12 +38,12 @@ async fn ask(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)>
 }
 
 /// Sends many test cases concurrently over few connections: opening one for each takes longer than all responses.
-async fn ask_all(client: &kube::Client, cases: &[&Case]) -> Result<Vec<Option<(u16, String)>>> {
-    futures::stream::iter(cases.iter().map(|case| ask(client, case))).buffered(16).try_collect().await
+async fn send_all(client: &kube::Client, cases: &[&Case]) -> Result<Vec<Option<(u16, String)>>> {
+    futures::stream::iter(cases.iter().map(|case| send(client, case))).buffered(16).try_collect().await
 }
 
 fn name(case: &Case) -> &str {
-    let object = if case.doing == Doing::Delete { &case.old } else { &case.object };
+    let object = if case.operation == Operation::Delete { &case.old } else { &case.object };
     object["metadata"]["name"].as_str().unwrap()
 }
 
@@ -52,14 +52,14 @@ fn decide(
     snapshot: &Snapshot,
     namespace: &str,
     resource: &str,
-    doing: Doing,
+    operation: Operation,
     object: &Json,
     old: &Json,
 ) -> Result<Option<(u16, String)>> {
-    let operation = match doing {
-        Doing::Create => "CREATE",
-        Doing::Update => "UPDATE",
-        Doing::Delete => "DELETE",
+    let operation = match operation {
+        Operation::Create => "CREATE",
+        Operation::Update => "UPDATE",
+        Operation::Delete => "DELETE",
     };
     let body = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -102,7 +102,7 @@ async fn start(cases: &[Case], profiles: Vec<(&'static str, Json)>) -> Result<Co
         objects.push(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels, "annotations": annotations}}));
     }
     let mut names = std::collections::BTreeSet::new();
-    for case in cases.iter().filter(|case| case.doing != Doing::Create && names.insert(name(case).to_owned())) {
+    for case in cases.iter().filter(|case| case.operation != Operation::Create && names.insert(name(case).to_owned())) {
         objects.push(case.old.clone());
     }
     plane.apply_yaml(&json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string()).await?;
@@ -133,7 +133,7 @@ fn exported_policies_decide_as_the_engine_does() {
             vec!["plain", "old", "deleted", "strict", "computed", "asked", "forced", "elsewhere"];
         eventually(SOON, "the policies are active", async || {
             let awaiting: Vec<_> = cases.iter().filter(|case| awaited.contains(&case.profile)).collect();
-            for (case, answer) in awaiting.iter().zip(ask_all(&client, &awaiting).await?) {
+            for (case, answer) in awaiting.iter().zip(send_all(&client, &awaiting).await?) {
                 awaited.retain(|name| answer.is_none() || *name != case.profile);
             }
             ensure!(awaited.is_empty(), "{awaited:?} reject nothing");
@@ -142,13 +142,13 @@ fn exported_policies_decide_as_the_engine_does() {
         .await?;
         let (mut refused, mut differences) = (0, Vec::new());
         let all: Vec<_> = cases.iter().collect();
-        for (case, theirs) in cases.iter().zip(ask_all(&client, &all).await?) {
-            let ours = decide(&snapshot, case.namespace, "configmaps", case.doing, &case.object, &case.old)?;
+        for (case, theirs) in cases.iter().zip(send_all(&client, &all).await?) {
+            let ours = decide(&snapshot, case.namespace, "configmaps", case.operation, &case.object, &case.old)?;
             refused += usize::from(theirs.is_some());
             if theirs.as_ref().map(|(code, _)| code) != ours.as_ref().map(|(code, _)| code) {
-                let (profile, doing, namespace) = (case.profile, case.doing, case.namespace);
+                let (profile, operation, namespace) = (case.profile, case.operation, case.namespace);
                 differences.push(format!(
-                    "{profile}: {doing:?} in {namespace} of {} (was {})\n  there {theirs:?}\n  here  {ours:?}",
+                    "{profile}: {operation:?} in {namespace} of {} (was {})\n  there {theirs:?}\n  here  {ours:?}",
                     case.object, case.old
                 ));
             }
@@ -169,7 +169,7 @@ fn exported_policies_decide_as_the_engine_does() {
             let request =
                 Request::post(path).header("content-type", "application/json").body(pod.to_string().into_bytes())?;
             let theirs = plane.client().request_text(request).await;
-            let ours = decide(&snapshot, "team-a", "pods", Doing::Create, &pod, &Json::Null)?;
+            let ours = decide(&snapshot, "team-a", "pods", Operation::Create, &pod, &Json::Null)?;
             ensure!(theirs.is_ok() == passes && ours.is_none() == passes, "{pod}: {theirs:?}, {ours:?}");
         }
         Ok(())
@@ -215,8 +215,9 @@ fn exported_policies_use_given_labels() {
             for (name, labels) in &namespaces {
                 let ours = Namespace::new(labels.iter().copied(), []).opting_in_by(&opt_in).level().is_some();
                 let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fresh"}});
-                let (namespace, doing) = (*name, Doing::Create);
-                let theirs = ask(&client, &Case { profile: "p", namespace, doing, object, old: Json::Null }).await?;
+                let (namespace, operation) = (*name, Operation::Create);
+                let theirs =
+                    send(&client, &Case { profile: "p", namespace, operation, object, old: Json::Null }).await?;
                 ensure!(theirs.is_some() == ours, "{name}: {theirs:?}");
             }
             Ok(())
@@ -277,14 +278,14 @@ fn exported_mutations_add_what_the_engine_adds() {
                 }
             }
         }
-        let ask = async |namespace: &str, object: &Json| -> Result<Json> {
+        let send = async |namespace: &str, object: &Json| -> Result<Json> {
             let request = Request::post(format!("/api/v1/namespaces/{namespace}/configmaps?dryRun=All"));
             let request = request.header("content-type", "application/json").body(object.to_string().into_bytes())?;
             Ok(serde_json::from_str(&plane.client().request_text(request).await?)?)
         };
         eventually(SOON, "both policies are active", async || {
             let object = json!({"metadata": {"name": "probe", "annotations": {"example.com/add": "1"}}});
-            let made = ask("team-a", &object).await?;
+            let made = send("team-a", &object).await?;
             let (labels, annotations) = (&made["metadata"]["labels"], &made["metadata"]["annotations"]);
             ensure!(labels["tier"] == "back" && annotations["asked"] == "yes", "not yet: {made}");
             Ok(())
@@ -297,7 +298,7 @@ fn exported_mutations_add_what_the_engine_adds() {
                 if let Some(patch) = inject(&snapshot, namespace, object)? {
                     json_patch::patch(&mut ours, &serde_json::from_slice::<json_patch::Patch>(&patch)?)?;
                 }
-                let theirs = ask(namespace, object).await?;
+                let theirs = send(namespace, object).await?;
                 ensure!(
                     keys(&theirs) == keys(&ours),
                     "{object} in {namespace}\n API server {}\n engine     {}",

@@ -18,15 +18,15 @@ use crate::direct::{Direct, review};
 use crate::rig::{SOON, bare_pod, names};
 
 /// How long one command may take, including the delay until its expected output appears.
-const PRINTED: Duration = Duration::from_mins(2);
+const OUTPUT_LIMIT: Duration = Duration::from_mins(2);
 /// The controllers that create the pods of a Deployment, and that aggregate the release's permissions into
 /// Kubernetes' roles.
 const CONTROLLERS: &str = "deployment-controller,replicaset-controller,clusterrole-aggregation-controller";
 /// Commands that need a node, or that end with Ctrl-C. `tests/dev.rs` has those.
-const NOT_HERE: [&str; 3] =
+const SKIPPED: [&str; 3] =
     ["kubectl logs ", "kubectl --namespace pillion-system rollout status ", "pillion dev -p shipper "];
 /// The placeholder of a page for output that differs each time.
-const ANYTHING: char = '…';
+const PLACEHOLDER: char = '…';
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -105,20 +105,18 @@ impl Page {
                 Ok(0)
             }
             Step::Commands(commands, printed) => {
-                let commands: Vec<_> = commands
-                    .iter()
-                    .filter(|command| !NOT_HERE.iter().any(|begin| command.starts_with(begin)))
-                    .collect();
+                let commands: Vec<_> =
+                    commands.iter().filter(|command| !SKIPPED.iter().any(|begin| command.starts_with(begin))).collect();
                 let Some((last, before)) = commands.split_last() else { return Ok(0) };
                 for command in before {
-                    self.succeeds(command, kubeconfig).await?;
+                    self.run_successfully(command, kubeconfig).await?;
                 }
                 match printed {
-                    None => self.succeeds(last, kubeconfig).await?,
+                    None => self.run_successfully(last, kubeconfig).await?,
                     Some(expected) => {
-                        eventually(PRINTED, &format!("{heading}: $ {last}"), async || {
-                            let said = self.run(last, kubeconfig).await?.text;
-                            ensure!(is_like(&said, &expected), "printed:\n{said}\ninstead of:\n{expected}");
+                        eventually(OUTPUT_LIMIT, &format!("{heading}: $ {last}"), async || {
+                            let output = self.run(last, kubeconfig).await?.text;
+                            ensure!(is_like(&output, &expected), "printed:\n{output}\ninstead of:\n{expected}");
                             Ok(())
                         })
                         .await?;
@@ -130,14 +128,14 @@ impl Page {
     }
 
     /// Runs a command that has to succeed. Retries commands that only read, since a change may not be visible yet.
-    async fn succeeds(&self, command: &str, kubeconfig: &Path) -> Result<()> {
+    async fn run_successfully(&self, command: &str, kubeconfig: &Path) -> Result<()> {
         if !command.starts_with("pillion ") {
             return self.run(command, kubeconfig).await?.succeeded(command);
         }
-        eventually(PRINTED, command, async || self.run(command, kubeconfig).await?.succeeded(command)).await
+        eventually(OUTPUT_LIMIT, command, async || self.run(command, kubeconfig).await?.succeeded(command)).await
     }
 
-    async fn run(&self, command: &str, kubeconfig: &Path) -> Result<Said> {
+    async fn run(&self, command: &str, kubeconfig: &Path) -> Result<CommandOutput> {
         let mut folders = vec![Path::new(env!("CARGO_BIN_EXE_pillion")).to_owned()];
         for tool in ["kubectl", "helm"] {
             folders.push(tools::program(tool)?);
@@ -149,20 +147,20 @@ impl Page {
         for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
             shell.env(variable, self.folder.path().join("helm"));
         }
-        let said = tokio::time::timeout(PRINTED, shell.kill_on_drop(true).output()).await;
-        let said = said.with_context(|| format!("{command} did not end"))??;
-        let text = [said.stdout, said.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-        Ok(Said { succeeded: said.status.success(), text })
+        let output = tokio::time::timeout(OUTPUT_LIMIT, shell.kill_on_drop(true).output()).await;
+        let output = output.with_context(|| format!("{command} did not end"))??;
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        Ok(CommandOutput { succeeded: output.status.success(), text })
     }
 }
 
 /// The result of a command.
-struct Said {
+struct CommandOutput {
     succeeded: bool,
     text: String,
 }
 
-impl Said {
+impl CommandOutput {
     fn succeeded(&self, command: &str) -> Result<()> {
         ensure!(self.succeeded, "$ {command}\n{}", self.text);
         Ok(())
@@ -170,15 +168,15 @@ impl Said {
 }
 
 /// Returns whether an output matches the page, except for column widths and placeholders.
-fn is_like(said: &str, expected: &str) -> bool {
+fn is_like(output: &str, expected: &str) -> bool {
     let words = |text: &str| text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-    let (said, expected): (Vec<String>, Vec<String>) = (words(said.trim_end()), words(expected.trim_end()));
-    said.len() == expected.len() && said.iter().zip(&expected).all(|(said, expected)| is_line(said, expected))
+    let (output, expected): (Vec<String>, Vec<String>) = (words(output.trim_end()), words(expected.trim_end()));
+    output.len() == expected.len() && output.iter().zip(&expected).all(|(output, expected)| is_line(output, expected))
 }
 
-fn is_line(said: &str, expected: &str) -> bool {
-    let mut parts = expected.split(ANYTHING);
-    let Some(mut rest) = said.strip_prefix(parts.next().unwrap_or_default()) else { return false };
+fn is_line(output: &str, expected: &str) -> bool {
+    let mut parts = expected.split(PLACEHOLDER);
+    let Some(mut rest) = output.strip_prefix(parts.next().unwrap_or_default()) else { return false };
     let parts: Vec<_> = parts.collect();
     let Some((last, between)) = parts.split_last() else { return rest.is_empty() };
     for part in between {
@@ -190,7 +188,7 @@ fn is_line(said: &str, expected: &str) -> bool {
 
 #[test]
 fn lines_match_except_for_variable_parts() {
-    for (said, expected, like) in [
+    for (output, expected, like) in [
         ("a b", "a b", true),
         ("a b c", "a b", false),
         ("web-5d9-x 1 7s", "web-… 1 …", true),
@@ -199,7 +197,7 @@ fn lines_match_except_for_variable_parts() {
         ("a   b\nc", "a b\nc", true),
         ("a\nb", "a", false),
     ] {
-        assert_eq!(is_like(said, expected), like, "{said:?} {expected:?}");
+        assert_eq!(is_like(output, expected), like, "{output:?} {expected:?}");
     }
 }
 
@@ -224,7 +222,7 @@ fn first_day_pages_work_as_written() {
         ensure!(install.follow(Some("4. Look at it"), &administrator).await? == 1, "one command installs it");
         let (rig, processes) = run(control_plane).await?;
         let before = install.follow(Some("kubectl apply "), &administrator).await?;
-        rig.is_called("trial").await?;
+        rig.wait_until_called("trial").await?;
         let commands = before + install.follow(Some("6. Dashboards and alerts"), &administrator).await?;
         ensure!(commands > 6, "{commands} commands");
 

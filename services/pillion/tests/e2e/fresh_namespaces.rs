@@ -10,7 +10,7 @@ use crate::rig::{Rig, SOON, bare_pod, names};
 
 /// Returns the number of failed lookups: those without a response in 250 ms, and those above the limit of ten in that
 /// time.
-async fn in_vain(replica: &Replica) -> Result<f64> {
+async fn failed_lookups(replica: &Replica) -> Result<f64> {
     let mut count = 0.0;
     for result in ["timed_out", "failed", "refused"] {
         count += metric(replica, &format!("pillion_live_lookups_total{{result=\"{result}\"}}")).await?;
@@ -40,12 +40,12 @@ fn namespace_is_known_until_deleted() {
         let (began, mut tried, mut known) = (Instant::now(), 0, 0);
         while known < 20 {
             ensure!(began.elapsed() < SOON, "{known} of {tried} were known");
-            let (name, before) = (format!("unseen-{tried}"), in_vain(&rig.replicas[0]).await?);
+            let (name, before) = (format!("unseen-{tried}"), failed_lookups(&rig.replicas[0]).await?);
             rig.namespace(&name, Some("enabled")).await?;
             if injects(&direct, &name).await? {
                 known += 1;
             } else {
-                ensure!(in_vain(&rig.replicas[0]).await? > before, "{name}");
+                ensure!(failed_lookups(&rig.replicas[0]).await? > before, "{name}");
             }
             tried += 1;
         }

@@ -20,9 +20,9 @@ use crate::rig::{PATIENCE, Rig, SOON, bare_pod, names};
 const CONTROLLERS: &str = "clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller";
 
 /// The start of the message that rejects a profile with a secret. The matching text follows.
-const SECRET: &str = "what a profile says can be read by whoever may read profiles, and";
+const REJECTION: &str = "what a profile says can be read by whoever may read profiles, and";
 /// The end of the message: the remedy.
-const HELP: &str = "that with valueFrom.secretKeyRef";
+const REMEDY: &str = "that with valueFrom.secretKeyRef";
 
 pub(crate) fn dry_run() -> PostParams {
     PostParams { dry_run: true, ..PostParams::default() }
@@ -50,7 +50,7 @@ fn with_value(name: &str, value: &str) -> Json {
 }
 
 /// Returns a spec with this field, and a template that the guardrail ignores.
-fn beside(field: &str, value: &Json) -> Json {
+fn with_harmless_template(field: &str, value: &Json) -> Json {
     json!({field: value, "template": {"metadata": {"labels": {"a": "b"}}}})
 }
 
@@ -93,15 +93,18 @@ fn secrets() -> Vec<(Json, &'static str)> {
         (with_value("HARMLESS", &github), "the environment variable HARMLESS"),
         (with_value("HARMLESS", &jwt), "the environment variable HARMLESS"),
         (
-            beside("parameters", &json!([{"name": "password", "type": "string", "default": "hunter22"}])),
+            with_harmless_template(
+                "parameters",
+                &json!([{"name": "password", "type": "string", "default": "hunter22"}]),
+            ),
             "the default of the parameter password",
         ),
         (
-            beside("parameters", &json!([{"name": "harmless", "type": "string", "default": pem}])),
+            with_harmless_template("parameters", &json!([{"name": "harmless", "type": "string", "default": pem}])),
             "the default of the parameter harmless",
         ),
         (
-            beside("variables", &json!([{"name": "harmless", "expression": format!("'{github}'")}])),
+            with_harmless_template("variables", &json!([{"name": "harmless", "expression": format!("'{github}'")}])),
             "the variable harmless",
         ),
         (
@@ -133,7 +136,7 @@ fn no_secrets() -> Vec<Json> {
         with_env(&json!("${[]}")),
         json!({"template": {"metadata": "${object.metadata}", "spec": {"containers": {"$value": "${[]}"}}}}),
         json!({"template": {"metadata": {"annotations": {"url": "https://example.com/a?b=c@d"}}}}),
-        beside(
+        with_harmless_template(
             "parameters",
             &json!([
                 {"name": "secretName", "type": "string", "default": "db"},
@@ -261,7 +264,7 @@ fn tenant_stores_profiles_without_secrets() {
         for (spec, found) in &secrets {
             let stored = tenant.create(&dry_run(), &profile(spec)?).await;
             let error = stored.err().with_context(|| format!("it was stored: {spec}"))?.to_string();
-            ensure!(error.contains(SECRET) && error.contains(found) && error.contains(HELP), "{spec}: {error}");
+            ensure!(error.contains(REJECTION) && error.contains(found) && error.contains(REMEDY), "{spec}: {error}");
         }
         let (allowed, largest) = (no_secrets(), largest());
         for spec in allowed.iter().chain(&largest) {
@@ -274,7 +277,7 @@ fn tenant_stores_profiles_without_secrets() {
         stored.data["spec"] = secrets[0].0.clone();
         let error =
             tenant.replace("own", &PostParams::default(), &stored).await.err().context("it was changed")?.to_string();
-        ensure!(error.contains(SECRET), "{error}");
+        ensure!(error.contains(REJECTION), "{error}");
 
         // Check the shipped profiles as if a tenant wrote them. The API server may reject them for another reason,
         // but not for a secret.
@@ -284,7 +287,7 @@ fn tenant_stores_profiles_without_secrets() {
             for document in serde_saphyr::from_multiple::<Json>(&text)? {
                 shipped += 1;
                 let answer = tenant.create(&dry_run(), &profile(&document["spec"])?).await;
-                let is_refused = answer.as_ref().err().is_some_and(|error| error.to_string().contains(SECRET));
+                let is_refused = answer.as_ref().err().is_some_and(|error| error.to_string().contains(REJECTION));
                 ensure!(!is_refused, "{}: {answer:?}", document["metadata"]["name"]);
             }
         }
@@ -299,7 +302,7 @@ fn tenant_stores_profiles_without_secrets() {
 }
 
 /// Why a test needs its own API servers. docs/guardrails.md has the details.
-pub(crate) const AS_NEW: &str = "an API server that had policies with parameters reads no new parameters";
+pub(crate) const NEEDS_NEW_API_SERVER: &str = "an API server that had policies with parameters reads no new parameters";
 const RECORD: &str = "pillion.dev/injected";
 const EMPTY: &str = r#"{"version":1,"profiles":[]}"#;
 
@@ -321,7 +324,7 @@ async fn refusal(rig: &Rig, namespace: &str, pod: &Json) -> Result<String> {
 }
 
 /// Waits until the API server rejects pods without a decision. Returns the message.
-async fn refused(rig: &Rig, namespace: &str) -> Result<String> {
+async fn wait_for_rejection(rig: &Rig, namespace: &str) -> Result<String> {
     eventually(SOON, "pods are rejected", async || {
         let error = refusal(rig, namespace, &plain()).await?;
         ensure!(error.contains("nobody decided about this one"), "{error}");
@@ -340,14 +343,14 @@ async fn created(rig: &Rig, namespace: &str, why: &str) -> Result<()> {
 }
 
 /// Writes a value into the ConfigMap of the kill switch, or removes it.
-async fn say(rig: &Rig, key: &str, word: Option<&str>) -> Result<()> {
+async fn set_switch(rig: &Rig, key: &str, word: Option<&str>) -> Result<()> {
     let patch = json!({"data": {key: word}}).to_string();
     let arguments = ["-n", NAMESPACE, "patch", "configmap", "pillion", "--type=merge", "-p", &patch];
     rig.control_plane.kubectl_ok(&arguments).await.map(drop)
 }
 
 /// Runs the command that the message suggests.
-async fn run_the_help(rig: &Rig, error: &str) -> Result<()> {
+async fn run_suggested_command(rig: &Rig, error: &str) -> Result<()> {
     let (_, command) = error.split_once("for now: kubectl ").context("a command")?;
     let (before, patch) = command.split_once(" -p '").context("a patch")?;
     let (patch, _) = patch.split_once('\'').context("the end of the patch")?;
@@ -356,7 +359,7 @@ async fn run_the_help(rig: &Rig, error: &str) -> Result<()> {
 }
 
 /// Checks that the policy rejects no pods of other namespaces, and no mirror pods.
-async fn others_are_left_alone(rig: &Rig) -> Result<()> {
+async fn expect_others_accepted(rig: &Rig) -> Result<()> {
     for namespace in [NAMESPACE, "left-alone", "kube-public", "both", "team-b", "nobodys"] {
         created(rig, namespace, namespace).await?;
     }
@@ -378,23 +381,23 @@ async fn others_are_left_alone(rig: &Rig) -> Result<()> {
 }
 
 /// Checks each remedy: the one in the message, and those in `docs/break-glass.md`.
-async fn each_way_out_is_one(rig: &Rig, error: &str) -> Result<()> {
-    run_the_help(rig, error).await?;
+async fn check_each_remedy(rig: &Rig, error: &str) -> Result<()> {
+    run_suggested_command(rig, error).await?;
     created(rig, "team-a", "records are ignored").await?;
-    say(rig, "records", Some("enforced")).await?;
-    refused(rig, "team-a").await?;
-    say(rig, "webhooks", Some("Disarmed ")).await?;
+    set_switch(rig, "records", Some("enforced")).await?;
+    wait_for_rejection(rig, "team-a").await?;
+    set_switch(rig, "webhooks", Some("Disarmed ")).await?;
     created(rig, "team-a", "disarmed").await?;
-    say(rig, "webhooks", Some("armed")).await?;
-    refused(rig, "team-a").await?;
-    say(rig, "injection", Some("of")).await?;
+    set_switch(rig, "webhooks", Some("armed")).await?;
+    wait_for_rejection(rig, "team-a").await?;
+    set_switch(rig, "injection", Some("of")).await?;
     created(rig, "team-a", "a word that leaves replicas as they were, perhaps switched off").await?;
-    say(rig, "injection", None).await?;
-    refused(rig, "team-a").await?;
+    set_switch(rig, "injection", None).await?;
+    wait_for_rejection(rig, "team-a").await?;
     rig.label_namespace("team-a", "pillion.dev/injection", "disabled").await?;
     created(rig, "team-a", "the label").await?;
     rig.label_namespace("team-a", "pillion.dev/injection", "required").await?;
-    refused(rig, "team-a").await?;
+    wait_for_rejection(rig, "team-a").await?;
     rig.control_plane.kubectl_ok(&["-n", NAMESPACE, "delete", "configmap", "pillion"]).await?;
     created(rig, "team-a", "the ConfigMap is gone, as with the release's namespace").await?;
     Ok(())
@@ -403,7 +406,7 @@ async fn each_way_out_is_one(rig: &Rig, error: &str) -> Result<()> {
 #[test]
 #[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
 fn required_namespace_rejects_undecided_pods() {
-    Isolation::new().own_network(AS_NEW).run(|| async {
+    Isolation::new().own_network(NEEDS_NEW_API_SERVER).run(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[("pillion.dev/injection", "required")]).await?;
         let required = [("pillion.dev/injection", "required")];
@@ -445,8 +448,8 @@ fn required_namespace_rejects_undecided_pods() {
         })
         .await?;
         ensure!(refusals == 0, "{refusals} of {early} pods were rejected while the release started");
-        rig.is_called("mesh").await?;
-        rig.all_serve(1).await?;
+        rig.wait_until_called("mesh").await?;
+        rig.wait_until_served(1).await?;
 
         // The webhook records every decision, so the policy accepts the pod.
         for namespace in ["team-a", "mesh"] {
@@ -472,10 +475,10 @@ fn required_namespace_rejects_undecided_pods() {
         rig.dry_run("team-b", &forged()).await?;
 
         // With the kill switch off, replicas do not change pods, and the policy accepts them.
-        say(&rig, "injection", Some("disabled")).await?;
+        set_switch(&rig, "injection", Some("disabled")).await?;
         created(&rig, "team-a", "the kill switch").await?;
-        say(&rig, "injection", Some("enabled")).await?;
-        rig.is_called("team-a").await?;
+        set_switch(&rig, "injection", Some("enabled")).await?;
+        rig.wait_until_called("team-a").await?;
 
         // All processes stop. First the configuration still exists and lets pods pass, then it is deleted.
         for process in controllers.iter_mut().chain(&mut rig.replicas) {
@@ -487,15 +490,15 @@ fn required_namespace_rejects_undecided_pods() {
         let ignoring = ignoring.context(command)?.replace(r#""failurePolicy": "Fail""#, r#""failurePolicy": "Ignore""#);
         let replaced = rig.control_plane.kubectl_with_input(&["replace", "-f", "-"], &ignoring).await?;
         ensure!(replaced.status.success(), "{}", String::from_utf8_lossy(&replaced.stderr));
-        refused(&rig, "team-a").await?;
+        wait_for_rejection(&rig, "team-a").await?;
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(rig.control_plane.client());
         configurations.delete("pillion", &DeleteParams::default()).await?;
-        let error = refused(&rig, "team-a").await?;
-        refused(&rig, "mesh").await?;
+        let error = wait_for_rejection(&rig, "team-a").await?;
+        wait_for_rejection(&rig, "mesh").await?;
         ensure!(refusal(&rig, "team-a", &forged()).await?.contains(by_the_author));
 
-        others_are_left_alone(&rig).await?;
-        each_way_out_is_one(&rig, &error).await?;
+        expect_others_accepted(&rig).await?;
+        check_each_remedy(&rig, &error).await?;
         println!("guardrails: {early} pods while the release began, none refused; six ways not to be refused");
         Ok(())
     });

@@ -15,7 +15,7 @@ use pillion_testkit::{ControlPlane, Isolation, eventually, isolated};
 use serde_json::{Value as Json, json};
 
 use crate::chart::helm_ok;
-use crate::guardrails::{AS_NEW, dry_run, plain};
+use crate::guardrails::{NEEDS_NEW_API_SERVER, dry_run, plain};
 use crate::rig::SOON;
 
 /// Starts a cluster with the chart and these values.
@@ -143,7 +143,7 @@ fn owners(pod: &Pod) -> (bool, bool) {
 
 #[test]
 fn stored_records_cannot_be_forged() {
-    Isolation::new().own_network(AS_NEW).run(|| async {
+    Isolation::new().own_network(NEEDS_NEW_API_SERVER).run(|| async {
         let control_plane = installed(&json!({"crds": {"upgrade": false}})).await?;
         control_plane.kubectl_ok(&["-n", NAMESPACE, "create", "configmap", "pillion"]).await?;
         control_plane.create_namespace("team-a", &[]).await?;
@@ -189,7 +189,7 @@ fn stored_records_cannot_be_forged() {
 /// Older replicas write no records yet, and the ConfigMap of the kill switch exists already.
 #[test]
 fn upgrade_that_adds_records_rejects_no_pod() {
-    Isolation::new().own_network(AS_NEW).run(|| async {
+    Isolation::new().own_network(NEEDS_NEW_API_SERVER).run(|| async {
         let control_plane = installed(&json!({"crds": {"upgrade": false}, "guardrails": {"records": false}})).await?;
         control_plane.kubectl_ok(&["-n", NAMESPACE, "create", "configmap", "pillion"]).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "required")]).await?;
@@ -197,8 +197,8 @@ fn upgrade_that_adds_records_rejects_no_pod() {
         let pod: Pod = serde_json::from_value(plain())?;
         // Another policy becomes active together with the release's, and shows when that happens.
         let with = json!({"crds": {"upgrade": false}});
-        let said = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
-        ensure!(said.contains("the\nnext upgrade begins with that"), "{said}");
+        let output = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
+        ensure!(output.contains("the\nnext upgrade begins with that"), "{output}");
         let marker = MARKER.replace("NAMESPACE", NAMESPACE);
         control_plane.apply_yaml(&marker).await?;
         let mut with_label = pod.clone();
@@ -212,8 +212,8 @@ fn upgrade_that_adds_records_rejects_no_pod() {
         .await?;
         pods.create(&dry_run(), &pod).await.context("an uninjected pod of an old replica")?;
 
-        let said = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
-        ensure!(!said.contains("next upgrade begins"), "{said}");
+        let output = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
+        ensure!(!output.contains("next upgrade begins"), "{output}");
         eventually(SOON, "the next upgrade requires records", async || {
             let error = pods.create(&dry_run(), &pod).await.err().context("a pod was created")?.to_string();
             ensure!(error.contains("nobody decided about this one"), "{error}");

@@ -18,10 +18,10 @@ use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControllerManager, Isolation, eventually};
 use serde_json::{Value as Json, json};
 
-use self::cluster::{Cluster, Creations, Scheduler, TILL, bind, gates, is_gated, is_injected};
-use crate::load::tell;
+use self::cluster::{Cluster, Creations, HELD_NAMESPACE, Scheduler, bind, gates, is_gated, is_injected};
+use crate::load::print_figures;
 use crate::managed::RELEASE;
-use crate::rig::{ASK, PATIENCE, SOON, bare_pod, names};
+use crate::rig::{PATIENCE, REQUEST_ANNOTATION, SOON, bare_pod, names};
 
 /// The time after recovery in which pods from the outage must be injected.
 const RECOVERY: Duration = Duration::from_secs(30);
@@ -50,7 +50,7 @@ fn template(extra: &Json) -> Json {
     for (key, value) in extra.as_object().unwrap() {
         spec[key] = value.clone();
     }
-    json!({"metadata": {"labels": {"app": "x"}, "annotations": {ASK: "yes"}}, "spec": spec})
+    json!({"metadata": {"labels": {"app": "x"}, "annotations": {REQUEST_ANNOTATION: "yes"}}, "spec": spec})
 }
 
 /// Returns a workload of each kind that creates pods. The Job `once` fails permanently if one of its pods counts as
@@ -59,7 +59,7 @@ fn workloads() -> String {
     let selector = json!({"matchLabels": {"app": "x"}});
     let plain = template(&json!({}));
     let never = template(&json!({"restartPolicy": "Never"}));
-    let object = |api: &str, kind: &str, name: &str, spec: Json| json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": TILL}, "spec": spec});
+    let object = |api: &str, kind: &str, name: &str, spec: Json| json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": HELD_NAMESPACE}, "spec": spec});
     let with = |name: &str, mut spec: Json| {
         // Each workload needs its own labels, since these kinds find their pods by label.
         if spec["selector"].is_object() {
@@ -123,7 +123,7 @@ fn deployment(name: &str) -> Json {
     let mut template = template(&json!({}));
     template["metadata"]["labels"]["app"] = json!(name);
     let spec = json!({"replicas": WEB, "selector": {"matchLabels": {"app": name}}, "template": template});
-    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": TILL}, "spec": spec})
+    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": HELD_NAMESPACE}, "spec": spec})
 }
 
 #[test]
@@ -148,12 +148,12 @@ fn held_pods_wait_until_replicas_recover() {
             Ok(())
         })
         .await?;
-        cluster.lose_every_replica().await?;
+        cluster.kill_replicas().await?;
 
         // The API server creates all pods, and all of them wait.
         cluster.rig().control_plane.apply_yaml(&workloads()).await?;
-        cluster.rig().create(TILL, &bare_pod("bare")).await?;
-        let jobs: Api<Job> = Api::namespaced(client.clone(), TILL);
+        cluster.rig().create(HELD_NAMESPACE, &bare_pod("bare")).await?;
+        let jobs: Api<Job> = Api::namespaced(client.clone(), HELD_NAMESPACE);
         let resume = Patch::Merge(json!({"spec": {"suspend": false}}));
         jobs.patch("later", &PatchParams::default(), &resume).await?;
         let all = eventually(PATIENCE, "all pods exist", async || {
@@ -183,41 +183,41 @@ fn held_pods_wait_until_replicas_recover() {
         // Simulate a Job controller that stopped between the two steps of ending a pod.
         let indexed = waiting.iter().find(|pod| owner(pod) == "indexed").context("a pod of the Job")?;
         let name = indexed["metadata"]["name"].as_str().context("a name")?;
-        cluster.rig().patch(TILL, name, &json!({"metadata": {"finalizers": null}})).await?;
+        cluster.rig().patch(HELD_NAMESPACE, name, &json!({"metadata": {"finalizers": null}})).await?;
 
         cluster.start_replicas_again().await?;
         let began = Instant::now();
-        let release = the_leader_dies_in_the_middle_of_the_release(&mut cluster, began).await?;
+        let release = kill_leader_during_release(&mut cluster, began).await?;
 
         // No pod was rejected, and no injected pod was replaced.
-        let events: Api<Event> = Api::namespaced(client.clone(), TILL);
+        let events: Api<Event> = Api::namespaced(client.clone(), HELD_NAMESPACE);
         let refused = events.list(&ListParams::default().fields("reason=FailedCreate")).await?;
         ensure!(refused.items.is_empty(), "rejected creations: {:?}", refused.items);
         let now = ids(&cluster.pods().await?);
         ensure!(ids(&before).iter().all(|id| now.contains(id)), "a pod with its sidecar was replaced");
-        tell(&format!(
+        print_figures(&format!(
             "{} pods: {} injected before all three replicas died, {} waited. {release}",
             before.len() + waiting.len(),
             before.len(),
             waiting.len(),
         ));
 
-        jobs_go_on(&cluster).await?;
-        what_nobody_makes_again_waits(&cluster).await?;
+        expect_jobs_complete(&cluster).await?;
+        expect_pod_without_owner_waits(&cluster).await?;
 
         // No pod could ever run without its sidecar, and no creation failed meanwhile.
         let (stored, dry) = (scheduler.stop().await?, creations.stop().await?);
-        tell(&format!("stored pods: {stored}. Pods of nobody's, as dry runs: {dry}"));
-        stored.nobody_is_lost()?;
-        dry.nobody_is_lost()?;
+        print_figures(&format!("stored pods: {stored}. Pods of nobody's, as dry runs: {dry}"));
+        stored.expect_no_loss()?;
+        dry.expect_no_loss()?;
         ensure!(!dry.injected.is_empty() && !dry.waited.is_empty(), "{dry}");
-        cluster.nobody_was_forbidden()
+        cluster.expect_no_forbidden_requests()
     });
 }
 
 /// Kills the leader during the release of waiting pods. Ends when all pods with an owner are injected, and returns a
 /// report.
-async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, began: Instant) -> Result<String> {
+async fn kill_leader_during_release(cluster: &mut Cluster, began: Instant) -> Result<String> {
     let released = "pillion_controller_held_pods_released_total{result=\"recreated\"}";
     let by_the_first = eventually(RECOVERY, "the release has begun", async || {
         let count = cluster.metric(released).await?;
@@ -226,12 +226,12 @@ async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, beg
     })
     .await?;
     let (began_after, leader) = (began.elapsed(), cluster.managed.leader().await?);
-    cluster.lose_the_leader().await?;
+    cluster.kill_leader().await?;
     let left = cluster.pods().await?.iter().filter(|pod| is_gated(pod)).count();
     ensure!(left > 10, "the leader stopped after the release: {left} wait");
     eventually(RECOVERY.saturating_sub(began.elapsed()), "all pods with an owner are injected", async || {
         let pods = cluster.pods().await?;
-        cluster.end_what_was_cut_off(&pods).await?;
+        cluster.delete_terminating_pods(&pods).await?;
         let found = count_by_owner(&pods);
         ensure!(found == counts(&EXPECTED), "{found:?}");
         let without: Vec<_> = pods.iter().filter(|pod| owner(pod) != "nobody" && !is_injected(pod)).collect();
@@ -251,8 +251,8 @@ async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, beg
 }
 
 /// Checks that no Job counts a pod that never ran, and that each Job completes.
-async fn jobs_go_on(cluster: &Cluster) -> Result<()> {
-    let jobs: Api<Job> = Api::namespaced(cluster.rig().control_plane.client(), TILL);
+async fn expect_jobs_complete(cluster: &Cluster) -> Result<()> {
+    let jobs: Api<Job> = Api::namespaced(cluster.rig().control_plane.client(), HELD_NAMESPACE);
     for name in ["once", "indexed", "strict", "later"] {
         let status = jobs.get(name).await?.status.unwrap_or_default();
         ensure!(status.failed.unwrap_or(0) == 0, "{name}: {status:?}");
@@ -273,9 +273,9 @@ async fn jobs_go_on(cluster: &Cluster) -> Result<()> {
 }
 
 /// Checks that a pod without an owner is reported, waits, and is injected when a person follows the page.
-async fn what_nobody_makes_again_waits(cluster: &Cluster) -> Result<()> {
-    let events: Api<Event> = Api::namespaced(cluster.rig().control_plane.client(), TILL);
-    let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
+async fn expect_pod_without_owner_waits(cluster: &Cluster) -> Result<()> {
+    let events: Api<Event> = Api::namespaced(cluster.rig().control_plane.client(), HELD_NAMESPACE);
+    let bare = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("bare").await?)?;
     ensure!(is_gated(&bare), "{bare}");
     eventually(SOON, "the pod without an owner is reported", async || {
         let told = events.list(&ListParams::default().fields("reason=InjectionHeld")).await?;
@@ -286,7 +286,7 @@ async fn what_nobody_makes_again_waits(cluster: &Cluster) -> Result<()> {
     let listed = cluster.page("# Which pods wait").await?;
     ensure!(listed.contains("bare") && !listed.contains("web-"), "{listed}");
     cluster.page("# A pod without an owner").await?;
-    let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
+    let bare = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("bare").await?)?;
     ensure!(is_injected(&bare), "{bare}");
     Ok(())
 }
@@ -301,7 +301,7 @@ async fn finish_jobs(cluster: &Cluster) -> Result<()> {
         if pod["metadata"]["ownerReferences"][0]["kind"] == "Job" {
             let name = pod["metadata"]["name"].as_str().context("a name")?;
             let status = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
-            cluster.rig().pods(TILL).patch_status(name, &PatchParams::default(), &status).await?;
+            cluster.rig().pods(HELD_NAMESPACE).patch_status(name, &PatchParams::default(), &status).await?;
         }
     }
     Ok(())
@@ -312,28 +312,28 @@ fn gate_stays_until_label_is_removed() {
     Isolation::new().run(|| async {
         let mut cluster = Cluster::start(1, 1).await?;
         let client = cluster.rig().control_plane.client();
-        let pods: Api<Pod> = cluster.rig().pods(TILL);
+        let pods: Api<Pod> = cluster.rig().pods(HELD_NAMESPACE);
 
         // While replicas respond, foreign gates stay, and a pod with a `nodeName` is injected.
         let mut pod = bare_pod("others");
         pod["spec"]["schedulingGates"] = json!([{"name": "a"}, {"name": INJECTION_GATE}, {"name": "b"}]);
-        let created = cluster.rig().create(TILL, &pod).await?;
+        let created = cluster.rig().create(HELD_NAMESPACE, &pod).await?;
         ensure!(gates(&created) == ["a", "b"] && names(&created).len() == 2, "{created}");
         let mut bound = bare_pod("bound");
         bound["spec"]["nodeName"] = json!("one");
-        ensure!(is_injected(&cluster.rig().create(TILL, &bound).await?));
+        ensure!(is_injected(&cluster.rig().create(HELD_NAMESPACE, &bound).await?));
         let unasked = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "unasked"},
                              "spec": {"containers": [{"name": "app", "image": "app:1"}]}});
-        let unasked = cluster.rig().create(TILL, &unasked).await?;
+        let unasked = cluster.rig().create(HELD_NAMESPACE, &unasked).await?;
         ensure!(gates(&unasked).is_empty() && names(&unasked) == ["app"], "the pod does not request it: {unasked}");
 
-        cluster.lose_every_replica().await?;
+        cluster.kill_replicas().await?;
         let mut forged = bare_pod("forged");
         forged["metadata"]["annotations"]["pillion.dev/injected"] = json!("{\"version\":1,\"profiles\":[]}");
-        ensure!(is_gated(&cluster.rig().create(TILL, &forged).await?), "whatever its author writes into it");
-        cluster.rig().create(TILL, &bare_pod("bare")).await?;
+        ensure!(is_gated(&cluster.rig().create(HELD_NAMESPACE, &forged).await?), "whatever its author writes into it");
+        cluster.rig().create(HELD_NAMESPACE, &bare_pod("bare")).await?;
         bound["metadata"]["name"] = json!("bound-too");
-        let refused = cluster.rig().create(TILL, &bound).await;
+        let refused = cluster.rig().create(HELD_NAMESPACE, &bound).await;
         ensure!(refused.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{refused:?}");
 
         // A kubelet's mirror of a static pod, and a pod that another client only names like one.
@@ -342,7 +342,7 @@ fn gate_stays_until_label_is_removed() {
         let kubelet = cluster.rig().control_plane.client_as("system:node:one", &["system:masters"]).await?;
         let create = |client, pod: &Json| {
             let (pod, parameters) = (serde_json::from_value::<Pod>(pod.clone()), PostParams::default());
-            async move { anyhow::Ok(Api::<Pod>::namespaced(client, TILL).create(&parameters, &pod?).await?) }
+            async move { anyhow::Ok(Api::<Pod>::namespaced(client, HELD_NAMESPACE).create(&parameters, &pod?).await?) }
         };
         ensure!(create(client.clone(), &mirror).await.is_err(), "the annotation bypasses the gate");
         let mirror = serde_json::to_value(create(kubelet, &mirror).await?)?;
@@ -359,7 +359,7 @@ fn gate_stays_until_label_is_removed() {
         let error = pods.patch("bare", &PatchParams::default(), &without).await.err().context("it was taken away")?;
         ensure!(matches!(&error, kube::Error::Api(status) if status.code == 403), "{error}");
         ensure!(error.to_string().contains("is taken away by Pillion alone"), "{error}");
-        cluster.rig().patch(TILL, "bare", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
+        cluster.rig().patch(HELD_NAMESPACE, "bare", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
 
         // The controller reverts changes to the policies.
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
@@ -391,14 +391,14 @@ fn gate_stays_until_label_is_removed() {
         .await?;
 
         // The same works without a controller.
-        cluster.rig().label_namespace(TILL, "pillion.dev/injection", "held").await?;
-        cluster.gates_pods().await?;
-        cluster.lose_the_leader().await?;
-        cluster.rig().create(TILL, &bare_pod("stuck")).await?;
+        cluster.rig().label_namespace(HELD_NAMESPACE, "pillion.dev/injection", "held").await?;
+        cluster.wait_until_pods_gated().await?;
+        cluster.kill_leader().await?;
+        cluster.rig().create(HELD_NAMESPACE, &bare_pod("stuck")).await?;
         cluster.page("# Free a namespace").await?;
         eventually(PATIENCE, "the page's command frees them", async || {
             cluster.page("# Take the gate off").await?;
-            let pod = serde_json::to_value(cluster.rig().pods(TILL).get("stuck").await?)?;
+            let pod = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("stuck").await?)?;
             ensure!(gates(&pod).is_empty(), "the pod waits");
             Ok(())
         })
@@ -421,17 +421,17 @@ async fn switch(cluster: &Cluster, word: &str) -> Result<()> {
 fn disabling_held_removes_policies_and_gates() {
     Isolation::new().run(|| async {
         let mut cluster = Cluster::start(1, 1).await?;
-        cluster.lose_every_replica().await?;
-        cluster.rig().create(TILL, &bare_pod("bare")).await?;
+        cluster.kill_replicas().await?;
+        cluster.rig().create(HELD_NAMESPACE, &bare_pod("bare")).await?;
         switch(&cluster, "disabled").await?;
         eventually(PATIENCE, "no pod waits and no policy is left", async || {
-            let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
+            let bare = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("bare").await?)?;
             ensure!(gates(&bare).is_empty(), "the pod waits");
             let kinds = "mutatingadmissionpolicies,mutatingadmissionpolicybindings,validatingadmissionpolicies,\
                          validatingadmissionpolicybindings";
             let left = cluster.rig().control_plane.kubectl_ok(&["get", kinds, "-o", "name"]).await?;
             ensure!(!left.contains(RELEASE), "{left}");
-            let fresh = cluster.rig().dry_run(TILL, &bare_pod("fresh")).await?;
+            let fresh = cluster.rig().dry_run(HELD_NAMESPACE, &bare_pod("fresh")).await?;
             ensure!(gates(&fresh).is_empty(), "the API server still adds the gate");
             ensure!(cluster.metric("pillion_controller_held_policies{state=\"off\"}").await? == 1);
             Ok(())
@@ -439,7 +439,7 @@ fn disabling_held_removes_policies_and_gates() {
         .await?;
         // When the switch is on again, pods wait, since still no replica responds.
         switch(&cluster, "enabled").await?;
-        cluster.gates_pods().await?;
-        cluster.nobody_was_forbidden()
+        cluster.wait_until_pods_gated().await?;
+        cluster.expect_no_forbidden_requests()
     });
 }

@@ -1,10 +1,13 @@
-//! Pods created through the API server: which get the sidecar, and which stay unchanged.
+//! Pods created through the API server: which get the sidecar, and which stay unchanged, also without replicas.
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{Isolation, eventually, isolated};
 use serde_json::{Value as Json, json};
 
-use crate::rig::{ASK, Rig, SOON, STATUS, annotation, bare_pod, deployment_pod, is_untouched, job_pod, names};
+use crate::rig::{
+    REQUEST_ANNOTATION, Rig, SOON, STATUS_ANNOTATION, annotation, bare_pod, deployment_pod, is_untouched, job_pod,
+    names,
+};
 use crate::rolling::injected_by;
 
 /// Asserts that a pod has all parts of the profile, and all containers of its author.
@@ -19,7 +22,7 @@ fn assert_injected(pod: &Json, own: &[&str]) {
     let volumes = pod["spec"]["volumes"].as_array().unwrap();
     let volume = volumes.iter().find(|volume| volume["name"] == "nginx-conf").unwrap();
     assert_eq!(volume["configMap"]["name"], "nginx-configmap");
-    assert_eq!(annotation(pod, STATUS), Some("injected"));
+    assert_eq!(annotation(pod, STATUS_ANNOTATION), Some("injected"));
     let record: Json = serde_json::from_str(annotation(pod, "pillion.dev/injected").unwrap()).unwrap();
     assert_eq!(record["profiles"][0]["profile"], "nginx");
 }
@@ -40,7 +43,7 @@ fn pods_of_every_origin_get_their_sidecar() {
         let plain = rig.create("team-a", &unasked).await?;
         ensure!(is_untouched(&plain), "{plain}");
         for (name, before) in [("bare", &bare), ("unasked", &plain)] {
-            let label = json!({"metadata": {"labels": {"new": "label"}, "annotations": {ASK: "yes"}}});
+            let label = json!({"metadata": {"labels": {"new": "label"}, "annotations": {REQUEST_ANNOTATION: "yes"}}});
             let after = rig.patch("team-a", name, &label).await?;
             assert_eq!(after["metadata"]["labels"]["new"], "label");
             assert_eq!(after["spec"], before["spec"], "{name}");
@@ -171,22 +174,59 @@ fn pod_with_pod_level_resources_is_accepted() {
         let rig = Rig::start(1).await?;
         let resources = json!({"requests": {"cpu": "1", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "64Mi"}});
         rig.control_plane.apply_yaml(SIDECAR_WITH_RESOURCES).await?;
-        for level in ["enabled", "required"] {
-            rig.namespace(level, Some(level)).await?;
-            rig.label_namespace(level, "agent", "yes").await?;
+        for failure_mode in ["enabled", "required"] {
+            rig.namespace(failure_mode, Some(failure_mode)).await?;
+            rig.label_namespace(failure_mode, "agent", "yes").await?;
             let mut pod = bare_pod("whole");
             pod["spec"]["resources"] = resources.clone();
             pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1", "memory": "64Mi"}});
             let made = eventually(SOON, "the sidecar is injected", async || {
-                let made = rig.dry_run(level, &pod).await?;
+                let made = rig.dry_run(failure_mode, &pod).await?;
                 ensure!(made["spec"]["initContainers"][0]["name"] == "agent", "{made}");
                 Ok(made)
             })
             .await?;
             let grown =
                 json!({"requests": {"cpu": "1100m", "memory": "128Mi"}, "limits": {"cpu": "5", "memory": "192Mi"}});
-            assert_eq!(made["spec"]["resources"], grown, "{level}");
+            assert_eq!(made["spec"]["resources"], grown, "{failure_mode}");
         }
+        Ok(())
+    });
+}
+
+#[test]
+fn failure_modes_hold_without_replicas() {
+    isolated(|| async {
+        let mut rig = Rig::start(1).await?;
+        rig.namespace("strict", Some("required")).await?;
+        rig.wait_until_called("strict").await?;
+        let injected = rig.create("strict", &bare_pod("before")).await?;
+        ensure!(names(&injected).contains(&"sidecar-nginx".to_owned()));
+
+        rig.replicas[0].kill()?;
+        let created = rig.create("team-a", &bare_pod("without")).await?;
+        ensure!(is_untouched(&created), "{created}");
+        let refused = rig.create("strict", &bare_pod("refused")).await.unwrap_err().to_string();
+        ensure!(refused.contains("required.pillion.dev"), "{refused}");
+        // The namespace's owner can recover alone: removing the label stops the calls even with every replica down.
+        rig.label_namespace("strict", "pillion.dev/injection", "off").await?;
+        eventually(SOON, "the label was taken away", async || rig.create("strict", &bare_pod("after")).await.map(drop))
+            .await
+    });
+}
+
+#[test]
+fn responses_survive_api_server_restart() {
+    Isolation::new().own_network("restarts the API server").run(|| async {
+        let mut rig = Rig::start(1).await?;
+        rig.control_plane.restart_api_server().await?;
+        eventually(SOON, "pods are injected again", async || {
+            let names = names(&rig.dry_run("team-a", &bare_pod("probe")).await?);
+            ensure!(names.contains(&"sidecar-nginx".to_owned()), "{names:?}");
+            Ok(())
+        })
+        .await?;
+        ensure!(rig.replicas[0].get("/readyz").await?.0.is_success());
         Ok(())
     });
 }

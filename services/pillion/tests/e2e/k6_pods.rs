@@ -118,10 +118,10 @@ impl K6 {
             cluster.kubectl_ok(&[&["config", "view", "--minify"], raw, &["-o", &output]].concat()).await
         };
         let url = config(&[], "server").await?;
-        let authority = config(&["--raw"], "certificate-authority-data").await?;
+        let ca = config(&["--raw"], "certificate-authority-data").await?;
         let folder = cluster.directory().join("k6");
         std::fs::create_dir_all(&folder)?;
-        std::fs::write(folder.join("api-server.crt"), STANDARD.decode(authority.trim())?)?;
+        std::fs::write(folder.join("api-server.crt"), STANDARD.decode(ca.trim())?)?;
         let token = cluster.kubectl_ok(&["-n", "load-test-plain", "create", "token", "load-test"]).await?;
         Ok(Self { folder, url: url.trim().to_owned(), token: token.trim().to_owned() })
     }

@@ -142,8 +142,8 @@ fn quota_profile_sets_missing_requests() {
         let refused = eventually(SOON, "a pod without resources is rejected", async || {
             refusal(create(&pods, &pod("before", &json!({}))).await)
         });
-        let told = refused.await?;
-        ensure!(told["message"].as_str().unwrap().contains("must specify"), "{told}");
+        let message = refused.await?;
+        ensure!(message["message"].as_str().unwrap().contains("must specify"), "{message}");
 
         control_plane.apply_yaml(&shipped("resource-defaults", "profile.yaml")).await?;
         let made =
@@ -247,13 +247,13 @@ fn annotations_are_added_without_environment_variables() {
             Ok::<_, anyhow::Error>(control_plane.client().request_text(request).await?)
         };
         // Another profile handles ephemeral containers, and may be active later than the first.
-        let told = eventually(SOON, "an ephemeral container with a variable is rejected", async || {
+        let message = eventually(SOON, "an ephemeral container with a variable is rejected", async || {
             attempt += 1;
             let answer = look_into(&format!("sneak-{attempt}"), json!([{"name": "A", "value": "b"}])).await;
             answer.err().map(|error| format!("{error:#}")).context("an ephemeral container with a variable was let in")
         })
         .await?;
-        ensure!(told.contains("ephemeral containers may not set env"), "{told}");
+        ensure!(message.contains("ephemeral containers may not set env"), "{message}");
         look_into("look", json!([])).await.context("an ephemeral container without variables")?;
         Ok(())
     });
@@ -293,8 +293,8 @@ fn reserved_namespaces_reject_other_creators() {
                             return created.map(drop);
                         }
                         let status = refusal(created)?;
-                        let told = status["message"].as_str().context("a message")?;
-                        ensure!(told.contains("namespace platform is reserved for the platform"), "{told}");
+                        let message = status["message"].as_str().context("a message")?;
+                        ensure!(message.contains("namespace platform is reserved for the platform"), "{message}");
                         ensure!(status["code"] == 403, "{status}");
                         Ok(())
                     })

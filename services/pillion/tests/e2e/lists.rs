@@ -10,10 +10,10 @@ use pillion_testkit::{ControlPlane, Isolation};
 
 const NAMESPACES: usize = 7;
 /// Objects on one page. The lists have several pages.
-const A_PAGE: u32 = 2;
+const PAGE_SIZE: u32 = 2;
 
 /// Returns how many lists of pods and namespaces the API server has read from etcd.
-async fn asked_of_etcd(plane: &ControlPlane) -> Result<f64> {
+async fn etcd_list_count(plane: &ControlPlane) -> Result<f64> {
     let metrics = plane.client().request_text(Request::get("/metrics").body(Vec::new())?).await?;
     let is_list = |line: &&str| {
         line.starts_with("etcd_request_duration_seconds_count{")
@@ -29,7 +29,7 @@ async fn list<K>(api: Api<K>) -> Result<(usize, usize)>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
-    let (mut found, mut pages, mut parameters) = (0, 0, ListParams::default().limit(A_PAGE));
+    let (mut found, mut pages, mut parameters) = (0, 0, ListParams::default().limit(PAGE_SIZE));
     loop {
         let page = api.list(&parameters).await?;
         (found, pages) = (found + page.items.len(), pages + 1);
@@ -49,12 +49,12 @@ fn leader_lists_come_from_watch_cache() {
             let metadata = ObjectMeta { name: Some(format!("team-{number}")), ..ObjectMeta::default() };
             namespaces.create(&PostParams::default(), &Namespace { metadata, ..Namespace::default() }).await?;
         }
-        let before = asked_of_etcd(&plane).await?;
+        let before = etcd_list_count(&plane).await?;
         ensure!(before > 0.0, "the caches themselves were filled from etcd");
         let (found, pages) = list(Api::<PartialObjectMeta<Namespace>>::all(plane.client())).await?;
         ensure!(found >= NAMESPACES && pages > 2, "{found} namespaces in {pages} pages");
         list(Api::<PartialObjectMeta<Pod>>::all(plane.client())).await?;
-        let after = asked_of_etcd(&plane).await?;
+        let after = etcd_list_count(&plane).await?;
         ensure!(after <= before, "etcd served {} lists", after - before);
         Ok(())
     });

@@ -79,7 +79,7 @@ fn lookups_of_owners_and_accounts_decide() {
             rig.control_plane.apply_yaml(yaml).await?;
         }
         // Each profile arrives on its own. With the shipped one there are four.
-        rig.all_serve(4).await?;
+        rig.wait_until_served(4).await?;
         let nobody = json!([]);
         eventually(SOON, "the account's pods get its identity", async || {
             let given = rig.dry_run("team-a", &pod("a", "builder", &json!({}), &nobody)).await?;

@@ -21,7 +21,6 @@ mod explain;
 mod explain_past;
 mod export;
 mod export_functions;
-mod failures;
 mod first_profile;
 mod fresh_namespaces;
 mod guardrails;

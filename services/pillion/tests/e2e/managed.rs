@@ -19,7 +19,7 @@ use pillion_testkit::{ControlPlane, Replica, ReplicaSpec, TestCa, eventually, na
 use serde_json::json;
 
 use crate::rbac::{CONTROLLER, WEBHOOK, kubeconfig};
-use crate::rig::{NGINX, PATIENCE, Rig, bare_pod, install_definitions, names};
+use crate::rig::{NGINX, PATIENCE, Rig, bare_pod, install_crds, names};
 use crate::rotation::Damage;
 
 /// The name of the release, and of most of its objects.
@@ -53,26 +53,26 @@ pub(crate) struct Managed {
 impl Managed {
     /// Starts this many replicas and controllers, and waits until pods in `team-a` are injected.
     pub(crate) async fn start(control_plane: Builder, policy: &str, replicas: u8, controllers: u8) -> Result<Self> {
-        let managed = Self::start_uncalled(control_plane, policy, replicas, controllers).await?;
+        let managed = Self::start_without_namespace(control_plane, policy, replicas, controllers).await?;
         managed.rig.namespace("team-a", Some("enabled")).await?;
-        managed.rig.is_called("team-a").await?;
+        managed.rig.wait_until_called("team-a").await?;
         // Replicas are ready before there is a revision, and each learns of it separately.
-        managed.rig.all_serve(1).await?;
+        managed.rig.wait_until_served(1).await?;
         Ok(managed)
     }
 
     /// Does the same without a namespace that opts in.
-    pub(crate) async fn start_uncalled(
+    pub(crate) async fn start_without_namespace(
         control_plane: Builder,
         policy: &str,
         replicas: u8,
         controllers: u8,
     ) -> Result<Self> {
         let control_plane = control_plane.start().await?;
-        install_definitions(&control_plane).await?;
+        install_crds(&control_plane).await?;
         control_plane.apply_yaml(NGINX).await?;
         let service = register_service(&control_plane.client(), &[]).await?;
-        canary_service(&control_plane.client()).await?;
+        create_trust_probe_service(&control_plane.client()).await?;
         control_plane.apply_yaml(WEBHOOK).await?;
         control_plane.apply_yaml(CONTROLLER).await?;
 
@@ -96,15 +96,15 @@ impl Managed {
         for replica in &replicas {
             service.set_ready(replica.address(), true).await?;
         }
-        let rig = Rig { control_plane, replicas, service, spec: webhook, serving_authority: String::new() };
+        let rig = Rig { control_plane, replicas, service, spec: webhook, serving_ca: String::new() };
         Ok(Self { rig, controllers: running, spec })
     }
 
     /// Starts one replica and one controller. Both policies define this additional opt-in label, which no namespace
     /// has yet.
-    pub(crate) async fn start_opting_in_by(label: &str) -> Result<Self> {
+    pub(crate) async fn start_with_opt_in_label(label: &str) -> Result<Self> {
         let policy = format!("{QUICK}webhooks: {{optIn: [{label}]}}\n");
-        let mut managed = Self::start_uncalled(ControlPlane::builder(), &policy, 1, 1).await?;
+        let mut managed = Self::start_without_namespace(ControlPlane::builder(), &policy, 1, 1).await?;
         let policy =
             format!("apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\nnamespaces: {{optIn: [{label}]}}\n");
         let rig = &mut managed.rig;
@@ -139,7 +139,7 @@ impl Managed {
     }
 
     /// Waits until there is a single CA, with this number or a higher one. Returns its number.
-    pub(crate) async fn is_stable(&self, least: u64, limit: Duration) -> Result<u64> {
+    pub(crate) async fn wait_until_stable(&self, least: u64, limit: Duration) -> Result<u64> {
         eventually(limit, "the rotation is complete", async || {
             let (phase, generation) = self.rotation().await?;
             ensure!(phase == "stable" && generation >= least, "{phase}, CA {generation} of {least}");
@@ -149,7 +149,7 @@ impl Managed {
     }
 
     /// Returns the number of certificates in the CA bundles. Fails unless all entries have the same bundle.
-    pub(crate) async fn trusted(&self) -> Result<usize> {
+    pub(crate) async fn trusted_cas(&self) -> Result<usize> {
         let configuration = self.configurations().get(RELEASE).await?;
         let count = |entry: &MutatingWebhook| {
             let bundle = entry.client_config.ca_bundle.clone().unwrap_or_default().0;
@@ -162,7 +162,7 @@ impl Managed {
     }
 
     /// Returns the number of the CA that issued the serving certificate, or 0 without a certificate.
-    pub(crate) async fn leaf(&self) -> Result<u64> {
+    pub(crate) async fn serving_ca(&self) -> Result<u64> {
         let secret = self.secrets().get_opt(&format!("{RELEASE}-serving")).await?;
         let generation = secret.and_then(|secret| secret.metadata.annotations?.remove("pillion.dev/generation"));
         Ok(generation.map(|generation| generation.parse()).transpose()?.unwrap_or_default())
@@ -182,7 +182,7 @@ impl Managed {
     }
 
     /// Waits until an API server calls the webhook. Takes a client of that API server.
-    pub(crate) async fn is_called_by(&self, client: &kube::Client, namespace: &str) -> Result<()> {
+    pub(crate) async fn wait_until_called_by(&self, client: &kube::Client, namespace: &str) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
         eventually(PATIENCE, "the API server calls the webhook", async || {
             let parameters = PostParams { dry_run: true, ..PostParams::default() };
@@ -196,26 +196,26 @@ impl Managed {
 
     /// Damages the Secrets in this way.
     pub(crate) async fn damage(&self, damage: Damage) -> Result<()> {
-        let (record, leaf) = (format!("{RELEASE}-authority"), format!("{RELEASE}-serving"));
+        let (record, serving) = (format!("{RELEASE}-authority"), format!("{RELEASE}-serving"));
         let another = || TestCa::new()?.serving(&["another.example"]).map(|(_, key)| key);
         match damage {
-            Damage::LeafDeleted => self.delete(&leaf).await,
-            Damage::LeafWithAnotherKey => self.replace(&leaf, "tls.key", &another()?).await,
-            Damage::LeafForAnotherName => {
+            Damage::CertificateDeleted => self.delete(&serving).await,
+            Damage::CertificateWithWrongKey => self.replace(&serving, "tls.key", &another()?).await,
+            Damage::CertificateForWrongName => {
                 let (certificate, key) = TestCa::new()?.serving(&["another.example"])?;
-                self.replace(&leaf, "tls.crt", &certificate).await?;
-                self.replace(&leaf, "tls.key", &key).await
+                self.replace(&serving, "tls.crt", &certificate).await?;
+                self.replace(&serving, "tls.key", &key).await
             }
-            Damage::LeafJunk => self.replace(&leaf, "tls.crt", "junk").await,
+            Damage::CertificateInvalid => self.replace(&serving, "tls.crt", "junk").await,
             Damage::RecordDeleted => self.delete(&record).await,
-            Damage::RecordJunk => self.replace(&record, "record", "junk").await,
-            Damage::AuthorityWithAnotherKey => {
+            Damage::RecordInvalid => self.replace(&record, "record", "junk").await,
+            Damage::CaWithWrongKey => {
                 let (_, active) = self.rotation().await?;
                 self.replace(&record, &format!("authority-{active}.key"), &another()?).await
             }
             Damage::BothDeleted => {
                 self.delete(&record).await?;
-                self.delete(&leaf).await
+                self.delete(&serving).await
             }
         }
     }
@@ -257,7 +257,7 @@ pub(crate) async fn controller(spec: &ReplicaSpec, address: IpAddr) -> Result<Re
 }
 
 /// Creates the Service of the trust probe. The leader writes its endpoints.
-async fn canary_service(client: &kube::Client) -> Result<()> {
+async fn create_trust_probe_service(client: &kube::Client) -> Result<()> {
     let service = pillion_control::trust_probe::service(&Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?)?;
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
     services.patch(&format!("{RELEASE}-canary"), &PatchParams::apply("test"), &Patch::Apply(&service)).await?;

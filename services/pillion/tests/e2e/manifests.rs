@@ -204,11 +204,11 @@ impl Checker {
         let file = file.display().to_string();
         let arguments = ["-strict", "-summary", "-output", "json", "-schema-location", &template, &file];
         let Output { status, stdout, stderr } = program(control_plane, "kubeconform", &arguments).await?;
-        let said: Json = serde_json::from_slice(&stdout)
+        let output: Json = serde_json::from_slice(&stdout)
             .with_context(|| format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))?;
-        let summary = &said["summary"];
-        ensure!(status.success() && summary["skipped"] == 0, "{said:#}");
-        summary["valid"].as_u64().with_context(|| format!("{said}"))
+        let summary = &output["summary"];
+        ensure!(status.success() && summary["skipped"] == 0, "{output:#}");
+        summary["valid"].as_u64().with_context(|| format!("{output}"))
     }
 
     /// Writes a file with these objects.

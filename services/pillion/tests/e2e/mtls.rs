@@ -30,8 +30,8 @@ fn block(says: &str) -> Result<&'static str> {
 }
 
 /// Returns an API server that is set up as the page says, with files in the test's folder.
-fn with_certificate(authority: &TestCa, folder: &Path) -> Result<Builder> {
-    authority.client_files(folder, "pillion-client", CLIENT_NAME)?;
+fn with_certificate(ca: &TestCa, folder: &Path) -> Result<Builder> {
+    ca.client_files(folder, "pillion-client", CLIENT_NAME)?;
     let folder_text = folder.to_str().context("a folder of text")?;
     for (file, says) in [("admission.yaml", "kind: AdmissionConfiguration"), ("webhooks.kubeconfig", "kind: Config")] {
         std::fs::write(folder.join(file), block(says)?.replace("/etc/kubernetes/pillion", folder_text))?;
@@ -83,14 +83,14 @@ async fn is_counted(replica: &Replica) -> Result<()> {
 fn only_certified_api_server_gets_responses() {
     Isolation::new().own_network("gives the API server a client certificate").run(|| async {
         let folder = namespace::directory()?;
-        let authority = TestCa::new()?;
-        let control_plane = with_certificate(&authority, &folder)?;
+        let ca = TestCa::new()?;
+        let control_plane = with_certificate(&ca, &folder)?;
         let file = folder.join("clients.crt");
-        std::fs::write(&file, authority.bundle_pem())?;
+        std::fs::write(&file, ca.bundle_pem())?;
         let arguments = ["--client-ca", file.to_str().context("text")?, "--client-name", CLIENT_NAME];
         let rig = Rig::start_with(control_plane, &arguments, 1).await?;
         rig.namespace("team-a", Some("enabled")).await?;
-        rig.is_called("team-a").await?;
+        rig.wait_until_called("team-a").await?;
         rig.namespace("strict", Some("required")).await?;
         let created = rig.create("strict", &bare_pod("web")).await?;
         ensure!(names(&created).contains(&"sidecar-nginx".to_owned()), "{created}");
@@ -100,7 +100,7 @@ fn only_certified_api_server_gets_responses() {
         ensure!(value(&metrics, NO_CERTIFICATE)? < 0.5, "the API server was rejected");
         ensure!(value(&metrics, "pillion_tls_handshakes_total{result=\"ok\"}")? > 0.5);
         let root = rig.control_plane.directory().join("serving-ca.crt");
-        std::fs::write(&root, &rig.serving_authority)?;
+        std::fs::write(&root, &rig.serving_ca)?;
         ensure!(forged(replica, &root).await? == 401);
         is_counted(replica).await?;
         // Probes work without a client certificate.

@@ -21,12 +21,12 @@ const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
 /// Starts a cluster with namespaces of either label.
 async fn cluster() -> Result<Managed> {
-    let managed = Managed::start_opting_in_by(&format!("{}={}", LABEL.0, LABEL.1)).await?;
+    let managed = Managed::start_with_opt_in_label(&format!("{}={}", LABEL.0, LABEL.1)).await?;
     managed.rig.control_plane.create_namespace("mesh", &[LABEL]).await?;
     managed.rig.control_plane.create_namespace("out", &[LABEL, ("pillion.dev/injection", "disabled")]).await?;
     managed.rig.namespace("team-a", Some("enabled")).await?;
     for namespace in ["mesh", "team-a"] {
-        managed.rig.is_called(namespace).await?;
+        managed.rig.wait_until_called(namespace).await?;
     }
     Ok(managed)
 }

@@ -35,7 +35,7 @@ pub(crate) const WEBHOOK: &str = include_str!("../../../../deploy/rbac/webhook.y
 pub(crate) const CONTROLLER: &str = include_str!("../../../../deploy/rbac/controller.yaml");
 
 /// The webhook's permissions in a tenant's namespace: those of its ClusterRole.
-const WEBHOOK_ELSEWHERE: &str = "\
+const WEBHOOK_IN_TENANT_NAMESPACE: &str = "\
 apps daemonsets: get
 apps deployments: get
 apps replicasets: get
@@ -52,12 +52,12 @@ serviceaccounts: get
 ";
 
 /// The webhook's further permissions in the release's namespace.
-const WEBHOOK_AT_HOME: &str = "\
+const WEBHOOK_IN_RELEASE_NAMESPACE: &str = "\
 configmaps pillion: get list watch
 secrets pillion-serving: get list watch
 ";
 
-const CONTROLLER_ELSEWHERE: &str = "\
+const CONTROLLER_IN_TENANT_NAMESPACE: &str = "\
 admissionregistration.k8s.io mutatingadmissionpolicies pillion-held: create delete get list patch update watch
 admissionregistration.k8s.io mutatingadmissionpolicybindings pillion-held: create delete get list patch update watch
 admissionregistration.k8s.io mutatingwebhookconfigurations pillion: delete get list update watch
@@ -86,7 +86,7 @@ replicationcontrollers: get
 serviceaccounts: get
 ";
 
-const CONTROLLER_AT_HOME: &str = "\
+const CONTROLLER_IN_RELEASE_NAMESPACE: &str = "\
 configmaps pillion: get list watch
 configmaps: create
 coordination.k8s.io leases pillion-controller: get list update watch
@@ -170,8 +170,8 @@ const CASES: &[Case] = &[
 async fn control_plane() -> Result<ControlPlane> {
     let control_plane = ControlPlane::start().await?;
     for namespace in [NAMESPACE, "team-a"] {
-        let level = ("pillion.dev/injection", "enabled");
-        let labels: &[_] = if namespace == NAMESPACE { &[] } else { &[level] };
+        let failure_mode = ("pillion.dev/injection", "enabled");
+        let labels: &[_] = if namespace == NAMESPACE { &[] } else { &[failure_mode] };
         control_plane.create_namespace(namespace, labels).await?;
     }
     for yaml in [WEBHOOK, CONTROLLER] {
@@ -229,13 +229,13 @@ fn service_accounts_have_exactly_listed_permissions() {
     isolated(|| async {
         let control_plane = control_plane().await?;
         for (account, namespace, expected) in [
-            ("webhook", "team-a", &[WEBHOOK_ELSEWHERE][..]),
-            ("webhook", "default", &[WEBHOOK_ELSEWHERE]),
-            ("webhook", NAMESPACE, &[WEBHOOK_ELSEWHERE, WEBHOOK_AT_HOME]),
-            ("controller", "team-a", &[CONTROLLER_ELSEWHERE]),
-            ("controller", "default", &[CONTROLLER_ELSEWHERE, CONTROLLER_IN_DEFAULT]),
-            ("controller", "kube-system", &[CONTROLLER_ELSEWHERE, CONTROLLER_IN_SYSTEM]),
-            ("controller", NAMESPACE, &[CONTROLLER_ELSEWHERE, CONTROLLER_AT_HOME]),
+            ("webhook", "team-a", &[WEBHOOK_IN_TENANT_NAMESPACE][..]),
+            ("webhook", "default", &[WEBHOOK_IN_TENANT_NAMESPACE]),
+            ("webhook", NAMESPACE, &[WEBHOOK_IN_TENANT_NAMESPACE, WEBHOOK_IN_RELEASE_NAMESPACE]),
+            ("controller", "team-a", &[CONTROLLER_IN_TENANT_NAMESPACE]),
+            ("controller", "default", &[CONTROLLER_IN_TENANT_NAMESPACE, CONTROLLER_IN_DEFAULT]),
+            ("controller", "kube-system", &[CONTROLLER_IN_TENANT_NAMESPACE, CONTROLLER_IN_SYSTEM]),
+            ("controller", NAMESPACE, &[CONTROLLER_IN_TENANT_NAMESPACE, CONTROLLER_IN_RELEASE_NAMESPACE]),
         ] {
             let expected = lines(expected);
             eventually(PATIENCE, "the roles are active", async || {
@@ -312,7 +312,7 @@ pub(crate) async fn kubeconfig(control_plane: &ControlPlane, account: &str) -> R
 }
 
 /// A profile that looks up the pod's service account and its owners.
-const CURIOUS: &str = "
+const LOOKUP_PROFILE: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: curious}
@@ -333,7 +333,7 @@ fn replica_injects_with_own_service_account() {
         control_plane.apply_yaml(std::str::from_utf8(&crds.stdout)?).await?;
         control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
         control_plane.apply_yaml(NGINX).await?;
-        control_plane.apply_yaml(CURIOUS).await?;
+        control_plane.apply_yaml(LOOKUP_PROFILE).await?;
 
         let kubeconfig = kubeconfig(&control_plane, "webhook").await?;
         let ca = TestCa::new()?;
@@ -415,7 +415,7 @@ fn audit_works_with_controllers_service_account() {
         control_plane.apply_yaml(std::str::from_utf8(&crds.stdout)?).await?;
         control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
         control_plane.apply_yaml(NGINX).await?;
-        control_plane.apply_yaml(CURIOUS).await?;
+        control_plane.apply_yaml(LOOKUP_PROFILE).await?;
         let audit = Audit::start(client_of(&kubeconfig(&control_plane, "controller").await?).await?)?;
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         pods.create(&PostParams::default(), &serde_json::from_value(bare_pod("lost"))?).await?;

@@ -19,30 +19,30 @@ use crate::rig::{PATIENCE, SOON, bare_pod, names};
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Starts a cluster with a replica that responds at its own address, but that no API server can reach.
-async fn without_a_way() -> Result<Managed> {
-    let mut managed = Managed::start_uncalled(ControlPlane::builder(), QUICK, 0, 1).await?;
+async fn start_without_route() -> Result<Managed> {
+    let mut managed = Managed::start_without_namespace(ControlPlane::builder(), QUICK, 0, 1).await?;
     managed.rig.namespace("team-a", Some("enabled")).await?;
     managed.rig.namespace("pay", Some("required")).await?;
     managed.rig.replicas = Replica::start_many(&managed.rig.spec, 1).await?;
     managed.rig.service.set_ready(managed.rig.replicas[0].address(), false).await?;
     eventually(PATIENCE, "the webhook configuration exists", async || {
-        ensure!(required(&managed).await? == "Ignore", "its failurePolicy is Fail");
+        ensure!(required_failure_policy(&managed).await? == "Ignore", "its failurePolicy is Fail");
         Ok(())
     })
     .await?;
     Ok(managed)
 }
 
-/// Returns the failure policy of the webhook entry for `required` namespaces.
-async fn required(managed: &Managed) -> Result<String> {
+/// Returns the failure policy of the webhook entry for `required_failure_policy` namespaces.
+async fn required_failure_policy(managed: &Managed) -> Result<String> {
     let entries = managed.configurations().get(RELEASE).await?.webhooks.unwrap_or_default();
     let entry = entries.into_iter().find(|entry| entry.name == "required.pillion.dev").context("no entry yet")?;
     entry.failure_policy.context("a policy")
 }
 
-async fn is_armed(managed: &Managed, limit: Duration) -> Result<()> {
+async fn wait_until_rejecting(managed: &Managed, limit: Duration) -> Result<()> {
     eventually(limit, "pods are rejected without a response", async || {
-        let policy = required(managed).await?;
+        let policy = required_failure_policy(managed).await?;
         ensure!(policy == "Fail", "{policy}");
         Ok(())
     })
@@ -57,21 +57,21 @@ async fn has_switch(managed: &Managed) -> Result<bool> {
 #[test]
 fn webhooks_wait_for_connectivity_check() {
     isolated(|| async {
-        let managed = without_a_way().await?;
+        let managed = start_without_route().await?;
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
             let pod = managed.rig.dry_run("pay", &bare_pod("web")).await.context("refused")?;
             ensure!(!names(&pod).contains(&"sidecar-nginx".to_owned()), "a replica is reachable: {pod}");
         }
-        ensure!(required(&managed).await? == "Ignore", "no connectivity check has succeeded");
+        ensure!(required_failure_policy(&managed).await? == "Ignore", "no connectivity check has succeeded");
         ensure!(!has_switch(&managed).await?, "a guardrail would reject pods without a decision");
 
         let replica = managed.rig.replicas[0].address();
         let begun = Instant::now();
         managed.rig.service.set_ready(replica, true).await?;
-        is_armed(&managed, SOON).await?;
+        wait_until_rejecting(&managed, SOON).await?;
         println!("{:.1?} after there was a way, pods are refused where there is none", begun.elapsed());
-        managed.rig.is_called("pay").await?;
+        managed.rig.wait_until_called("pay").await?;
         eventually(PATIENCE, "the kill switch is there", async || {
             ensure!(has_switch(&managed).await?, "it is not");
             Ok(())
@@ -82,16 +82,16 @@ fn webhooks_wait_for_connectivity_check() {
         // unreachable again.
         managed.rig.service.set_ready(replica, false).await?;
         managed.configurations().delete(RELEASE, &DeleteParams::default()).await?;
-        is_armed(&managed, SOON).await
+        wait_until_rejecting(&managed, SOON).await
     });
 }
 
 #[test]
 fn failed_connectivity_check_delays_arming_briefly() {
     isolated(|| async {
-        let managed = without_a_way().await?;
+        let managed = start_without_route().await?;
         let begun = Instant::now();
-        is_armed(&managed, LIMIT + PATIENCE).await?;
+        wait_until_rejecting(&managed, LIMIT + PATIENCE).await?;
         let took = begun.elapsed();
         ensure!(took > LIMIT / 2, "{took:?}");
         println!("pods are refused after {took:.1?}, though no API server has shown that it reaches a replica");

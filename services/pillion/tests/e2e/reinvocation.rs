@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use crate::rig::{Rig, SOON, annotation, bare_pod, names};
 
 /// The other webhook adds its own container, changes Pillion's, and removes Pillion's volume.
-fn meddle(pod: &Json) -> Json {
+fn change_pod(pod: &Json) -> Json {
     let ours = pod["spec"]["containers"].as_array().unwrap().iter().position(|c| c["name"] == "sidecar-nginx");
     let volume = pod["spec"]["volumes"].as_array().unwrap().iter().position(|v| v["name"] == "nginx-conf");
     let mut operations =
@@ -38,7 +38,7 @@ async fn serve_meddler(rig: &Rig, address: IpAddr) -> Result<()> {
         let review: Json = serde_json::from_slice(&body).unwrap();
         let pod = &review["request"]["object"];
         let done = names(pod).contains(&"other".to_owned());
-        let patch = if done { json!([]) } else { meddle(pod) };
+        let patch = if done { json!([]) } else { change_pod(pod) };
         let answer = json!({
             "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
             "response": {

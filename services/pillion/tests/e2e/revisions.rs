@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::rbac::{CONTROLLER, kubeconfig};
-use crate::rig::{ASK, NGINX, REJECTED, Rig, SOON, annotation, bare_pod, install_definitions};
+use crate::rig::{NGINX, REJECTED, REQUEST_ANNOTATION, Rig, SOON, annotation, bare_pod, install_crds};
 
 /// A leadership term in the test process.
 struct Leader {
@@ -55,7 +55,7 @@ async fn start(replicas: u8) -> Result<(Rig, Leader)> {
     let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], replicas).await?;
     let leader = Leader::begin(&rig.control_plane)?;
     rig.namespace("team-a", Some("enabled")).await?;
-    rig.is_called("team-a").await?;
+    rig.wait_until_called("team-a").await?;
     Ok((rig, leader))
 }
 
@@ -80,7 +80,7 @@ async fn image(rig: &Rig) -> Result<Option<String>> {
 }
 
 /// Waits until every replica injects this image. The API server calls them in turn.
-async fn image_becomes(rig: &Rig, expected: &str) -> Result<()> {
+async fn wait_for_image(rig: &Rig, expected: &str) -> Result<()> {
     eventually(SOON, &format!("pods get the image {expected}"), async || {
         for _ in 0..4 * rig.replicas.len() {
             let image = image(rig).await?;
@@ -105,7 +105,7 @@ fn condition<'s>(status: &'s Json, type_: &str) -> &'s Json {
     conditions.find(|condition| condition["type"] == type_).unwrap_or(&Json::Null)
 }
 
-async fn accepted_becomes(rig: &Rig, expected: &str) -> Result<Json> {
+async fn wait_for_accepted(rig: &Rig, expected: &str) -> Result<Json> {
     eventually(SOON, &format!("Accepted becomes {expected}"), async || {
         let profile = get(rig, &["ciprof", "nginx"]).await?;
         let status = profile["status"].clone();
@@ -131,23 +131,23 @@ async fn restart_all(rig: &mut Rig) -> Result<()> {
 fn broken_profile_changes_nothing_after_restarts() {
     isolated(|| async {
         let (mut rig, leader) = start(2).await?;
-        image_becomes(&rig, "nginx:1.29").await?;
-        let first = accepted_becomes(&rig, "True").await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
+        let first = wait_for_accepted(&rig, "True").await?;
         ensure!(first["revision"] == first["promotedRevision"], "{first}");
 
         rig.control_plane.apply_yaml(&broken()).await?;
-        let status = accepted_becomes(&rig, "False").await?;
+        let status = wait_for_accepted(&rig, "False").await?;
         ensure!(status["revision"] == first["revision"], "the published revision stays: {status}");
-        let told = condition(&status, "Accepted")["message"].as_str().unwrap_or_default().to_owned();
-        ensure!(told.contains("spec.template.spec.containers[0]") && told.contains("image"), "{told}");
+        let message = condition(&status, "Accepted")["message"].as_str().unwrap_or_default().to_owned();
+        ensure!(message.contains("spec.template.spec.containers[0]") && message.contains("image"), "{message}");
         ensure!(condition(&status, "Ready")["reason"] == "LastAccepted", "{status}");
-        image_becomes(&rig, "nginx:1.29").await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
 
         restart_all(&mut rig).await?;
-        image_becomes(&rig, "nginx:1.29").await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
         leader.end().await?;
         restart_all(&mut rig).await?;
-        image_becomes(&rig, "nginx:1.29").await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
         let leader = Leader::begin(&rig.control_plane)?;
         // The new leader handles another profile, so it has seen this one too.
         rig.control_plane.apply_yaml(&NGINX.replace("name: nginx\n", "name: other\n")).await?;
@@ -158,16 +158,16 @@ fn broken_profile_changes_nothing_after_restarts() {
         })
         .await?;
         rig.control_plane.kubectl_ok(&["delete", "ciprof", "other"]).await?;
-        let status = accepted_becomes(&rig, "False").await?;
+        let status = wait_for_accepted(&rig, "False").await?;
         ensure!(status["revision"] == first["revision"], "{status}");
-        image_becomes(&rig, "nginx:1.29").await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
 
         rig.control_plane.apply_yaml(&with_image("nginx:1.32")).await?;
-        image_becomes(&rig, "nginx:1.32").await?;
-        let status = accepted_becomes(&rig, "True").await?;
+        wait_for_image(&rig, "nginx:1.32").await?;
+        let status = wait_for_accepted(&rig, "True").await?;
         ensure!(status["revision"] != first["revision"], "{status}");
         restart_all(&mut rig).await?;
-        image_becomes(&rig, "nginx:1.32").await?;
+        wait_for_image(&rig, "nginx:1.32").await?;
         leader.end().await
     });
 }
@@ -176,7 +176,7 @@ fn broken_profile_changes_nothing_after_restarts() {
 fn revisions_are_immutable_and_recreated() {
     isolated(|| async {
         let (mut rig, leader) = start(1).await?;
-        let status = accepted_becomes(&rig, "True").await?;
+        let status = wait_for_accepted(&rig, "True").await?;
         let object = format!("nginx-{}", status["revision"].as_str().unwrap_or_default());
         let revision = get(&rig, &["ciprev", &object]).await?;
         ensure!(revision["metadata"]["ownerReferences"][0]["name"] == "nginx", "{revision}");
@@ -186,8 +186,8 @@ fn revisions_are_immutable_and_recreated() {
 
         for patch in [r#"{"spec":{"text":"{}"}}"#, r#"{"spec":{"bounds":"Tenant"}}"#, r#"{"spec":{"source":"{}"}}"#] {
             let patched = rig.control_plane.kubectl(&["patch", "ciprev", &object, "--type=merge", "-p", patch]).await?;
-            let told = String::from_utf8_lossy(&patched.stderr).into_owned();
-            ensure!(!patched.status.success() && told.contains("a revision does not change"), "{patch}: {told}");
+            let message = String::from_utf8_lossy(&patched.stderr).into_owned();
+            ensure!(!patched.status.success() && message.contains("a revision does not change"), "{patch}: {message}");
         }
         rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
         eventually(SOON, "the revision is recreated", async || get(&rig, &["ciprev", &object]).await.map(drop)).await?;
@@ -197,10 +197,10 @@ fn revisions_are_immutable_and_recreated() {
         rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
         restart_all(&mut rig).await?;
         ensure!(image(&rig).await?.is_none());
-        rig.broken_become(1).await?;
+        rig.wait_for_broken_profiles(1).await?;
         let leader = Leader::begin(&rig.control_plane)?;
-        image_becomes(&rig, "nginx:1.29").await?;
-        rig.broken_become(0).await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
+        rig.wait_for_broken_profiles(0).await?;
         leader.end().await
     });
 }
@@ -211,7 +211,7 @@ fn status_and_events_inform_profile_owner() {
         let (rig, leader) = start(1).await?;
         rig.namespace("team-b", Some("required")).await?;
         rig.namespace("team-c", None).await?;
-        accepted_becomes(&rig, "True").await?;
+        wait_for_accepted(&rig, "True").await?;
         eventually(SOON, "the namespaces are counted", async || {
             let status = status(&rig).await?;
             ensure!(status["namespacesMatched"] == 2, "{status}");
@@ -236,13 +236,13 @@ fn status_and_events_inform_profile_owner() {
         rig.control_plane
             .apply_yaml(&NGINX.replace("metadata:\n  name: nginx\n", "metadata:\n  name: apache\n"))
             .await?;
-        let told = conflicted("AmbiguousRequest").await?;
-        ensure!(told.contains("this one or apache") && told.contains(ASK), "{told}");
+        let message = conflicted("AmbiguousRequest").await?;
+        ensure!(message.contains("this one or apache") && message.contains(REQUEST_ANNOTATION), "{message}");
         rig.control_plane.kubectl_ok(&["delete", "ciprof", "apache"]).await?;
         conflicted("NoConflict").await?;
 
         rig.control_plane.apply_yaml(&broken()).await?;
-        accepted_becomes(&rig, "False").await?;
+        wait_for_accepted(&rig, "False").await?;
         let described = eventually(SOON, "the Event exists", async || {
             let events = rig.control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
             ensure!(events.contains("Rejected") && events.contains("needs an image"), "{events}");
@@ -272,7 +272,7 @@ fn status_and_events_inform_profile_owner() {
 fn pods_follow_rollout_pin_and_rollback() {
     isolated(|| async {
         let (rig, leader) = start(1).await?;
-        let old = accepted_becomes(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
+        let old = wait_for_accepted(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
         let staged = {
             let mut profile: Json = serde_saphyr::from_str(&with_image("nginx:1.30"))?;
             profile["spec"]["rollout"] = json!({"percent": 50});
@@ -294,7 +294,7 @@ fn pods_follow_rollout_pin_and_rollback() {
         let mut all = staged.clone();
         all["spec"]["rollout"] = json!({"percent": 100});
         rig.control_plane.apply_yaml(&all.to_string()).await?;
-        image_becomes(&rig, "nginx:1.30").await?;
+        wait_for_image(&rig, "nginx:1.30").await?;
         ensure!(seen.values().any(|image| image == "nginx:1.29"));
         eventually(SOON, "the status reports a complete rollout", async || {
             let status = status(&rig).await?;
@@ -319,7 +319,7 @@ fn pods_follow_rollout_pin_and_rollback() {
         rig.control_plane
             .kubectl_ok(&["annotate", "ciprof", "nginx", &format!("pillion.dev/rollback-to={old}")])
             .await?;
-        image_becomes(&rig, "nginx:1.29").await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
         eventually(SOON, "the rollback is reported", async || {
             let events = rig.control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
             ensure!(events.contains("RolledBack"), "{events}");
@@ -327,14 +327,14 @@ fn pods_follow_rollout_pin_and_rollback() {
         })
         .await?;
         rig.control_plane.kubectl_ok(&["annotate", "ciprof", "nginx", "pillion.dev/rollback-to-"]).await?;
-        image_becomes(&rig, "nginx:1.30").await?;
+        wait_for_image(&rig, "nginx:1.30").await?;
         leader.end().await
     });
 }
 
 /// Registers the path that checks profiles when they are stored.
 async fn register_profiles(rig: &Rig) -> Result<()> {
-    let settings = webhook_configuration::Settings::new(NAMESPACE, rig.serving_authority.clone());
+    let settings = webhook_configuration::Settings::new(NAMESPACE, rig.serving_ca.clone());
     let mutating = webhook_configuration::mutating(&settings);
     let mut client = mutating.webhooks.unwrap_or_default().remove(0).client_config;
     let service = client.service.as_mut().context("a service")?;
@@ -367,15 +367,18 @@ fn broken_profile_is_stored_with_warning() {
             anyhow::Ok(String::from_utf8(output.stderr)?)
         };
         let mut number = 0;
-        let told = eventually(SOON, "kubectl shows the warning", async || {
+        let message = eventually(SOON, "kubectl shows the warning", async || {
             // The API server calls webhooks only for an actual change.
             number += 1;
-            let told = apply(&broken().replace("\nspec:\n", &format!("\nspec:\n  order: {number}\n"))).await?;
-            ensure!(told.contains("Warning: spec.template.spec.containers[0]"), "{told}");
-            Ok(told)
+            let message = apply(&broken().replace("\nspec:\n", &format!("\nspec:\n  order: {number}\n"))).await?;
+            ensure!(message.contains("Warning: spec.template.spec.containers[0]"), "{message}");
+            Ok(message)
         })
         .await?;
-        ensure!(told.contains("needs an image") && told.contains("its last accepted revision stays at work"), "{told}");
+        ensure!(
+            message.contains("needs an image") && message.contains("its last accepted revision stays at work"),
+            "{message}"
+        );
         ensure!(!apply(&with_image("nginx:1.30")).await?.contains("Warning: spec"));
 
         // A profile is checked together with the profile that it extends.
@@ -385,10 +388,10 @@ fn broken_profile_is_stored_with_warning() {
                  spec: {{extends: {{name: {name}}}, parameters: [{{name: nothing, default: 1}}]}}\n"
             )
         };
-        let told = apply(&child("nginx")).await?;
-        ensure!(told.contains("Warning: spec.parameters[0]"), "{told}");
-        let told = apply(&child("ngnix")).await?;
-        ensure!(told.contains("there is no cluster profile") && told.contains("did you mean"), "{told}");
+        let message = apply(&child("nginx")).await?;
+        ensure!(message.contains("Warning: spec.parameters[0]"), "{message}");
+        let message = apply(&child("ngnix")).await?;
+        ensure!(message.contains("there is no cluster profile") && message.contains("did you mean"), "{message}");
         Ok(())
     });
 }
@@ -397,10 +400,10 @@ fn broken_profile_is_stored_with_warning() {
 fn documented_history_and_rollback_commands_work() {
     isolated(|| async {
         let (rig, leader) = start(1).await?;
-        let first = accepted_becomes(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
+        let first = wait_for_accepted(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
         rig.control_plane.apply_yaml(&with_image("nginx:1.30")).await?;
-        image_becomes(&rig, "nginx:1.30").await?;
-        let second = accepted_becomes(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
+        wait_for_image(&rig, "nginx:1.30").await?;
+        let second = wait_for_accepted(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
 
         let document = include_str!("../../../../docs/revisions.md");
         let history = pillion(&rig, document, "pillion profiles history nginx")?;
@@ -418,15 +421,15 @@ fn documented_history_and_rollback_commands_work() {
         let child = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: nginx-child}\n\
                      spec: {extends: {name: nginx}, activation: Never}\n";
         rig.control_plane.apply_yaml(child).await?;
-        let told = run(&rig, "pillion profiles rollback nginx")?;
-        let aside = String::from_utf8_lossy(&told.stderr).into_owned();
+        let message = run(&rig, "pillion profiles rollback nginx")?;
+        let aside = String::from_utf8_lossy(&message.stderr).into_owned();
         ensure!(
             aside.contains("not rolled back for those") && aside.contains("ClusterInjectionProfile nginx-child"),
             "{aside}"
         );
-        let told = String::from_utf8(told.stdout)?;
-        ensure!(told.contains(&format!("revision {first} is published, before it was {second}")), "{told}");
-        image_becomes(&rig, "nginx:1.29").await?;
+        let message = String::from_utf8(message.stdout)?;
+        ensure!(message.contains(&format!("revision {first} is published, before it was {second}")), "{message}");
+        wait_for_image(&rig, "nginx:1.29").await?;
         let history = pillion(&rig, document, "pillion profiles history nginx")?;
         ensure!(history.contains("rolled back"), "{history}");
         let spec = get(&rig, &["ciprof", "nginx"]).await?["spec"].to_string();
@@ -434,12 +437,12 @@ fn documented_history_and_rollback_commands_work() {
 
         // A new spec ends the rollback.
         rig.control_plane.apply_yaml(&with_image("nginx:1.31")).await?;
-        image_becomes(&rig, "nginx:1.31").await?;
-        let told = pillion(&rig, document, &format!("pillion profiles rollback nginx --to {}", &second[..6]));
-        ensure!(told?.contains(&second));
-        image_becomes(&rig, "nginx:1.30").await?;
+        wait_for_image(&rig, "nginx:1.31").await?;
+        let message = pillion(&rig, document, &format!("pillion profiles rollback nginx --to {}", &second[..6]));
+        ensure!(message?.contains(&second));
+        wait_for_image(&rig, "nginx:1.30").await?;
         pillion(&rig, document, "pillion profiles rollback nginx --undo")?;
-        image_becomes(&rig, "nginx:1.31").await?;
+        wait_for_image(&rig, "nginx:1.31").await?;
         let unknown = run(&rig, "pillion profiles rollback nginx --to zz")?;
         ensure!(!unknown.status.success());
         ensure!(String::from_utf8_lossy(&unknown.stderr).contains("no revision that is kept begins with"));
@@ -507,7 +510,7 @@ fn profiles_of_namespace_have_memory_limit() {
 }
 
 /// More profiles that compile. The API server would reject the pods of the first one.
-const TRIED: &str = "
+const DRY_RUN_PROFILES: &str = "
 ---
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
@@ -555,12 +558,12 @@ async fn json_of(control_plane: &ControlPlane, what: &[&str]) -> Result<Json> {
 }
 
 /// Waits until a profile's condition `Valid` has this status, and its accepted revision is published.
-async fn valid_becomes(control_plane: &ControlPlane, profile: &[&str], state: &str, words: &str) -> Result<()> {
+async fn wait_for_valid(control_plane: &ControlPlane, profile: &[&str], state: &str, words: &str) -> Result<()> {
     eventually(SOON, &format!("{profile:?} becomes {state}: {words}"), async || {
         let profile = json_of(control_plane, profile).await?;
         let (status, valid) = (&profile["status"], condition(&profile["status"], "Valid"));
         ensure!(
-            valid["status"] == state && valid["message"].as_str().is_some_and(|told| told.contains(words)),
+            valid["status"] == state && valid["message"].as_str().is_some_and(|message| message.contains(words)),
             "{status}"
         );
         ensure!(valid["observedGeneration"] == profile["metadata"]["generation"], "{status}");
@@ -575,7 +578,7 @@ async fn valid_becomes(control_plane: &ControlPlane, profile: &[&str], state: &s
 fn status_has_verdict_of_dry_run() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
-        install_definitions(&control_plane).await?;
+        install_crds(&control_plane).await?;
         control_plane.create_namespace(NAMESPACE, &[("pod-security.kubernetes.io/enforce", "restricted")]).await?;
         control_plane.create_namespace("team-a", &[]).await?;
         control_plane.apply_yaml(CONTROLLER).await?;
@@ -589,16 +592,16 @@ fn status_has_verdict_of_dry_run() {
             Ok(())
         })
         .await?;
-        let tried = format!("{REJECTED}{TRIED}");
+        let tried = format!("{REJECTED}{DRY_RUN_PROFILES}");
         control_plane.apply_yaml(&tried).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
         let (rejected, ..) = VERDICTS[0];
-        valid_becomes(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
+        wait_for_valid(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
 
         // The controller repeats the dry run.
         control_plane.apply_yaml(CONTROLLER).await?;
         for (profile, state, words) in VERDICTS {
-            valid_becomes(&control_plane, profile, state, words).await?;
+            wait_for_valid(&control_plane, profile, state, words).await?;
         }
         let events = eventually(SOON, "the Events exist", async || {
             let events = control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
@@ -622,13 +625,13 @@ fn status_has_verdict_of_dry_run() {
         control_plane
             .apply_yaml(&tried.replace("default: 2}", "default: 1}").replace("default: 1Gi", "default: 2Gi"))
             .await?;
-        valid_becomes(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
+        wait_for_valid(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
         for (profile, state, words) in &VERDICTS[2..] {
-            valid_becomes(&control_plane, profile, state, words).await?;
+            wait_for_valid(&control_plane, profile, state, words).await?;
         }
         control_plane.apply_yaml(CONTROLLER).await?;
         for (profile, ..) in &VERDICTS[..2] {
-            valid_becomes(&control_plane, profile, "True", "accepts").await?;
+            wait_for_valid(&control_plane, profile, "True", "accepts").await?;
         }
         leader.end().await
     });

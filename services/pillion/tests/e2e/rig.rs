@@ -14,7 +14,7 @@ use pillion_testkit::{
 use serde_json::{Value as Json, json};
 
 use crate::direct::metric;
-use crate::load::tell;
+use crate::load::print_figures;
 
 /// How long the cluster may take to show a requested change.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -25,8 +25,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 pub(crate) const TRIES: usize = 6;
 
 /// The annotation that requests the shipped profile, and the one that marks an injected pod.
-pub(crate) const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
-pub(crate) const STATUS: &str = "sidecar-injector-webhook.morven.me/status";
+pub(crate) const REQUEST_ANNOTATION: &str = "sidecar-injector-webhook.morven.me/inject";
+pub(crate) const STATUS_ANNOTATION: &str = "sidecar-injector-webhook.morven.me/status";
 
 /// A profile whose pods the API server rejects: a liveness probe must have a success threshold of 1.
 pub(crate) const REJECTED: &str = "
@@ -53,7 +53,7 @@ pub(crate) struct Rig {
     /// The specification from which replicas start.
     pub(crate) spec: ReplicaSpec,
     /// The CA certificate of the replicas, as PEM.
-    pub(crate) serving_authority: String,
+    pub(crate) serving_ca: String,
 }
 
 impl Rig {
@@ -78,13 +78,13 @@ impl Rig {
     /// Adds a namespace, and waits until the webhook is called for it.
     async fn called(self) -> Result<Self> {
         self.namespace("team-a", Some("enabled")).await?;
-        self.is_called("team-a").await?;
+        self.wait_until_called("team-a").await?;
         Ok(self)
     }
 
     async fn run(control_plane: Builder, args: &[&str], replicas: u8, log_level: &str) -> Result<Self> {
         let control_plane = control_plane.start().await?;
-        install_definitions(&control_plane).await?;
+        install_crds(&control_plane).await?;
         control_plane.apply_yaml(NGINX).await?;
 
         let ca = TestCa::new()?;
@@ -98,17 +98,18 @@ impl Rig {
         let configuration = webhook_configuration::mutating(&Settings::new(NAMESPACE, ca.bundle_pem()));
         register_webhook(&control_plane.client(), &configuration).await?;
 
-        Ok(Self { control_plane, replicas, service, spec, serving_authority: ca.bundle_pem() })
+        Ok(Self { control_plane, replicas, service, spec, serving_ca: ca.bundle_pem() })
     }
 
     /// Creates a namespace, with an opt-in label or without.
-    pub(crate) async fn namespace(&self, name: &str, level: Option<&str>) -> Result<()> {
-        let labels: Vec<_> = level.map(|level| ("pillion.dev/injection", level)).into_iter().collect();
+    pub(crate) async fn namespace(&self, name: &str, failure_mode: Option<&str>) -> Result<()> {
+        let labels: Vec<_> =
+            failure_mode.map(|failure_mode| ("pillion.dev/injection", failure_mode)).into_iter().collect();
         self.control_plane.create_namespace(name, &labels).await
     }
 
     /// Waits until the API server calls the webhook. It learns of configurations and namespaces by its watches.
-    pub(crate) async fn is_called(&self, namespace: &str) -> Result<()> {
+    pub(crate) async fn wait_until_called(&self, namespace: &str) -> Result<()> {
         eventually(PATIENCE, "the API server calls the webhook", async || {
             let pod = self.dry_run(namespace, &bare_pod("probe")).await?;
             ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "not injected: {pod}");
@@ -118,7 +119,7 @@ impl Rig {
     }
 
     /// Waits until each replica serves at least this many profiles. Replicas learn of each profile independently.
-    pub(crate) async fn all_serve(&self, profiles: u32) -> Result<()> {
+    pub(crate) async fn wait_until_served(&self, profiles: u32) -> Result<()> {
         eventually(PATIENCE, "each replica serves the profiles", async || {
             for replica in &self.replicas {
                 let served = metric(replica, "pillion_profiles ").await?;
@@ -130,7 +131,7 @@ impl Rig {
     }
 
     /// Waits until the first replica reports this number of broken profiles, which follows the number of served ones.
-    pub(crate) async fn broken_become(&self, count: u32) -> Result<()> {
+    pub(crate) async fn wait_for_broken_profiles(&self, count: u32) -> Result<()> {
         eventually(SOON, "broken profiles are counted", async || {
             let broken = metric(&self.replicas[0], "pillion_broken_profiles ").await?;
             ensure!((broken - f64::from(count)).abs() < 0.5, "{broken}");
@@ -173,7 +174,7 @@ impl Rig {
 
 /// Installs the CRDs as the program prints them, by client-side apply as most people do. So they must be small enough
 /// for it.
-pub(crate) async fn install_definitions(control_plane: &ControlPlane) -> Result<()> {
+pub(crate) async fn install_crds(control_plane: &ControlPlane) -> Result<()> {
     let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
     ensure!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
     let applied = control_plane.kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout)?).await?;
@@ -187,7 +188,7 @@ pub(crate) async fn install_definitions(control_plane: &ControlPlane) -> Result<
 pub(crate) fn bare_pod(name: &str) -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "annotations": {ASK: "yes", "example.com/kept": "as it is"}},
+        "metadata": {"name": name, "annotations": {REQUEST_ANNOTATION: "yes", "example.com/kept": "as it is"}},
         "spec": {"containers": [{"name": "app", "image": "app:1"}]},
     })
 }
@@ -199,7 +200,7 @@ pub(crate) fn deployment_pod() -> Json {
         "metadata": {
             "generateName": "web-7c9d6f5b8-",
             "labels": {"app": "web", "pod-template-hash": "7c9d6f5b8"},
-            "annotations": {ASK: "Yes"},
+            "annotations": {REQUEST_ANNOTATION: "Yes"},
             "ownerReferences": [owner("apps/v1", "ReplicaSet", "web-7c9d6f5b8")],
         },
         "spec": {
@@ -220,7 +221,7 @@ pub(crate) fn job_pod() -> Json {
         "metadata": {
             "generateName": "backup-",
             "labels": {"batch.kubernetes.io/job-name": "backup"},
-            "annotations": {ASK: "on"},
+            "annotations": {REQUEST_ANNOTATION: "on"},
             "ownerReferences": [owner("batch/v1", "Job", "backup")],
         },
         "spec": {"restartPolicy": "Never", "containers": [{"name": "backup", "image": "backup:1"}]},
@@ -278,7 +279,7 @@ pub(crate) async fn quickest(
     for _ in 0..TRIES {
         quickest = quickest.min(once().await?);
         if quickest < bar {
-            tell(&format!("{what}: after {quickest:?}"));
+            print_figures(&format!("{what}: after {quickest:?}"));
             return Ok(quickest);
         }
     }

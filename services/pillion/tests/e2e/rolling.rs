@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pillion_testkit::{Isolation, RegisteredService, Replica, ReplicaSpec, namespace};
 
-use crate::load::{Created, Ended, Load, Outcomes, count_from, tell};
+use crate::load::{Creation, CreationResult, Load, LoadResults, count_from, print_figures};
 use crate::rig::{NGINX, PATIENCE, Rig};
 
 const REPLICAS: u8 = 3;
 /// Restarts of all replicas. `PILLION_ROLLS` overrides it.
 const ROLLS: u64 = 2;
 /// Number of pods between two replacements.
-const BETWEEN: u64 = 100;
+const PODS_BETWEEN: u64 = 100;
 /// By how much kubelet is ahead of the endpoint slices, for successive replacements. Both learn of a pod's deletion
 /// at the same time, and neither waits for the other.
 const LAGS: [Duration; 4] =
@@ -59,12 +59,12 @@ impl Fleet {
     }
 
     /// Returns how many of the draining replicas have exited.
-    fn ended(&mut self) -> Result<usize> {
-        let mut ended = 0;
+    fn exited_count(&mut self) -> Result<usize> {
+        let mut exited = 0;
         for replica in &mut self.draining {
-            ended += usize::from(replica.process().exited()?.is_some());
+            exited += usize::from(replica.process().exited()?.is_some());
         }
-        Ok(ended)
+        Ok(exited)
     }
 
     /// Waits until all draining replicas exit: without an error, and without cutting a connection.
@@ -111,21 +111,21 @@ fn rolling_restarts_lose_no_pod() {
                     rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", &image)).await?;
                     images.push((image, Instant::now()));
                 }
-                load.answers(BETWEEN).await?;
+                load.wait_for_responses(PODS_BETWEEN).await?;
             }
         }
         let took = began.elapsed();
-        let outcomes = load.stop().await?;
-        outcomes.write_result("restarts", rolls)?;
-        let ended = fleet.ended()?;
-        tell(&format!(
-            "{rolls} rolling restarts of {REPLICAS} replicas in {took:.0?} ({ended} of {} have ended meanwhile): {outcomes}\n  \
+        let results = load.stop().await?;
+        results.write_result("restarts", rolls)?;
+        let exited = fleet.exited_count()?;
+        print_figures(&format!(
+            "{rolls} rolling restarts of {REPLICAS} replicas in {took:.0?} ({exited} of {} have ended meanwhile): {results}\n  \
              injected by each before it was replaced: {:?}",
             fleet.draining.len(),
             fleet.answered,
         ));
-        nothing_is_lost(&outcomes)?;
-        every_change_is_served(&outcomes, &images)?;
+        expect_no_loss(&results)?;
+        every_change_is_served(&results, &images)?;
         let used = fleet.answered.iter().filter(|answered| **answered > 0).count();
         ensure!(2 * used >= fleet.answered.len(), "most replicas were replaced before they received a pod");
 
@@ -135,17 +135,17 @@ fn rolling_restarts_lose_no_pod() {
     });
 }
 
-pub(crate) fn nothing_is_lost(outcomes: &Outcomes) -> Result<()> {
-    let lost = outcomes.lost();
+pub(crate) fn expect_no_loss(results: &LoadResults) -> Result<()> {
+    let lost = results.lost();
     let first: Vec<_> = lost.iter().take(5).collect();
-    ensure!(lost.is_empty(), "{} pods of {} were lost; the first: {first:#?}", lost.len(), outcomes.all.len());
+    ensure!(lost.is_empty(), "{} pods of {} were lost; the first: {first:#?}", lost.len(), results.all.len());
     Ok(())
 }
 
 /// Checks that no pod gets a profile that was replaced longer ago than the limit, whichever replica responded.
-fn every_change_is_served(outcomes: &Outcomes, images: &[(String, Instant)]) -> Result<()> {
-    for created in &outcomes.all {
-        let Ended::Injected(image) = &created.ended else { continue };
+fn every_change_is_served(results: &LoadResults, images: &[(String, Instant)]) -> Result<()> {
+    for created in &results.all {
+        let CreationResult::Injected(image) = &created.result else { continue };
         let place = images.iter().position(|(known, _)| known == image).with_context(|| format!("{image}: unknown"))?;
         let Some((next, since)) = images.get(place + 1) else { continue };
         let late = created.sent.saturating_duration_since(*since);
@@ -153,7 +153,7 @@ fn every_change_is_served(outcomes: &Outcomes, images: &[(String, Instant)]) -> 
     }
     // Without any pod of the last image, the check would prove nothing.
     let (last, _) = images.last().context("an image")?;
-    let served = |created: &&Created| created.ended == Ended::Injected(last.clone());
-    ensure!(outcomes.all.iter().any(|created| served(&created)), "{last} was never served");
+    let served = |created: &&Creation| created.result == CreationResult::Injected(last.clone());
+    ensure!(results.all.iter().any(|created| served(&created)), "{last} was never served");
     Ok(())
 }

@@ -124,7 +124,7 @@ impl Cluster {
     }
 
     /// Waits until the replicas add this mark to pods.
-    async fn serves(&self, value: u8) -> Result<()> {
+    async fn wait_until_served(&self, value: u8) -> Result<()> {
         let mark = value.to_string();
         eventually(SOON, "the changed profile is served", async || {
             let pod = self.rig.dry_run("shop", &bare_pod("probe")).await?;
@@ -147,7 +147,7 @@ impl Cluster {
     }
 
     /// Adds a pod in the state that the kubelet leaves after an eviction: it has failed, and its controller keeps it.
-    async fn evicted(&self, app: &str) -> Result<()> {
+    async fn add_evicted_pod(&self, app: &str) -> Result<()> {
         let pods = self.rig.pods("shop");
         let all = pods.list(&ListParams::default().labels(&format!("app={app}"))).await?;
         let mut pod = all.items.into_iter().find(|pod| pod.metadata.deletion_timestamp.is_none()).context("a pod")?;
@@ -171,7 +171,7 @@ impl Cluster {
     }
 
     /// Waits until a pod runs. After that, only the tested commands change it.
-    async fn runs(&self, pod: &str) -> Result<()> {
+    async fn wait_until_running(&self, pod: &str) -> Result<()> {
         eventually(AVAILABLE_WITHIN, pod, async || {
             let status = self.rig.pods("shop").get(pod).await?.status.unwrap_or_default();
             ensure!(status.phase.as_deref() == Some("Running"), "{:?}", status.phase);
@@ -196,7 +196,7 @@ fn stale_workloads_restart_within_budgets() {
         rig.control_plane.apply_yaml(MARKED).await?;
         rig.namespace("shop", Some("enabled")).await?;
         let mut cluster = Cluster { rig };
-        cluster.serves(1).await?;
+        cluster.wait_until_served(1).await?;
         let control_plane = &cluster.rig.control_plane;
         let _owners = ControllerManager::start(control_plane).await?;
         let stop = CancellationToken::new();
@@ -213,18 +213,18 @@ fn stale_workloads_restart_within_budgets() {
         for (what, replicas) in [("deployment/web", 2), ("deployment/paused", 1), ("statefulset/db", 1)] {
             cluster.is_available(what, replicas).await?;
         }
-        cluster.runs("alone").await?;
+        cluster.wait_until_running("alone").await?;
         // A terminated pod is not replaced, and does not count as evidence of the new revision.
-        cluster.evicted("web").await?;
+        cluster.add_evicted_pod("web").await?;
         paused["spec"]["paused"] = json!(true);
         control_plane.apply_yaml(&paused.to_string()).await?;
         let run = cluster.pillion(&["rollout"]).await?;
         ensure!(run.code == Some(0) && run.stdout.is_empty(), "{} {}", run.stdout, run.stderr);
 
-        foreseen(&cluster).await?;
+        expect_diff_of_change(&cluster).await?;
 
         control_plane.apply_yaml(&marked(2)).await?;
-        cluster.serves(2).await?;
+        cluster.wait_until_served(2).await?;
         let before = cluster.get("deployment/web").await?;
         let run = cluster.pillion(&["rollout", "-n", "shop"]).await?;
         ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
@@ -273,7 +273,7 @@ fn stale_workloads_restart_within_budgets() {
         // With the webhook down, new pods would have no sidecar. The dry run of the first workload shows that, so no
         // restart begins.
         control_plane.apply_yaml(&marked(3)).await?;
-        cluster.serves(3).await?;
+        cluster.wait_until_served(3).await?;
         let before = cluster.get("deployment/web").await?["spec"].clone();
         for replica in &mut cluster.rig.replicas {
             replica.kill()?;
@@ -301,7 +301,7 @@ fn stale_workloads_restart_within_budgets() {
 }
 
 /// Checks that `diff` shows the effect of a changed profile on running pods, and changes nothing.
-async fn foreseen(cluster: &Cluster) -> Result<()> {
+async fn expect_diff_of_change(cluster: &Cluster) -> Result<()> {
     let file = cluster.rig.control_plane.directory().join("changed.yaml");
     let changed = file.to_str().context("a path")?.to_owned();
     let versions = async || {

@@ -63,9 +63,9 @@ subjects: [{kind: ServiceAccount, name: replica, namespace: pillion-system}]
 
 /// Accepts any certificate. The tests check it afterwards.
 #[derive(Debug)]
-struct Anybody;
+struct AcceptAnyCertificate;
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -101,19 +101,19 @@ impl ServerCertVerifier for Anybody {
 }
 
 /// Returns the serving certificate that a new connection gets.
-async fn shown(replica: &Replica) -> Result<CertificateDer<'static>> {
+async fn served_certificate(replica: &Replica) -> Result<CertificateDer<'static>> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody))
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate))
         .with_no_client_auth();
     let tcp = TcpStream::connect((replica.address(), WEBHOOK_PORT)).await?;
     let name = ServerName::try_from(SERVER_NAME)?;
     let stream = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await?;
     let (_, connection) = stream.get_ref();
-    let leaf = connection.peer_certificates().and_then(<[_]>::first).context("no certificate")?;
-    Ok(leaf.clone().into_owned())
+    let certificate = connection.peer_certificates().and_then(<[_]>::first).context("no certificate")?;
+    Ok(certificate.clone().into_owned())
 }
 
 /// Plays the controller.
@@ -129,24 +129,24 @@ impl Controller {
         // Old enough to have issued a certificate that has expired.
         let now = Timestamp::now() - Duration::from_hours(24 * 20);
         let lifetimes = Lifetimes::default();
-        let authority = Issuing { release: &release, lifetimes: &lifetimes, now }.authority(Generation(1))?;
+        let ca = Issuing { release: &release, lifetimes: &lifetimes, now }.authority(Generation(1))?;
         let record = Record {
             phase: Phase::Stable,
             since: now,
             epoch: 1,
             bundle_epoch: 1,
             leaf_epoch: 1,
-            active: Some(authority.facts),
+            active: Some(ca.facts),
             next: None,
             trigger: None,
         };
-        let known = AuthoritySecret::read(None, &release).with(record, Some(authority))?;
+        let known = AuthoritySecret::read(None, &release).with(record, Some(ca))?;
         let secrets = Api::namespaced(control_plane.client(), NAMESPACE);
         Ok(Self { release, known, secrets })
     }
 
     /// Returns a serving certificate that was issued at this time.
-    fn leaf(&self, now: Timestamp, names: &[String]) -> Result<ServingMaterial> {
+    fn issue_certificate(&self, now: Timestamp, names: &[String]) -> Result<ServingMaterial> {
         let lifetimes = Lifetimes::default();
         let issuing = Issuing { release: &self.release, lifetimes: &lifetimes, now };
         Ok(self.known.sign(Generation(1), names, issuing)?)
@@ -163,8 +163,8 @@ impl Controller {
         Ok(())
     }
 
-    async fn serve(&self, leaf: &ServingMaterial, epoch: u64) -> Result<()> {
-        self.write(|existing| leaf.secret(&self.release, epoch, existing)).await
+    async fn serve(&self, certificate: &ServingMaterial, epoch: u64) -> Result<()> {
+        self.write(|existing| certificate.secret(&self.release, epoch, existing)).await
     }
 
     async fn set(&self, key: &str, value: &[u8]) -> Result<()> {
@@ -182,7 +182,7 @@ fn reloads(result: &str) -> String {
 }
 
 /// Waits until this many reloads had this result.
-async fn counted(replica: &Replica, result: &str, times: f64) -> Result<()> {
+async fn wait_for_reloads(replica: &Replica, result: &str, times: f64) -> Result<()> {
     let series = reloads(result);
     eventually(SOON, &format!("{series} is {times}"), async || {
         let found = metric(replica, &series).await?;
@@ -192,10 +192,10 @@ async fn counted(replica: &Replica, result: &str, times: f64) -> Result<()> {
     .await
 }
 
-async fn swapped(replica: &Replica, leaf: &ServingMaterial) -> Result<Duration> {
+async fn wait_until_served(replica: &Replica, certificate: &ServingMaterial) -> Result<Duration> {
     let began = Instant::now();
     eventually(SOON, "the new certificate is served", async || {
-        ensure!(shown(replica).await? == *leaf.certificate(), "the old certificate is served");
+        ensure!(served_certificate(replica).await? == *certificate.certificate(), "the old certificate is served");
         Ok(())
     })
     .await?;
@@ -234,23 +234,24 @@ fn certificate_follows_secret_but_never_downgrades() {
         .await?;
         quickest(Duration::from_secs(1), "told", async || {
             let began = Instant::now();
-            shown(&replica).await.err().context("there is nothing to show")?;
+            served_certificate(&replica).await.err().context("there is nothing to show")?;
             Ok(began.elapsed())
         })
         .await?;
         ensure!(replica.get("/livez").await?.0.is_success());
-        counted(&replica, "unreadable", 1.0).await?;
+        wait_for_reloads(&replica, "unreadable", 1.0).await?;
 
         // The replica does not start with an expired certificate.
-        let expired = controller.leaf(Timestamp::now() - Duration::from_hours(24 * 8), &names_of_release)?;
+        let expired =
+            controller.issue_certificate(Timestamp::now() - Duration::from_hours(24 * 8), &names_of_release)?;
         controller.serve(&expired, 1).await?;
-        counted(&replica, "invalid", 1.0).await?;
+        wait_for_reloads(&replica, "invalid", 1.0).await?;
         ensure!(replica.get("/readyz").await?.0.as_u16() == 503);
-        shown(&replica).await.err().context("there is nothing to show")?;
+        served_certificate(&replica).await.err().context("there is nothing to show")?;
 
-        let first = controller.leaf(Timestamp::now(), &names_of_release)?;
+        let first = controller.issue_certificate(Timestamp::now(), &names_of_release)?;
         controller.serve(&first, 1).await?;
-        let took = swapped(&replica, &first).await?;
+        let took = wait_until_served(&replica, &first).await?;
         replica.ready().await?;
 
         // The API server verifies the certificate by its own rules.
@@ -273,38 +274,38 @@ fn certificate_follows_secret_but_never_downgrades() {
         let mut all = vec![took];
         let mut served = first;
         for epoch in 2..12 {
-            served = controller.leaf(Timestamp::now(), &names_of_release)?;
+            served = controller.issue_certificate(Timestamp::now(), &names_of_release)?;
             controller.serve(&served, epoch).await?;
-            all.push(swapped(&replica, &served).await?);
+            all.push(wait_until_served(&replica, &served).await?);
             injected().await?;
         }
         println!("the first, and 10 swaps: {all:?}");
         ensure!(all.iter().all(|took| *took < SWAPPED_WITHIN), "{all:?}");
-        counted(&replica, "served", 11.0).await?;
+        wait_for_reloads(&replica, "served", 11.0).await?;
 
         // The replica rejects and counts invalid certificates, and keeps the old one.
-        let other = controller.leaf(Timestamp::now(), &names_of_release)?;
-        let canary = controller.leaf(Timestamp::now(), &controller.release.canary_names())?;
-        let ahead = controller.leaf(Timestamp::now() + Duration::from_hours(3), &names_of_release)?;
+        let other = controller.issue_certificate(Timestamp::now(), &names_of_release)?;
+        let for_trust_probe = controller.issue_certificate(Timestamp::now(), &controller.release.canary_names())?;
+        let ahead = controller.issue_certificate(Timestamp::now() + Duration::from_hours(3), &names_of_release)?;
         let stranger = Controller::new(&control_plane)?;
         controller.set("tls.crt", b"junk").await?;
-        counted(&replica, "invalid", 2.0).await?;
+        wait_for_reloads(&replica, "invalid", 2.0).await?;
         controller.serve(&served, 12).await?;
-        counted(&replica, "unchanged", 1.0).await?;
+        wait_for_reloads(&replica, "unchanged", 1.0).await?;
         controller.set("tls.key", other.key().pem().as_bytes()).await?;
-        counted(&replica, "invalid", 3.0).await?;
-        controller.serve(&canary, 13).await?;
-        counted(&replica, "invalid", 4.0).await?;
+        wait_for_reloads(&replica, "invalid", 3.0).await?;
+        controller.serve(&for_trust_probe, 13).await?;
+        wait_for_reloads(&replica, "invalid", 4.0).await?;
         controller.serve(&expired, 14).await?;
-        counted(&replica, "invalid", 5.0).await?;
+        wait_for_reloads(&replica, "invalid", 5.0).await?;
         controller.serve(&ahead, 15).await?;
-        counted(&replica, "invalid", 6.0).await?;
+        wait_for_reloads(&replica, "invalid", 6.0).await?;
         controller.serve(&other, 16).await?;
-        swapped(&replica, &other).await?;
+        wait_until_served(&replica, &other).await?;
         let strangers = stranger.known.bundle(&[Generation(1)], &[])?;
         controller.set("ca.crt", strangers.as_bytes()).await?;
-        counted(&replica, "invalid", 7.0).await?;
-        ensure!(shown(&replica).await? == *other.certificate());
+        wait_for_reloads(&replica, "invalid", 7.0).await?;
+        ensure!(served_certificate(&replica).await? == *other.certificate());
         let log = replica.log_text()?;
         for reason in ["no_certificate", "mismatch", "name", "expired", "not_yet", "untrusted"] {
             ensure!(log.contains(&format!("reason=\"{reason}\"")), "{reason} is not in\n{log}");
@@ -312,16 +313,20 @@ fn certificate_follows_secret_but_never_downgrades() {
 
         // The replica keeps serving its certificate after the Secret is deleted, and while the API server is down.
         controller.secrets.delete("pillion-serving", &DeleteParams::default()).await?;
-        counted(&replica, "unreadable", 2.0).await?;
-        ensure!(shown(&replica).await? == *other.certificate() && replica.get("/readyz").await?.0.is_success());
+        wait_for_reloads(&replica, "unreadable", 2.0).await?;
+        ensure!(
+            served_certificate(&replica).await? == *other.certificate() && replica.get("/readyz").await?.0.is_success()
+        );
         injected().await?;
         control_plane.stop_api_server()?;
-        ensure!(shown(&replica).await? == *other.certificate() && replica.get("/readyz").await?.0.is_success());
+        ensure!(
+            served_certificate(&replica).await? == *other.certificate() && replica.get("/readyz").await?.0.is_success()
+        );
         control_plane.start_api_server().await?;
-        let last = controller.leaf(Timestamp::now(), &names_of_release)?;
+        let last = controller.issue_certificate(Timestamp::now(), &names_of_release)?;
         controller.serve(&last, 17).await?;
-        swapped(&replica, &last).await?;
-        counted(&replica, "unreadable", 2.0).await?;
+        wait_until_served(&replica, &last).await?;
+        wait_for_reloads(&replica, "unreadable", 2.0).await?;
         Ok(())
     });
 }

@@ -26,10 +26,10 @@ use crate::rig::{PATIENCE, Rig, SOON, annotation};
 const FOLDER: &str = "example.com/profile";
 
 /// The namespace in which all compatible profiles act on one pod.
-const TOGETHER: &str = "together";
+const SHARED_NAMESPACE: &str = "together";
 
 /// Number of concurrent pods.
-const ABREAST: usize = 8;
+const CONCURRENCY: usize = 8;
 
 /// Profiles whose sidecars cannot be restricted, or their vendor's cannot.
 const UNRESTRICTED: [(&str, &str); 7] = [
@@ -129,7 +129,7 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
     let mut installed = 0;
     for (name, folder) in folders {
         for mut profile in documents(&folder.join("profile.yaml")) {
-            let values = if excludes(name) { json!([name]) } else { json!([name, TOGETHER]) };
+            let values = if excludes(name) { json!([name]) } else { json!([name, SHARED_NAMESPACE]) };
             // Without trust anchors these profiles would inject nothing.
             let parameters = profile.pointer_mut("/spec/parameters").and_then(Json::as_array_mut).into_iter().flatten();
             for parameter in parameters.filter(|parameter| parameter["name"] == "trustAnchors") {
@@ -144,7 +144,7 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
         let strict = [("pillion.dev/injection", "enabled"), ("pod-security.kubernetes.io/enforce", "restricted")];
         namespace(&rig.control_plane, &format!("r-{name}"), name, &strict).await?;
     }
-    namespace(&rig.control_plane, TOGETHER, TOGETHER, &[("pillion.dev/injection", "enabled")]).await?;
+    namespace(&rig.control_plane, SHARED_NAMESPACE, SHARED_NAMESPACE, &[("pillion.dev/injection", "enabled")]).await?;
     rig.control_plane.create_namespace("plain", &[]).await?;
     rig.control_plane.create_namespace("strict", &[("pod-security.kubernetes.io/enforce", "restricted")]).await?;
     let served = format!("pillion_profiles {installed}");
@@ -170,7 +170,7 @@ async fn namespace(control_plane: &ControlPlane, name: &str, folder: &str, label
 }
 
 /// Returns the pod that the API server would store, or the reason of its rejection.
-async fn asked(rig: &Rig, namespace: &str, pod: &Json) -> Result<Result<Json, String>> {
+async fn ask_api_server(rig: &Rig, namespace: &str, pod: &Json) -> Result<Result<Json, String>> {
     match rig.dry_run(namespace, pod).await {
         Ok(pod) => Ok(Ok(pod)),
         Err(error) => match error.downcast::<kube::Error>() {
@@ -197,14 +197,14 @@ struct Tally {
 }
 
 /// Tries a case's pod without and with injection, and both again where *restricted* is enforced.
-async fn tried(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tally> {
+async fn try_case(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tally> {
     let mut tally = Tally::default();
-    if let Err(why) = asked(rig, "plain", &pod).await? {
+    if let Err(why) = ask_api_server(rig, "plain", &pod).await? {
         eprintln!("{folder}: {name}: no pod without injection either: {why}");
         tally.impossible = 1;
         return Ok(tally);
     }
-    match asked(rig, &format!("p-{folder}"), &pod).await? {
+    match ask_api_server(rig, &format!("p-{folder}"), &pod).await? {
         Ok(made) => {
             tally.accepted = 1;
             tally.injected = usize::from(annotation(&made, "pillion.dev/injected").is_some());
@@ -214,10 +214,10 @@ async fn tried(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tally>
         Err(why) => tally.wrong.push(format!("{folder}: {name}: {why}")),
     }
     let pod = restricted(pod);
-    if asked(rig, "strict", &pod).await?.is_err() {
+    if ask_api_server(rig, "strict", &pod).await?.is_err() {
         return Ok(tally);
     }
-    match asked(rig, &format!("r-{folder}"), &pod).await? {
+    match ask_api_server(rig, &format!("r-{folder}"), &pod).await? {
         Err(why) if !why.contains("denied the request") => {
             tally.unrestricted = 1;
             if !UNRESTRICTED.iter().any(|(profile, _)| *profile == folder) {
@@ -241,8 +241,8 @@ fn api_server_accepts_shipped_profiles() {
         for (folder, path) in &folders {
             let cases = cases(path);
             let all = futures::stream::iter(cases.iter().enumerate())
-                .map(|(number, case)| tried(&rig, folder, &case["name"], completed(case, number)))
-                .buffer_unordered(ABREAST)
+                .map(|(number, case)| try_case(&rig, folder, &case["name"], completed(case, number)))
+                .buffer_unordered(CONCURRENCY)
                 .try_collect::<Vec<_>>()
                 .await?;
             let sum = |count: fn(&Tally) -> usize| all.iter().map(count).sum::<usize>();
@@ -316,7 +316,7 @@ metadata:
 ";
 
 /// Profiles that act on the pod.
-const ON_IT: [&str; 13] = [
+const COMBINED: [&str; 13] = [
     "agones-sdk",
     "annotate",
     "cloud-sql-proxy",
@@ -342,20 +342,20 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
         let pod: Json = serde_saphyr::from_str(EVERYTHING)?;
         // The account's lookup may take 250 ms, and the namespace's labels arrive by a watch.
         let first = eventually(SOON, "all profiles act on the pod", async || {
-            let first = rig.dry_run(TOGETHER, &pod).await?;
+            let first = rig.dry_run(SHARED_NAMESPACE, &pod).await?;
             let record: Json = serde_json::from_str(annotation(&first, "pillion.dev/injected").context("a record")?)?;
             let profiles = record["profiles"].as_array().into_iter().flatten();
             let applied: BTreeSet<_> = profiles.filter_map(|profile| profile["profile"].as_str()).collect();
             eprintln!("{} profiles on one pod: {applied:?}", applied.len());
             let log = rig.replicas[0].log_text()?;
             let decided = log.lines().rfind(|line| line.contains("name=everything")).unwrap_or_default();
-            ensure!(applied == BTreeSet::from(ON_IT), "{applied:?}: {decided}");
+            ensure!(applied == BTreeSet::from(COMBINED), "{applied:?}: {decided}");
             Ok(first)
         })
         .await?;
         // Deterministic: the same pod gives the same result. Idempotent: creating the result again does not change
         // it.
-        let mut again = rig.dry_run(TOGETHER, &pod).await?;
+        let mut again = rig.dry_run(SHARED_NAMESPACE, &pod).await?;
         let mut first = first;
         for pod in [&mut first, &mut again] {
             let metadata = pod["metadata"].as_object_mut().unwrap();
@@ -364,7 +364,7 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
             }
         }
         ensure!(first == again, "creating the pod again changes it");
-        rig.create(TOGETHER, &pod).await?;
+        rig.create(SHARED_NAMESPACE, &pod).await?;
         Ok(())
     });
 }

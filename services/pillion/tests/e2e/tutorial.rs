@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use crate::direct::{Direct, review};
 use crate::managed::Managed;
-use crate::rig::{ASK, SOON, STATUS, annotation, bare_pod, names};
+use crate::rig::{REQUEST_ANNOTATION, SOON, STATUS_ANNOTATION, annotation, bare_pod, names};
 
 /// The namespace's label in the tutorial.
 const LABEL: &str = "sidecar-injection=enabled";
@@ -19,7 +19,7 @@ const OVERRIDES: &str = r#"{"apiVersion": "v1", "metadata": {"annotations": {
 #[test]
 fn replaced_injectors_tutorial_works() {
     isolated(|| async {
-        let managed = Managed::start_opting_in_by(LABEL).await?;
+        let managed = Managed::start_with_opt_in_label(LABEL).await?;
         let kubectl = &managed.rig.control_plane;
         kubectl.kubectl_ok(&["create", "namespace", "injection"]).await?;
         kubectl.kubectl_ok(&["label", "namespace", "injection", LABEL]).await?;
@@ -36,16 +36,17 @@ fn replaced_injectors_tutorial_works() {
                 .collect()
         };
         // The API server learns of the label a moment later.
-        managed.rig.is_called("injection").await?;
+        managed.rig.wait_until_called("injection").await?;
         let arguments: Vec<String> = run("alpine");
         kubectl.kubectl_ok(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).await?;
         let pod: Json = serde_json::from_str(
             &kubectl.kubectl_ok(&["get", "pod", "alpine", "-n", "injection", "-o", "json"]).await?,
         )?;
         ensure!(names(&pod) == ["alpine", "sidecar-nginx"], "{pod}");
-        ensure!(annotation(&pod, STATUS) == Some("injected"), "{pod}");
+        ensure!(annotation(&pod, STATUS_ANNOTATION) == Some("injected"), "{pod}");
         ensure!(
-            annotation(&pod, ASK) == Some("yes") && annotation(&pod, "kubernetes.io/psp") == Some("restricted"),
+            annotation(&pod, REQUEST_ANNOTATION) == Some("yes")
+                && annotation(&pod, "kubernetes.io/psp") == Some("restricted"),
             "{pod}"
         );
 

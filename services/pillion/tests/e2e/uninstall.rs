@@ -116,7 +116,7 @@ fn damaged_uninstall_leaves_cluster_usable() {
             let install = ["install", "pillion", "--create-namespace"];
             helm_ok(&control_plane, &install, Some(&values)).await.with_context(|| format!("before {loss:?}"))?;
             let (rig, controllers) = run(control_plane).await?;
-            rig.is_called("team-a").await?;
+            rig.wait_until_called("team-a").await?;
             let begun = Instant::now();
             control_plane = lose_and_delete(rig, controllers, loss).await.with_context(|| format!("{loss:?}"))?;
             can_create_pods(&control_plane, loss).await?;
@@ -148,6 +148,6 @@ fn damaged_uninstall_leaves_cluster_usable() {
         let listed = helm(&control_plane, &["list", "--short"], None).await?;
         ensure!(String::from_utf8_lossy(&listed.stdout).trim() == "pillion");
         let (rig, _controllers) = run(control_plane).await?;
-        rig.is_called("team-a").await
+        rig.wait_until_called("team-a").await
     });
 }

@@ -74,8 +74,8 @@ fn validation_distinguishes_injected_containers() {
 
         let status = refusal(rig.create("team-a", &with_env("other")).await)?;
         ensure!(status["code"] == 402, "{status}");
-        let told = "denied the request: the object does not pass a validation: profile deny-env: containers may not set env or envFrom";
-        ensure!(status["message"].as_str().unwrap().ends_with(told), "{status}");
+        let message = "denied the request: the object does not pass a validation: profile deny-env: containers may not set env or envFrom";
+        ensure!(status["message"].as_str().unwrap().ends_with(message), "{status}");
         ensure!(status["details"]["causes"][0]["field"] == "spec.containers", "{status}");
 
         // A copied record does not make a container an injected one.

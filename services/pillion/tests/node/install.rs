@@ -19,7 +19,7 @@ fn installs_and_injects_first_pod() {
         platform.namespace("team-a", "enabled").await?;
         platform.namespace("pay", "required").await?;
         // The installation must not prevent the creation of pods.
-        let creations = Creations::begin(platform, &["team-a", "pay"]).await?;
+        let creations = Creations::start(platform, &["team-a", "pay"]).await?;
 
         let begun = Instant::now();
         platform.helm("install", Some(&Platform::values("one")), &["--create-namespace"]).await?;
@@ -30,7 +30,7 @@ fn installs_and_injects_first_pod() {
         let injected = begun.elapsed();
         eventually(SOON, "it runs", async || is_ready(&platform.pods("team-a").get("first").await?)).await?;
         let running = begun.elapsed();
-        let before = creations.so_far();
+        let before = creations.results_so_far();
         println!(
             "helm install {installed:.1?}, first pod with the sidecar {injected:.1?}, it runs {running:.1?}; meanwhile: {before}"
         );
@@ -38,10 +38,10 @@ fn installs_and_injects_first_pod() {
 
         // From here on every pod gets the sidecar, while the last replicas start.
         platform.kubectl(&["rollout", "status", "--namespace=pillion-system", "deployment/pillion-webhook"]).await?;
-        let outcomes = creations.end().await?;
-        println!("in the end: {outcomes}");
-        ensure!(outcomes.refused.is_empty(), "refused: {:?}", outcomes.refused);
-        ensure!(outcomes.without == before.without, "without the sidecar after the first that had it");
+        let results = creations.stop().await?;
+        println!("in the end: {results}");
+        ensure!(results.refused.is_empty(), "refused: {:?}", results.refused);
+        ensure!(results.without == before.without, "without the sidecar after the first that had it");
         Ok(())
     });
 }

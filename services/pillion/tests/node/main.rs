@@ -13,7 +13,6 @@
 mod creations;
 mod install;
 mod platform;
-mod processes;
 mod recovery;
 mod tenant;
 mod uninstall;

@@ -22,7 +22,7 @@ const COMMAND_LIMIT: Duration = Duration::from_mins(4);
 /// How long a test may take.
 const TEST_LIMIT: Duration = Duration::from_mins(15);
 /// The annotation that requests the sidecar of the shipped profile, and the sidecar's name.
-const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
+const REQUEST_ANNOTATION: &str = "sidecar-injector-webhook.morven.me/inject";
 pub(crate) const SIDECAR: &str = "sidecar-nginx";
 
 /// The cluster. It stops with the test.
@@ -175,8 +175,8 @@ impl Platform {
             &["get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"],
             &["logs", "--namespace", NAMESPACE, "--selector=app.kubernetes.io/name=pillion", "--tail=30", "--prefix"],
         ] {
-            let said = self.kubectl(arguments).await.unwrap_or_else(|error| format!("{error:#}"));
-            let last: Vec<&str> = said.lines().rev().take(60).collect();
+            let output = self.kubectl(arguments).await.unwrap_or_else(|error| format!("{error:#}"));
+            let last: Vec<&str> = output.lines().rev().take(60).collect();
             println!("--- kubectl {}", arguments.join(" "));
             last.into_iter().rev().for_each(|line| println!("{line}"));
         }
@@ -187,7 +187,7 @@ impl Platform {
 pub(crate) fn pod(name: &str, runs: bool) -> Pod {
     let selector = if runs { json!({}) } else { json!({"example.com/nowhere": "yes"}) };
     serde_json::from_value(json!({
-        "metadata": {"name": name, "annotations": {ASK: "yes"}},
+        "metadata": {"name": name, "annotations": {REQUEST_ANNOTATION: "yes"}},
         "spec": {"nodeSelector": selector, "terminationGracePeriodSeconds": 1,
             "containers": [{"name": "app", "image": PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent"}]},
     }))

@@ -51,20 +51,20 @@ fn upgrade_and_rollback_lose_no_pod() {
             serde_json::from_value(json!([{"op": "replace", "path": HEADING, "value": "older"}]))?;
         definitions.patch(DEFINITION, &PatchParams::default(), &Patch::<()>::Json(older)).await?;
 
-        let creations = Creations::begin(platform, &["team-a", "pay"]).await?;
+        let creations = Creations::start(platform, &["team-a", "pay"]).await?;
         let mut values = Platform::values("two");
         values["webhook"]["policy"] = json!({"guardrails": {"maxContainers": 5}});
         let begun = Instant::now();
         platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
-        println!("the upgrade: {:.1?}, {}", begun.elapsed(), creations.so_far());
+        println!("the upgrade: {:.1?}, {}", begun.elapsed(), creations.results_so_far());
         ensure!(heading(&definitions).await? == current, "the definitions are not up to date");
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:two".to_owned(), 3));
 
         let begun = Instant::now();
         platform.helm("rollback", None, &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
-        println!("the rollback: {:.1?}, {}", begun.elapsed(), creations.so_far());
+        println!("the rollback: {:.1?}, {}", begun.elapsed(), creations.results_so_far());
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:one".to_owned(), 3));
 
         // An upgrade preserves a manual scaling, without a conflict.
@@ -72,7 +72,7 @@ fn upgrade_and_rollback_lose_no_pod() {
         platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:two".to_owned(), 4));
-        println!("after an upgrade with manual scaling: {}", creations.so_far());
+        println!("after an upgrade with manual scaling: {}", creations.results_so_far());
         // A rollback restores the recorded number of replicas too, so helm reports a conflict and requires
         // `--force-conflicts`.
         let refused = platform.helm("rollback", None, &["--wait", "--timeout=4m"]).await;
@@ -80,12 +80,12 @@ fn upgrade_and_rollback_lose_no_pod() {
         ensure!(refused.contains("conflict with \"kubectl\"") && refused.contains(".spec.replicas"), "{refused}");
         platform.helm("rollback", None, &["2", "--force-conflicts", "--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
-        println!("after the rollback by force: {}", creations.so_far());
+        println!("after the rollback by force: {}", creations.results_so_far());
 
-        let outcomes = creations.end().await?;
-        println!("in the end: {outcomes}");
-        ensure!(outcomes.refused.is_empty(), "refused: {:?}", outcomes.refused);
-        ensure!(outcomes.without == 0, "{} pods without the sidecar", outcomes.without);
+        let results = creations.stop().await?;
+        println!("in the end: {results}");
+        ensure!(results.refused.is_empty(), "refused: {:?}", results.refused);
+        ensure!(results.without == 0, "{} pods without the sidecar", results.without);
         Ok(())
     });
 }

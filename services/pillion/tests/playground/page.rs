@@ -39,7 +39,7 @@ fn retype(browser: &Browser, id: &str, text: &str) {
 }
 
 /// Waits until an element shows a text.
-fn shows(browser: &Browser, id: &str, part: &str) {
+fn wait_for_text(browser: &Browser, id: &str, part: &str) {
     let script = format!(
         "return document.body.dataset.state === 'done' && document.getElementById('{id}').textContent.includes({})",
         json!(part)
@@ -78,20 +78,20 @@ fn page_works_in_a_browser() {
         2,
         "its container and its injection record"
     );
-    shows(&browser, "outcomes", "Injected");
+    wait_for_text(&browser, "outcomes", "Injected");
     is_accessible(&browser, "as it opens");
 
     examples(&browser);
-    typing(&browser);
+    edit_by_typing(&browser);
     diagnostics(&browser);
-    blame(&browser);
-    newest(&browser);
+    server_errors(&browser);
+    newest_response_wins(&browser);
     nothing_becomes_html(&browser);
     keyboard(&browser);
     tabs(&browser);
     themes(&browser);
     links(&browser, &dev);
-    own_text(&browser, &dev);
+    own_content_is_restorable(&browser, &dev);
     narrow(&browser);
 
     let grave: Vec<_> = browser.log("browser").into_iter().filter(|entry| entry["level"] != "DEBUG").collect();
@@ -105,8 +105,8 @@ fn page_works_in_a_browser() {
 
     drop(dev);
     retype(&browser, "profile", PROFILE);
-    shows(&browser, "status", "does not answer");
-    shows(&browser, "outcomes", "Not run");
+    wait_for_text(&browser, "status", "does not answer");
+    wait_for_text(&browser, "outcomes", "Not run");
 }
 
 fn choose(browser: &Browser, name: &str) {
@@ -119,33 +119,33 @@ fn choose(browser: &Browser, name: &str) {
 
 fn examples(browser: &Browser) {
     choose(browser, "istio");
-    shows(browser, "injected-panel", "istio-proxy");
+    wait_for_text(browser, "injected-panel", "istio-proxy");
     assert!(!text(browser, "about").is_empty());
     is_accessible(browser, "with a large profile");
     choose(browser, "deny-env");
-    shows(browser, "outcomes", "Refused");
-    shows(browser, "explanation-panel", "containers may not set env");
+    wait_for_text(browser, "outcomes", "Refused");
+    wait_for_text(browser, "explanation-panel", "containers may not set env");
     // The page shows the example that was chosen last, whichever response comes last.
-    hold_next_answer(browser);
+    hold_next_response(browser);
     choose(browser, "istio");
     browser.until("a response is held back", "return window.go !== undefined");
     choose(browser, "nginx");
-    shows(browser, "injected-panel", "sidecar-nginx");
+    wait_for_text(browser, "injected-panel", "sidecar-nginx");
     browser.run("window.go()");
     browser.run("return new Promise((done) => setTimeout(done))");
-    shows(browser, "about", "nginx");
-    shows(browser, "injected-panel", "sidecar-nginx");
+    wait_for_text(browser, "about", "nginx");
+    wait_for_text(browser, "injected-panel", "sidecar-nginx");
 }
 
-fn typing(browser: &Browser) {
+fn edit_by_typing(browser: &Browser) {
     retype(
         browser,
         "object",
         "{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {containers: [{name: web, image: w}]}}",
     );
     type_keys(browser, "profile", PROFILE);
-    shows(browser, "injected-panel", "typed-in");
-    shows(browser, "status", "Pod default/web: injected");
+    wait_for_text(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "status", "Pod default/web: injected");
     let added =
         browser.run("return [...document.querySelectorAll('#injected-panel ins')].map((line) => line.textContent)");
     assert!(added.as_array().unwrap().contains(&json!("  - name: typed-in")), "{added}");
@@ -159,10 +159,10 @@ fn typing(browser: &Browser) {
     // The namespace's labels have an effect.
     browser.click("#namespace-tab");
     retype(browser, "namespace", "{apiVersion: v1, kind: Namespace, metadata: {name: default}}");
-    shows(browser, "outcomes", "Not injected");
-    shows(browser, "explanation-panel", "not_opted_in");
+    wait_for_text(browser, "outcomes", "Not injected");
+    wait_for_text(browser, "explanation-panel", "not_opted_in");
     retype(browser, "namespace", "{kind: Namespace, metadata: {name: default, labels: {pillion.dev/injection: held}}}");
-    shows(browser, "outcomes", "Injected");
+    wait_for_text(browser, "outcomes", "Injected");
     browser.click("#object-tab");
 }
 
@@ -170,9 +170,9 @@ fn typing(browser: &Browser) {
 fn diagnostics(browser: &Browser) {
     let broken = PROFILE.replace("activation", "activaton");
     retype(browser, "profile", &broken);
-    shows(browser, "profile-problems", "activaton");
-    shows(browser, "outcomes", "Not run");
-    shows(browser, "status", "1 problem");
+    wait_for_text(browser, "profile-problems", "activaton");
+    wait_for_text(browser, "outcomes", "Not run");
+    wait_for_text(browser, "status", "1 problem");
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("profile.yaml"), &broken).unwrap();
     let linted = Command::new(env!("CARGO_BIN_EXE_pillion"))
@@ -201,12 +201,12 @@ fn diagnostics(browser: &Browser) {
     browser.press([key::F8]);
     assert_eq!(browser.run(selected), "activaton");
     retype(browser, "profile", PROFILE);
-    shows(browser, "outcomes", "Injected");
+    wait_for_text(browser, "outcomes", "Injected");
 }
 
 /// An error response of the server is not reported as an unreachable server.
-fn blame(browser: &Browser) {
-    for (answer, told) in [
+fn server_errors(browser: &Browser) {
+    for (answer, message) in [
         (json!({"diagnostics": [], "result": null}), "nothing says why"),
         (json!({"diagnostics": [], "result": {}}), "cannot show the answer"),
     ] {
@@ -219,15 +219,15 @@ fn blame(browser: &Browser) {
             json!(answer.to_string())
         ));
         retype(browser, "profile", &PROFILE.replace("typed-in", "other"));
-        shows(browser, "status", told);
-        shows(browser, "outcomes", "Not run");
+        wait_for_text(browser, "status", message);
+        wait_for_text(browser, "outcomes", "Not run");
         retype(browser, "profile", PROFILE);
-        shows(browser, "outcomes", "Injected");
+        wait_for_text(browser, "outcomes", "Injected");
     }
 }
 
 /// Holds back the next response until the page is told to release it.
-fn hold_next_answer(browser: &Browser) {
+fn hold_next_response(browser: &Browser) {
     browser.run(
         "const real = window.fetch;
          delete window.go;
@@ -241,18 +241,18 @@ fn hold_next_answer(browser: &Browser) {
 }
 
 /// A late response does not replace a newer one.
-fn newest(browser: &Browser) {
-    hold_next_answer(browser);
+fn newest_response_wins(browser: &Browser) {
+    hold_next_response(browser);
     retype(browser, "profile", &PROFILE.replace("typed-in", "older"));
     browser.until("a response is held back", "return window.go !== undefined");
     retype(browser, "profile", &PROFILE.replace("typed-in", "newer"));
-    shows(browser, "injected-panel", "newer");
+    wait_for_text(browser, "injected-panel", "newer");
     browser.run("window.go()");
     // When this script returns, the page would have shown the late response.
     browser.run("return new Promise((done) => setTimeout(done))");
     assert!(text(browser, "injected-panel").contains("newer"));
     retype(browser, "profile", PROFILE);
-    shows(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "injected-panel", "typed-in");
 }
 
 fn nothing_becomes_html(browser: &Browser) {
@@ -261,7 +261,7 @@ fn nothing_becomes_html(browser: &Browser) {
     browser.until("HTML is shown as text", "return document.querySelector('.paint').textContent.includes('<img')");
     assert_eq!(browser.all("main img, main script").len(), 0);
     retype(browser, "profile", PROFILE);
-    shows(browser, "outcomes", "Injected");
+    wait_for_text(browser, "outcomes", "Injected");
 }
 
 /// Tab reaches all controls, each shows its focus, and none traps it.
@@ -299,7 +299,7 @@ fn keyboard(browser: &Browser) {
     browser.click("#profile");
     browser.press_with(key::CONTROL, key::END);
     browser.press([key::ENTER, '#', key::TAB, 'x']);
-    shows(browser, "profile-problems", "");
+    wait_for_text(browser, "profile-problems", "");
     let value = browser.run("return document.getElementById('profile').value");
     assert!(value.as_str().unwrap().ends_with("\n#  x"), "{value}");
     browser.press([key::ESCAPE, key::TAB]);
@@ -349,10 +349,10 @@ fn themes(browser: &Browser) {
             is_legible(browser, &format!("{tab}, {scheme}"));
         }
         retype(browser, "profile", &PROFILE.replace("activation", "activaton"));
-        shows(browser, "outcomes", "Not run");
+        wait_for_text(browser, "outcomes", "Not run");
         is_legible(browser, &format!("with a problem, {scheme}"));
         retype(browser, "profile", PROFILE);
-        shows(browser, "outcomes", "Injected");
+        wait_for_text(browser, "outcomes", "Injected");
     }
     assert_ne!(grounds[0], grounds[1]);
     // The switch overrides the system's theme, and is remembered.
@@ -361,7 +361,7 @@ fn themes(browser: &Browser) {
     browser.refresh();
     browser.until("the page loads again", DONE);
     assert_eq!(browser.run(ground), grounds[0]);
-    shows(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "injected-panel", "typed-in");
     browser.click("[name=theme][value=auto] + span");
     assert_eq!(browser.run(ground), grounds[1]);
 
@@ -381,39 +381,39 @@ fn links(browser: &Browser, dev: &Dev) {
     browser.open(link);
     // Foreign pages can link here, so the user sees a link's content before it runs, each time.
     for again in [link, &dev.url()] {
-        is_held(browser);
+        expect_link_held(browser);
         browser.open("about:blank");
         browser.open(again);
     }
-    is_held(browser);
+    expect_link_held(browser);
     is_accessible(browser, "with what a link brought");
     browser.click("#run");
-    shows(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "injected-panel", "typed-in");
     assert_eq!(browser.run("return document.getElementById('linked').hidden"), true);
     // Content that the user has run before runs at once.
     browser.open("about:blank");
     browser.open(link);
-    shows(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "injected-panel", "typed-in");
     // A key works as well as the button.
     browser.run("sessionStorage.clear()");
     browser.open("about:blank");
     browser.open(link);
-    is_held(browser);
+    expect_link_held(browser);
     browser.click("#profile");
     browser.press_with(key::CONTROL, key::END);
     browser.press([key::ENTER]);
-    shows(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "injected-panel", "typed-in");
     // Broken links, and links with too much content, are ignored.
     for wrong in ["#v1.", "#v1.AAAA", "#v1.%%%", "#v2.x"] {
         browser.run("sessionStorage.clear()");
         browser.open("about:blank");
         browser.open(&format!("{}{wrong}", dev.url()));
-        shows(browser, "injected-panel", "sidecar-nginx");
+        wait_for_text(browser, "injected-panel", "sidecar-nginx");
     }
 }
 
 /// Waits until the page shows a link's content, and checks that it has sent no request.
-fn is_held(browser: &Browser) {
+fn expect_link_held(browser: &Browser) {
     browser.until("a link's content is shown", "return document.body.dataset.state === 'held'");
     let state = browser.run(
         "const asked = performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('/playground/run'));
@@ -423,16 +423,16 @@ fn is_held(browser: &Browser) {
 }
 
 /// After following a link, in the page or from elsewhere, the user can restore their own content.
-fn own_text(browser: &Browser, dev: &Dev) {
+fn own_content_is_restorable(browser: &Browser, dev: &Dev) {
     retype(browser, "profile", PROFILE);
-    shows(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "injected-panel", "typed-in");
     browser.click("#share");
     let link = browser.until("a link", "return location.hash.startsWith('#v1.') && location.hash");
     let link = link.as_str().unwrap();
     let mine = PROFILE.replace("typed-in", "mine");
     for is_in_page in [true, false] {
         retype(browser, "profile", &mine);
-        shows(browser, "injected-panel", "mine");
+        wait_for_text(browser, "injected-panel", "mine");
         if is_in_page {
             browser.run(&format!("location.hash = '{link}'"));
         } else {
@@ -442,14 +442,14 @@ fn own_text(browser: &Browser, dev: &Dev) {
         browser.until("the link's content", "return document.body.dataset.state === 'held'");
         assert_eq!(browser.run("return document.getElementById('profile').value"), PROFILE);
         browser.click("#restore");
-        shows(browser, "injected-panel", "mine");
+        wait_for_text(browser, "injected-panel", "mine");
         assert_eq!(browser.run("return document.getElementById('profile').value"), json!(mine));
     }
     // The user's own content is unchanged.
     choose(browser, "istio");
-    shows(browser, "injected-panel", "istio-proxy");
+    wait_for_text(browser, "injected-panel", "istio-proxy");
     browser.click("#restore");
-    shows(browser, "injected-panel", "mine");
+    wait_for_text(browser, "injected-panel", "mine");
 }
 
 fn narrow(browser: &Browser) {
@@ -478,7 +478,7 @@ fn writes_small_screenshots() {
              list.value = [...list.options].find((option) => option.text === 'cloud-sql-proxy').value;
              list.dispatchEvent(new Event('change'))",
     );
-    shows(&browser, "injected-panel", "cloud-sql-proxy");
+    wait_for_text(&browser, "injected-panel", "cloud-sql-proxy");
     for (theme, file) in pictures() {
         browser.emulate("prefers-color-scheme", theme);
         if theme == "dark" {

@@ -9,8 +9,8 @@ pub(crate) mod prometheus;
 pub(crate) mod replicas;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::path::Path;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -59,7 +59,7 @@ impl Program {
     }
 
     /// Does the same as [`Program::start`], by a command that executes the program.
-    pub(crate) fn start_under(command: &[&str], arguments: &[&str], folder: &Path) -> Self {
+    pub(crate) fn start_with_wrapper(command: &[&str], arguments: &[&str], folder: &Path) -> Self {
         let (first, rest) = command.split_first().unwrap();
         Self::spawn(Command::new(first).args(rest).arg(env!("CARGO_BIN_EXE_pillion")).args(arguments), folder)
     }
@@ -89,14 +89,14 @@ impl Program {
     }
 
     /// Waits until standard output or error contains this text.
-    pub(crate) fn tells(&self, text: &str) {
+    pub(crate) fn wait_for_output(&self, text: &str) {
         eventually(&format!("{text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
             (self.stdout().contains(text) || self.stderr().contains(text)).then_some(())
         });
     }
 
     /// Waits for this text on standard output or error, and returns the next word.
-    pub(crate) fn word_behind(&self, text: &str) -> String {
+    pub(crate) fn word_after(&self, text: &str) -> String {
         eventually(&format!("a word after {text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
             let all = format!("{}\n{}", self.stdout(), self.stderr());
             let (_, rest) = all.split_once(text)?;
@@ -130,7 +130,7 @@ impl Program {
         assert!(killed.success());
     }
 
-    pub(crate) fn ended(&mut self) -> ExitStatus {
+    pub(crate) fn wait_for_exit(&mut self) -> ExitStatus {
         let child = &mut self.child;
         let status = eventually("the process has ended", || child.try_wait().unwrap());
         // The threads may not have read the last output yet.
@@ -159,6 +159,46 @@ fn collect(stream: impl Read + Send + 'static) -> (Arc<Mutex<String>>, JoinHandl
     (text, reader)
 }
 
+/// The endpoint that `pillion dev` prints, and its sample review.
+pub(crate) struct DevEndpoint {
+    pub(crate) url: String,
+    pub(crate) ca: PathBuf,
+    pub(crate) review: String,
+}
+
+impl DevEndpoint {
+    /// Waits until the program has printed its endpoint.
+    pub(crate) fn of(program: &Program) -> Self {
+        Self {
+            ca: program.word_after("--cacert ").into(),
+            review: std::fs::read_to_string(program.word_after("--data @")).unwrap(),
+            url: format!("https://{}", program.word_after("https://")),
+        }
+    }
+
+    /// Posts a body with these header lines, each with its line end.
+    pub(crate) fn post(&self, headers: &str, body: &str) -> Answer {
+        post_with(&self.url, &self.ca, headers, body)
+    }
+}
+
+/// Writes a kubeconfig for an API server at this URL into a folder.
+pub(crate) fn write_kubeconfig(folder: &Path, api_server: &str) {
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"{api_server}\"}}}}]\n\
+         users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
+         current-context: x\n"
+    );
+    std::fs::write(folder.join("kubeconfig"), kubeconfig).unwrap();
+}
+
+/// Writes a kubeconfig for an API server that hangs: its socket is bound but never accepts connections.
+pub(crate) fn hanging_api_server(folder: &Path) -> TcpListener {
+    let api_server = TcpListener::bind("127.0.0.1:0").unwrap();
+    write_kubeconfig(folder, &format!("http://{}", api_server.local_addr().unwrap()));
+    api_server
+}
+
 /// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -174,25 +214,25 @@ pub(crate) fn get(address: &str, path: &str) -> Answer {
 }
 
 /// Posts JSON to `https://localhost:PORT/PATH`, and trusts only this CA.
-pub(crate) fn post(url: &str, authority: &Path, body: &str) -> Answer {
-    post_with(url, authority, "", body)
+pub(crate) fn post(url: &str, ca: &Path, body: &str) -> Answer {
+    post_with(url, ca, "", body)
 }
 
 /// Does the same as [`post`], with more header lines, each with its line end.
-pub(crate) fn post_with(url: &str, authority: &Path, headers: &str, body: &str) -> Answer {
+pub(crate) fn post_with(url: &str, ca: &Path, headers: &str, body: &str) -> Answer {
     let (address, path) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
     let head = format!(
         "POST /{path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
          {headers}connection: close\r\n\r\n",
         body.len()
     );
-    exchange(connect(url, authority), &(head + body))
+    exchange(connect(url, ca), &(head + body))
 }
 
 /// Returns a client configuration that trusts only this CA, given as PEM.
-pub(crate) fn trusting(authority: &[u8]) -> Arc<ClientConfig> {
+pub(crate) fn trusting_ca(ca: &[u8]) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(authority).unwrap()).unwrap();
+    roots.add(CertificateDer::from_pem_slice(ca).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -203,10 +243,10 @@ pub(crate) fn trusting(authority: &[u8]) -> Arc<ClientConfig> {
 }
 
 /// Opens a TLS connection to the host of `https://localhost:PORT/PATH`.
-pub(crate) fn connect(url: &str, authority: &Path) -> StreamOwned<ClientConnection, TcpStream> {
+pub(crate) fn connect(url: &str, ca: &Path) -> StreamOwned<ClientConnection, TcpStream> {
     let (address, _) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
     let (host, port) = address.split_once(':').unwrap();
-    let config = trusting(&std::fs::read(authority).unwrap());
+    let config = trusting_ca(&std::fs::read(ca).unwrap());
     let name = ServerName::try_from(host.to_owned()).unwrap();
     let tcp = TcpStream::connect(("127.0.0.1", port.parse::<u16>().unwrap())).unwrap();
     tcp.set_read_timeout(Some(LIMIT)).unwrap();

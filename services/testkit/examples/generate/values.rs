@@ -13,10 +13,12 @@ pub(crate) fn table(text: &str) -> Result<String> {
     let values: Json = serde_saphyr::from_str(text).context("values.yaml")?;
     let rows = described(text)?;
     let mut all = Vec::new();
-    leaves(&values, "", &mut all);
-    for leaf in all {
-        let is_under = |row: &str| leaf == row || leaf.strip_prefix(row).is_some_and(|rest| rest.starts_with('.'));
-        ensure!(rows.iter().any(|(row, _)| is_under(row)), "{leaf} has no description in values.yaml");
+    collect_paths(&values, "", &mut all);
+    for path_of_value in all {
+        let is_under = |row: &str| {
+            path_of_value == row || path_of_value.strip_prefix(row).is_some_and(|rest| rest.starts_with('.'))
+        };
+        ensure!(rows.iter().any(|(row, _)| is_under(row)), "{path_of_value} has no description in values.yaml");
     }
     let mut table = "| key | default | what it is |\n|---|---|---|\n".to_owned();
     for (row, description) in rows {
@@ -49,11 +51,11 @@ fn described(values: &str) -> Result<Vec<(String, String)>> {
 }
 
 /// Collects the paths of all values except maps with keys.
-fn leaves(value: &Json, path: &str, into: &mut Vec<String>) {
+fn collect_paths(value: &Json, path: &str, into: &mut Vec<String>) {
     match value.as_object().filter(|map| !map.is_empty()) {
         Some(map) => {
             for (key, value) in map {
-                leaves(value, format!("{path}.{key}").trim_start_matches('.'), into);
+                collect_paths(value, format!("{path}.{key}").trim_start_matches('.'), into);
             }
         }
         None => into.push(path.to_owned()),

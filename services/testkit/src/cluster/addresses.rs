@@ -11,7 +11,7 @@ use super::run;
 /// The network that contains the links' networks.
 const NETWORK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
 /// The longest prefix that counts as a route to other networks. Addresses inside such a route may be used.
-const WAY: u32 = 15;
+const LONGEST_ROUTE_PREFIX: u32 = 15;
 
 /// Returns the host's and the node's address, which a cluster keeps.
 pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
@@ -45,7 +45,7 @@ fn leads_to(route: &str, number: u8) -> bool {
     let Some((address, prefix)) = route.split_whitespace().take(2).find_map(network) else { return false };
     let ours = NETWORK | (u32::from(number) << 8);
     let common = prefix.min(30);
-    prefix > WAY && (address ^ ours) >> (32 - common) == 0
+    prefix > LONGEST_ROUTE_PREFIX && (address ^ ours) >> (32 - common) == 0
 }
 
 fn network(word: &str) -> Option<(u32, u32)> {

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::rig::SOON;
 
 /// A control plane, and a keeper with a fixed target.
-pub(super) struct Kept {
+pub(super) struct KeptControlPlane {
     pub(super) control_plane: ControlPlane,
     pub(super) release: Arc<Release>,
     target: watch::Sender<Option<Arc<Target>>>,
@@ -33,7 +33,7 @@ pub(super) struct Kept {
     keeping: tokio::task::JoinHandle<()>,
 }
 
-impl Kept {
+impl KeptControlPlane {
     async fn start(settings: Settings) -> Result<Self> {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[]).await?;
@@ -65,12 +65,12 @@ impl Kept {
 
     async fn fill(self, target: &Target) -> Result<Self> {
         self.target.send_replace(Some(Arc::new(target.clone())));
-        eventually(SOON, "both configurations exist", async || self.is_as(target).await).await?;
+        eventually(SOON, "both configurations exist", async || self.expect_matches(target).await).await?;
         Ok(self)
     }
 
     /// Starts the next leadership term with the same control plane.
-    pub(super) async fn again(self, settings: Settings, target: &Target) -> Result<Self> {
+    pub(super) async fn next_term(self, settings: Settings, target: &Target) -> Result<Self> {
         let Self { control_plane, release, stop, keeping, .. } = self;
         stop.cancel();
         tokio::time::timeout(SOON, keeping).await.context("the keeper has not stopped")??;
@@ -82,7 +82,7 @@ impl Kept {
     }
 
     /// Fails unless the live configurations match a target, except for the markers.
-    pub(super) async fn is_as(&self, target: &Target) -> Result<()> {
+    pub(super) async fn expect_matches(&self, target: &Target) -> Result<()> {
         let live = self.live().await?;
         let wanted = pillion_api::webhook_configuration::mutating_with(&target.settings, &target.rules.mutating);
         let validating = pillion_api::webhook_configuration::validating(&target.settings, &target.rules.validated);

@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 
 /// An operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Doing {
+pub(super) enum Operation {
     Create,
     Update,
     Delete,
@@ -13,7 +13,7 @@ pub(super) enum Doing {
 pub(super) struct Case {
     pub(super) profile: &'static str,
     pub(super) namespace: &'static str,
-    pub(super) doing: Doing,
+    pub(super) operation: Operation,
     pub(super) object: Json,
     pub(super) old: Json,
 }
@@ -208,7 +208,7 @@ pub(super) fn cases() -> Vec<Case> {
                         cases.push(Case {
                             profile: case,
                             namespace,
-                            doing: Doing::Create,
+                            operation: Operation::Create,
                             object: make("fresh", data),
                             old: Json::Null,
                         });
@@ -219,12 +219,18 @@ pub(super) fn cases() -> Vec<Case> {
                         cases.push(Case {
                             profile: case,
                             namespace,
-                            doing: Doing::Update,
+                            operation: Operation::Update,
                             object: make(&name, data),
                             old,
                         });
                         let old = make(&format!("{case}-{index}-{place}-gone"), data);
-                        cases.push(Case { profile: case, namespace, doing: Doing::Delete, object: Json::Null, old });
+                        cases.push(Case {
+                            profile: case,
+                            namespace,
+                            operation: Operation::Delete,
+                            object: Json::Null,
+                            old,
+                        });
                     }
                 }
             }

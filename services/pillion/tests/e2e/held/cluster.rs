@@ -25,12 +25,12 @@ use crate::rbac::refusals;
 use crate::rig::{PATIENCE, Rig, bare_pod, names};
 
 /// The held namespace.
-pub(super) const TILL: &str = "till";
+pub(super) const HELD_NAMESPACE: &str = "till";
 
 /// The documentation page whose commands the tests run.
 const PAGE: &str = include_str!("../../../../../docs/held.md");
 
-/// A cluster with the namespace [`TILL`], and with Pillion as installed.
+/// A cluster with the namespace [`HELD_NAMESPACE`], and with Pillion as installed.
 pub(super) struct Cluster {
     pub(super) managed: Managed,
 }
@@ -39,14 +39,14 @@ impl Cluster {
     /// Starts this many replicas and controllers. Waits until pods are injected, and until pods wait while no replica
     /// responds.
     pub(super) async fn start(replicas: u8, controllers: u8) -> Result<Self> {
-        let managed = Managed::start_uncalled(ControlPlane::builder(), QUICK, replicas, controllers).await?;
+        let managed = Managed::start_without_namespace(ControlPlane::builder(), QUICK, replicas, controllers).await?;
         let mut cluster = Self { managed };
-        cluster.rig().namespace(TILL, Some("held")).await?;
-        cluster.rig().is_called(TILL).await?;
+        cluster.rig().namespace(HELD_NAMESPACE, Some("held")).await?;
+        cluster.rig().wait_until_called(HELD_NAMESPACE).await?;
         // Only without replicas can the test see that the gate is added: replicas remove it.
-        cluster.lose_every_replica().await?;
+        cluster.kill_replicas().await?;
         cluster.start_replicas_again().await?;
-        cluster.rig().is_called(TILL).await?;
+        cluster.rig().wait_until_called(HELD_NAMESPACE).await?;
         Ok(cluster)
     }
 
@@ -55,9 +55,9 @@ impl Cluster {
     }
 
     /// Waits until the API server gates pods without a decision.
-    pub(super) async fn gates_pods(&self) -> Result<()> {
+    pub(super) async fn wait_until_pods_gated(&self) -> Result<()> {
         eventually(PATIENCE, "the API server gates pods", async || {
-            let pod = self.rig().dry_run(TILL, &bare_pod("probe")).await?;
+            let pod = self.rig().dry_run(HELD_NAMESPACE, &bare_pod("probe")).await?;
             ensure!(is_gated(&pod), "not gated: {pod}");
             Ok(())
         })
@@ -65,11 +65,11 @@ impl Cluster {
     }
 
     /// Kills every replica. The cluster learns of it a moment later.
-    pub(super) async fn lose_every_replica(&mut self) -> Result<()> {
+    pub(super) async fn kill_replicas(&mut self) -> Result<()> {
         for replica in &mut self.managed.rig.replicas {
             replica.kill()?;
         }
-        self.gates_pods().await?;
+        self.wait_until_pods_gated().await?;
         for replica in &self.rig().replicas {
             self.rig().service.set_ready(replica.address(), false).await?;
         }
@@ -86,7 +86,7 @@ impl Cluster {
     }
 
     /// Kills the leader.
-    pub(super) async fn lose_the_leader(&mut self) -> Result<()> {
+    pub(super) async fn kill_leader(&mut self) -> Result<()> {
         let leader = self.managed.leader().await?;
         let place = self.managed.controllers.iter().position(|running| running.address() == leader);
         let mut killed = self.managed.controllers.remove(place.with_context(|| format!("{leader} is none of ours"))?);
@@ -97,20 +97,20 @@ impl Cluster {
     }
 
     pub(super) async fn pods(&self) -> Result<Vec<Json>> {
-        let pods = self.rig().pods(TILL).list(&ListParams::default()).await?;
+        let pods = self.rig().pods(HELD_NAMESPACE).list(&ListParams::default()).await?;
         pods.items.into_iter().map(|pod| Ok(serde_json::to_value(pod)?)).collect()
     }
 
     /// Deletes terminating pods without a node, as the pod garbage collector does. The API server deletes a pod in
     /// two writes. If the leader dies between them, no other client makes the second.
-    pub(super) async fn end_what_was_cut_off(&self, pods: &[Json]) -> Result<()> {
+    pub(super) async fn delete_terminating_pods(&self, pods: &[Json]) -> Result<()> {
         let is_going = |pod: &&Json| pod["metadata"].get("deletionTimestamp").is_some();
         for pod in pods.iter().filter(is_going).filter(|pod| pod["spec"].get("nodeName").is_none()) {
             let name = pod["metadata"]["name"].as_str().context("a name")?;
             let uid = pod["metadata"]["uid"].as_str().map(str::to_owned);
             let preconditions = Some(Preconditions { uid, resource_version: None });
-            let ended = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
-            match self.rig().pods(TILL).delete(name, &ended).await {
+            let result = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
+            match self.rig().pods(HELD_NAMESPACE).delete(name, &result).await {
                 // The pod was deleted meanwhile, or recreated under the same name.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                 deleted => drop(deleted.with_context(|| format!("the end of {name}"))?),
@@ -130,7 +130,7 @@ impl Cluster {
     }
 
     /// Fails if RBAC rejected a request of a controller or replica.
-    pub(super) fn nobody_was_forbidden(&self) -> Result<()> {
+    pub(super) fn expect_no_forbidden_requests(&self) -> Result<()> {
         for running in self.managed.controllers.iter().chain(&self.rig().replicas) {
             let log = running.log_text()?;
             ensure!(refusals(&log).is_empty(), "{}: {:#?}", running.address(), refusals(&log));
@@ -175,14 +175,14 @@ pub(super) fn is_injected(pod: &Json) -> bool {
 pub(super) async fn bind(client: &kube::Client, pod: &str, node: &str) -> kube::Result<String> {
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
                          "target": {"apiVersion": "v1", "kind": "Node", "name": node}});
-    let path = format!("/api/v1/namespaces/{TILL}/pods/{pod}/binding");
+    let path = format!("/api/v1/namespaces/{HELD_NAMESPACE}/pods/{pod}/binding");
     let request = http::Request::post(path).body(binding.to_string().into_bytes()).map_err(kube::Error::HttpError)?;
     client.request_text(request).await
 }
 
 /// The results for all pods.
 #[derive(Debug, Default)]
-pub(super) struct Outcomes {
+pub(super) struct PodResults {
     /// Names of pods with their sidecar and without the gate.
     pub(super) injected: BTreeSet<String>,
     /// Names of pods with the gate and without a node.
@@ -193,7 +193,7 @@ pub(super) struct Outcomes {
     pub(super) refused: Vec<String>,
 }
 
-impl Outcomes {
+impl PodResults {
     fn take(&mut self, name: &str, pod: Json) {
         if is_gated(&pod) {
             self.waited.insert(name.to_owned());
@@ -205,14 +205,14 @@ impl Outcomes {
     }
 
     /// Fails if a pod was rejected, or could run without its sidecar.
-    pub(super) fn nobody_is_lost(&self) -> Result<()> {
+    pub(super) fn expect_no_loss(&self) -> Result<()> {
         ensure!(self.refused.is_empty(), "refused: {:?}", self.refused);
         ensure!(self.without.is_empty(), "could run without their sidecar: {:?}", self.without);
         Ok(())
     }
 }
 
-impl Display for Outcomes {
+impl Display for PodResults {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { injected, waited, without, refused } = self;
         let (injected, waited) = (injected.len(), waited.len());
@@ -223,22 +223,22 @@ impl Display for Outcomes {
 
 /// Observes every state of the namespace's pods. Binds and runs pods that have no gate, as scheduler and kubelet do.
 pub(super) struct Scheduler {
-    seen: Arc<Mutex<Outcomes>>,
+    seen: Arc<Mutex<PodResults>>,
     stop: DropGuard,
     running: JoinHandle<Result<()>>,
 }
 
 impl Scheduler {
     pub(super) fn start(rig: &Rig) -> Self {
-        let (seen, stop) = (Arc::<Mutex<Outcomes>>::default(), CancellationToken::new());
+        let (seen, stop) = (Arc::<Mutex<PodResults>>::default(), CancellationToken::new());
         let (client, until) = (rig.control_plane.client(), stop.clone());
         let shared = Arc::clone(&seen);
         let working = async move { until.run_until_cancelled(Self::work(client, shared)).await.unwrap_or(Ok(())) };
         Self { seen, stop: stop.drop_guard(), running: tokio::spawn(working) }
     }
 
-    async fn work(client: kube::Client, seen: Arc<Mutex<Outcomes>>) -> Result<()> {
-        let api: Api<Pod> = Api::namespaced(client.clone(), TILL);
+    async fn work(client: kube::Client, seen: Arc<Mutex<PodResults>>) -> Result<()> {
+        let api: Api<Pod> = Api::namespaced(client.clone(), HELD_NAMESPACE);
         let mut events = pin!(watcher(api.clone(), watcher::Config::default()).default_backoff());
         while let Some(event) = events.next().await {
             let (watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) = event? else { continue };
@@ -260,8 +260,8 @@ impl Scheduler {
             // containers.
             if is_bound && is_going {
                 let preconditions = Some(Preconditions { uid, resource_version: None });
-                let ended = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
-                match api.delete(&name, &ended).await {
+                let result = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
+                match api.delete(&name, &result).await {
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                     deleted => drop(deleted.with_context(|| format!("the end of {name}"))?),
                 }
@@ -271,7 +271,7 @@ impl Scheduler {
     }
 
     /// Stops, and returns all observations.
-    pub(super) async fn stop(self) -> Result<Outcomes> {
+    pub(super) async fn stop(self) -> Result<PodResults> {
         self.stop.disarm().cancel();
         self.running.await??;
         Ok(std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner)))
@@ -288,7 +288,7 @@ fn node_of(pod: &Json) -> String {
 /// Creates pods without an owner continuously, as dry runs, so that none remain.
 pub(super) struct Creations {
     stop: CancellationToken,
-    running: JoinHandle<Result<Outcomes>>,
+    running: JoinHandle<Result<PodResults>>,
 }
 
 impl Creations {
@@ -296,10 +296,10 @@ impl Creations {
     const PACE: Duration = Duration::from_millis(40);
 
     pub(super) fn start(rig: &Rig) -> Self {
-        let (stop, pods) = (CancellationToken::new(), rig.pods(TILL));
+        let (stop, pods) = (CancellationToken::new(), rig.pods(HELD_NAMESPACE));
         let until = stop.clone();
         let running = tokio::spawn(async move {
-            let mut outcomes = Outcomes::default();
+            let mut outcomes = PodResults::default();
             let mut ticks = tokio::time::interval(Self::PACE);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             while until.run_until_cancelled(ticks.tick()).await.is_some() {
@@ -315,7 +315,7 @@ impl Creations {
         Self { stop, running }
     }
 
-    pub(super) async fn stop(self) -> Result<Outcomes> {
+    pub(super) async fn stop(self) -> Result<PodResults> {
         self.stop.cancel();
         self.running.await?
     }

@@ -56,7 +56,7 @@ fn containers(pod: &Value) -> Vec<&str> {
 async fn post(server: &Server, body: String) -> anyhow::Result<Value> {
     let exchange = async {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(&server.authority)?)?;
+        roots.add(CertificateDer::from_pem_file(&server.ca)?)?;
         pillion_testkit::certificates::install_crypto_provider();
         let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
         let name = ServerName::from(server.address.ip());

@@ -133,11 +133,11 @@ async fn measure(machine: &Machine, arguments: &Arguments) -> anyhow::Result<()>
     let folder = Folder::new()?;
     println!("{}", machine.describe());
     println!("{}", effort.describe());
-    let works = rounds::measure(machine, &folder, effort).await.context("measuring time")?;
+    let measurements = rounds::measure(machine, &folder, effort).await.context("measuring time")?;
     let counts = instructions::measure(machine, &folder).await.context("counting instructions")?;
     let memory = memory::measure(machine, &folder).await.context("measuring memory")?;
-    let report = Report::new(&works, &counts, &memory)?;
-    println!("\n{}", report.table(&works, &counts, &memory));
+    let report = Report::new(&measurements, &counts, &memory)?;
+    println!("\n{}", report.table(&measurements, &counts, &memory));
     println!("{}", report.line()?);
     match report.broken() {
         Some(broken) if arguments.gate => bail!("{broken}"),
