@@ -49,7 +49,7 @@ impl TestCa {
         params.distinguished_name.push(DnType::CommonName, "pillion test leaf");
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        // Without it, two certificates of one CA look alike to clients that follow the chain by key identifiers.
+        // Without this extension, clients that build chains by key identifier cannot tell the CA's certificates apart.
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate().context("generating a leaf's key")?;
         let leaf = params.signed_by(&key, &self.issuer).context("signing a leaf")?;

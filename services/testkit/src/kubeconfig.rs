@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// The identity of a kubeconfig.
 #[derive(Debug, Clone)]
 pub(crate) enum Identity<'a> {
-    /// The owner of the bearer token.
+    /// A bearer token.
     Token(&'a str),
     /// The token's owner, impersonating another user.
     Impersonation {
