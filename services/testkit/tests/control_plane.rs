@@ -1,4 +1,4 @@
-//! The harness itself, with the real etcd, kube-apiserver and kubectl.
+//! Tests the harness itself, with the real etcd, kube-apiserver and kubectl.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ fn starts_and_serves() {
         let mut took = started.elapsed();
         println!("ready after {took:?}");
         if took > Duration::from_mins(1) {
-            // A machine that is busy may be slow once.
+            // Takes the best of several attempts, since a busy machine may be slow once.
             let started = Instant::now();
             drop(ControlPlane::builder().address(IpAddr::V4(Ipv4Addr::new(10, 111, 0, 2))).start().await?);
             took = started.elapsed();
@@ -77,7 +77,7 @@ fn rbac_applies_to_accounts_and_impersonation() {
                 other => bail!("without a role it should be forbidden: {other:?}"),
             }
         }
-        // The built-in roles such as `view` are put together by the controller manager and are empty here.
+        // The controller manager aggregates built-in roles such as `view`, so they are empty here.
         let role = ["create", "clusterrole", "reader", "--verb=list", "--resource=configmaps"];
         control_plane.kubectl_ok(&role).await?;
         let binding = [
@@ -148,7 +148,7 @@ fn a_restarted_api_server_has_kept_everything() {
         control_plane.start_api_server().await?;
 
         ensure!(Api::<Namespace>::all(control_plane.client()).get("kept").await?.metadata.uid == uid);
-        // A client of before finds its way back.
+        // A client from before the restart reconnects.
         let again = eventually(SOON, "the old client is served", async || Ok(before.get("kept").await?)).await?;
         ensure!(again.metadata.uid == uid);
         Ok(())

@@ -1,4 +1,4 @@
-//! Isolated tests: that they run once, inside, that they fail when they should, and that nothing outlives them.
+//! Isolated tests run once and inside, fail when they should, and leave no process behind.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn failure_keeps_logs_and_shows_tail() {
 
 #[test]
 fn a_test_that_passes_leaves_nothing() {
-    // A fixed place, since the copy shares no variable with this process.
+    // A fixed path, since the copy shares no variable with this process.
     let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join("folder-of-a-test-that-passed");
     Isolation::new().own_network("is about the namespaces").run(|| async {
         let dir = namespace::directory()?;
@@ -65,7 +65,7 @@ fn hanging_body_and_its_children_are_ended() {
         })
         .unwrap_err();
     assert!(failure.message.contains("did not end within 300ms"), "{failure}");
-    // The sleeper holds the pipe of the output: if it lived on, this would wait for it.
+    // The sleeper holds the output pipe open, so a surviving sleeper would delay this line.
     assert!(started.elapsed() < Duration::from_mins(1));
     std::fs::remove_dir_all(failure.directory.unwrap()).unwrap();
 }

@@ -1,14 +1,14 @@
-//! The table of the chart's values, from the comments in `values.yaml`.
+//! Generates the table of the chart's values from the comments in `values.yaml`.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value as Json;
 
-/// The table of all values.
+/// Returns the table of all values.
 ///
 /// # Errors
-/// Names a value without a description, and a description without a value.
+/// A value has no description, or a description has no value.
 pub(crate) fn table(text: &str) -> Result<String> {
     let values: Json = serde_saphyr::from_str(text).context("values.yaml")?;
     let rows = described(text)?;
@@ -27,7 +27,7 @@ pub(crate) fn table(text: &str) -> Result<String> {
     Ok(table)
 }
 
-/// The described keys with their descriptions: the comment above a key, which starts with `# --`.
+/// Returns each described key with its description: the comment above the key, which starts with `# --`.
 fn described(values: &str) -> Result<Vec<(String, String)>> {
     let (mut rows, mut path, mut comment) = (Vec::new(), Vec::<(usize, String)>::new(), None::<String>);
     for line in values.lines() {

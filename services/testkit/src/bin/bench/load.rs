@@ -1,4 +1,4 @@
-//! The load: `h2load` over TLS and HTTP/1.1, as the API server speaks to a webhook that is a Service.
+//! The load: `h2load` over TLS and HTTP/1.1, as the API server calls a webhook behind a Service.
 
 use std::path::Path;
 use std::process::Stdio;
