@@ -1,4 +1,4 @@
-//! Profiles that are made to exhaust whoever reads them: `pillion lint` refuses each at once, and a replica that is sent
+//! Profiles that are written to exhaust their reader: `pillion lint` rejects each at once, and a replica that receives
 //! one keeps serving.
 
 use std::fmt::Write;
@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use crate::support::{Program, patch, post};
 
-/// How many seconds of the processor `lint` may take. Of the clock they may be more, where others use the processor too.
+/// The CPU time limit of `lint` in seconds. Wall-clock time may be longer on a busy machine.
 const LIMIT: u64 = if cfg!(debug_assertions) { 10 } else { 2 };
 
-/// A bomb, and a part of what has to be said of it.
+/// A bomb, and a part of the expected error message.
 struct Bomb {
     name: &'static str,
     text: String,
     told: &'static str,
 }
 
-/// A profile with further fields of its spec and further fields of its container.
+/// Returns a profile with further fields in its spec and in its container.
 fn profile(spec: &str, container: &str) -> String {
     format!(
         "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {{name: bomb}}\nspec:\n{spec}  \
@@ -41,7 +41,7 @@ fn argument(value: &str) -> String {
 
 fn bombs() -> Vec<Bomb> {
     let terms = format!("1{}", "+1".repeat(5_000));
-    // A thousand bytes hold a few hundred terms: these are within the bounds of the text and not of the syntax.
+    // A thousand bytes hold a few hundred terms, so these exceed the limit of the syntax but not that of the length.
     let short_terms = format!("1{} == 1", "+1".repeat(400));
     let parentheses = format!("{}true{}", "(".repeat(2_000), ")".repeat(2_000));
     let short_parentheses = format!("{}true{}", "(".repeat(400), ")".repeat(400));
@@ -97,12 +97,12 @@ fn bombs() -> Vec<Bomb> {
         ),
         bomb("many unknown fields", profile("", few_keys), "Kubernetes has no field"),
         bomb("open braces", "{".repeat(1_000_000), "error: "),
-        // The last one: so many problems are shown that none behind them is.
+        // Must be last: it causes so many problems that those of later bombs are not shown.
         bomb("many broken profiles", "---\n".to_owned() + &broken.repeat(9_000), "and 8900 more"),
     ]
 }
 
-/// Runs `lint`; beyond its limit it is killed.
+/// Runs `lint`, which is killed if it exceeds its limit.
 fn lint(file: &Path) -> Output {
     let script = format!("ulimit -t {LIMIT} && exec \"$0\" lint \"$1\"");
     let mut command = assert_cmd::Command::new("sh");
@@ -138,7 +138,7 @@ fn bombs_do_not_stop_a_replica() {
     let review = fs::read_to_string(dev.word_behind("--data @")).unwrap();
     let serves = || patch(&post(&url, authority.as_ref(), &review)).unwrap().contains("helper:1");
     let mut bombs = bombs();
-    // It has so many problems that none of the files behind it would be told of.
+    // Its many problems would hide those of the files after it.
     bombs.retain(|bomb| bomb.name != "many unknown fields");
     for (index, bomb) in bombs.iter().enumerate() {
         fs::write(folder.path().join(format!("bomb-{index:02}.yaml")), &bomb.text).unwrap();

@@ -1,5 +1,5 @@
-//! The chart in helm: it lints, and it renders the expected objects and profiles for every kind of values. `e2e/chart.rs` installs
-//! it in a cluster.
+//! Tests the chart with helm: it lints, and it renders the expected objects and profiles for all kinds of values.
+//! `e2e/chart.rs` installs it in a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,13 +17,13 @@ fn chart() -> PathBuf {
     repository().join("charts/pillion")
 }
 
-/// Runs helm with values as a JSON object.
+/// Runs helm with values from a JSON object.
 fn helm(arguments: &[&str], values: &Json) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("values.json");
     fs::write(&file, values.to_string()).unwrap();
     let mut command = Command::new(tools::program("helm").unwrap());
-    // Nothing of whoever runs the tests: no plugins, no repositories, no cluster.
+    // Ignores the configuration of the user who runs the tests: plugins, repositories and clusters.
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         command.env(variable, folder.path());
     }
@@ -32,7 +32,7 @@ fn helm(arguments: &[&str], values: &Json) -> Output {
 
 fn template(name: &str, namespace: &str, values: &Json) -> Result<Vec<Json>, String> {
     let release = ["template", name, "--namespace", namespace, "--kube-version", "1.36.3"];
-    // `template NAME CHART`: the chart's path comes last but for the flags, which helm takes in any order.
+    // `template NAME CHART`: the chart's path is the last argument before the flags, which helm accepts in any order.
     let ran = helm(&release, values);
     if !ran.status.success() {
         return Err(String::from_utf8(ran.stderr).unwrap());
@@ -54,7 +54,7 @@ fn text<'j>(object: &'j Json, pointer: &str) -> &'j str {
     object.pointer(pointer).and_then(Json::as_str).unwrap_or_default()
 }
 
-/// Kind, namespace and name.
+/// Returns kind, namespace and name.
 fn identity(object: &Json) -> (String, String, String) {
     let owned = |pointer| text(object, pointer).to_owned();
     (owned("/kind"), owned("/metadata/namespace"), owned("/metadata/name"))
@@ -73,7 +73,7 @@ fn is_hook(object: &Json) -> bool {
     object["metadata"]["annotations"].get("helm.sh/hook").is_some()
 }
 
-/// The folders of shipped profiles.
+/// Returns the folders of shipped profiles.
 fn shipped() -> Vec<String> {
     let folders = fs::read_dir(repository().join("profiles")).unwrap().map(|entry| entry.unwrap().path());
     let folders = folders.filter(|folder| folder.join("profile.yaml").exists());
@@ -83,7 +83,7 @@ fn shipped() -> Vec<String> {
     names
 }
 
-/// Everything that can be switched on.
+/// Returns values that enable every option.
 fn everything() -> Json {
     json!({
         "profiles": shipped(), "optIn": ["istio-injection=enabled"], "excludedNamespaces": ["vault"],
@@ -107,7 +107,7 @@ fn everything() -> Json {
     })
 }
 
-/// The values that are rendered and linted, each with a name.
+/// Returns the values to render and lint, each with a name.
 fn value_sets() -> [(&'static str, Json); 3] {
     [
         ("none", json!({})),
@@ -141,7 +141,7 @@ fn rendered_names_are_unique() {
     }
 }
 
-/// Checks what has to hold of all objects of a release.
+/// Checks the invariants of all objects in a release.
 fn check_names(set: &str, objects: &[Json]) {
     let mut seen = BTreeSet::new();
     for object in objects {
@@ -157,7 +157,7 @@ fn check_names(set: &str, objects: &[Json]) {
     }
 }
 
-/// The pods of a release.
+/// Returns the pods of a release.
 fn pods(objects: &[Json]) -> Vec<(String, &Json)> {
     let workloads = objects.iter().filter(|object| object["kind"] == "Deployment" || object["kind"] == "Job");
     workloads.map(|workload| (identity(workload).2, &workload["spec"]["template"])).collect()
@@ -211,7 +211,7 @@ fn pods_are_restricted_and_spread() {
         // The default of connections.drainDeadline is 100 s.
         assert!(webhook["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap() > 100);
         assert_eq!(webhook["template"]["spec"]["topologySpreadConstraints"].as_array().unwrap().len(), 2);
-        // On the nodes' network one has to go before another can come.
+        // On the host network, a pod must end before its replacement can bind the port.
         assert_eq!(webhook["strategy"]["rollingUpdate"]["maxUnavailable"], u64::from(set == "everything"));
         assert_eq!(webhook.get("replicas").is_none(), set == "everything", "with an HPA there are none");
         assert_eq!(of_kind(&objects, "HorizontalPodAutoscaler").len(), usize::from(set == "everything"));
@@ -233,7 +233,7 @@ fn pods_are_restricted_and_spread() {
     }
 }
 
-/// The arguments of a Deployment's container that begin so.
+/// Returns the arguments of a Deployment's container that start with this flag.
 fn arguments(objects: &[Json], component: &str, flag: &str) -> String {
     let deployment = named(objects, "Deployment", &format!("pillion-{component}"));
     let all = deployment["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
@@ -266,7 +266,7 @@ fn services_lead_to_listening_ports() {
                 assert_eq!(spec.get(field), service.get(field), "{service}: {name}");
             }
         }
-        // The leader writes its one slice, of the family of its pod.
+        // The leader writes only one EndpointSlice, with the address family of its pod.
         let canary = &named(&objects, "Service", "pillion-canary")["spec"];
         assert_eq!((canary.get("ipFamilies"), canary.get("ipFamilyPolicy")), (None, None), "{service}");
     }
@@ -361,7 +361,7 @@ fn policies_come_from_values() {
     }
 }
 
-/// Without what a chart adds to every object.
+/// Removes the metadata that a chart adds to every object.
 fn bare(mut object: Json) -> Json {
     let metadata = object["metadata"].as_object_mut().unwrap();
     metadata.remove("labels");
@@ -383,7 +383,7 @@ fn rbac_equals_deploy_rbac() {
         expected.extend(rules(documents(&file)));
     }
     let mut found = rules(rendered(&json!({})));
-    // What tenants may do is the chart's own.
+    // The roles for tenants exist only in the chart.
     for role in ["pillion-view", "pillion-edit"] {
         let role = found.remove(&("ClusterRole".to_owned(), String::new(), role.to_owned())).unwrap();
         for rule in role["rules"].as_array().unwrap() {
@@ -459,7 +459,7 @@ fn invalid_values_are_rejected() {
     }
 }
 
-/// The profiles of a folder as they are shipped.
+/// Returns the folder of a shipped profile's source.
 pub(crate) fn profile_source(folder: &str) -> PathBuf {
     let folder = repository().join("profiles").join(folder);
     let policy = folder.join("policy.yaml");

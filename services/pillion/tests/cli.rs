@@ -1,4 +1,4 @@
-//! Manual pages, completions and CRDs as a process prints them, and what all commands do about closed output and unavailable
+//! Tests manual pages, completions and printed CRDs, and how all commands handle closed output and unavailable
 //! clusters.
 
 use std::fs;
@@ -70,7 +70,7 @@ fn crds_are_printed_as_json_list() {
     assert_eq!(list["items"], Value::Array(documents));
 }
 
-/// The program without the environment variables that name a cluster.
+/// Returns the program's command without the environment variables that name a cluster.
 fn pillion(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pillion"));
     command.args(arguments).env_remove("KUBECONFIG").env_remove("KUBERNETES_SERVICE_HOST").env_remove("RUST_BACKTRACE");
@@ -81,7 +81,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A pipe whose other end is closed.
+/// Returns a pipe whose reader is closed.
 fn unread() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -109,7 +109,7 @@ fn exit_code_survives_closed_standard_error() {
 #[test]
 fn unavailable_api_server_is_reported_once() {
     let folder = tempfile::tempdir().unwrap();
-    // Nothing listens at this port, which no test is given.
+    // No process listens on this port, and no test gets it.
     let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: a\nusers: [{name: a, user: {}}]\n\
                       clusters: [{name: a, cluster: {server: \"https://127.0.0.1:1\"}}]\n\
                       contexts: [{name: a, context: {cluster: a, user: a}}]\n";

@@ -1,4 +1,4 @@
-//! The policy file as people meet it: checked without starting anything, and followed while the program runs.
+//! Tests the policy file: `config check` starts nothing, and a running program follows changes.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::symlink;
@@ -32,7 +32,7 @@ fn text(bytes: &[u8]) -> String {
 fn a_check_prints_all_that_a_replica_would_run_with_and_touches_nothing() {
     let folder = tempfile::tempdir().unwrap();
     TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
-    // Who binds or calls it would fail, or be seen.
+    // A command that binds this address fails, and a connection to it is noticed.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     taken.set_nonblocking(true).unwrap();
     let address = taken.local_addr().unwrap();
@@ -51,7 +51,7 @@ fn a_check_prints_all_that_a_replica_would_run_with_and_touches_nothing() {
     }
     assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "somebody called");
 
-    // What is printed is a policy, and says the same.
+    // The printed text is a policy with the same content.
     std::fs::write(folder.path().join("printed.yaml"), &printed).unwrap();
     let again = check(folder.path(), &["--config", "printed.yaml"]);
     assert_eq!(text(&again.stdout), printed, "{}", text(&again.stderr));
@@ -91,7 +91,7 @@ fn a_check_tells_all_that_is_wrong() {
     }
 }
 
-/// A tenant's profile that adds an image of the region that the cluster says it is in.
+/// A tenant's profile that adds an image of the cluster's region.
 const PROFILE: &str = "\
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
@@ -106,7 +106,7 @@ spec:
       - {name: side, image: ghcr.io/team/side:1}
 ";
 
-/// `pillion dev` with a policy that is mounted as the kubelet mounts a ConfigMap.
+/// `pillion dev` with a policy that is mounted like a ConfigMap.
 struct Dev {
     program: Program,
     folder: tempfile::TempDir,
@@ -160,7 +160,7 @@ impl Dev {
     }
 }
 
-/// A new folder, and then the link to it replaced in one step.
+/// Writes a new folder, and then replaces the link to it atomically.
 fn write_version(mount: &Path, version: u32, policy: &str) {
     let fresh = format!("..version_{version}");
     std::fs::create_dir(mount.join(&fresh)).unwrap();
@@ -173,7 +173,7 @@ fn write_version(mount: &Path, version: u32, policy: &str) {
 fn a_replica_takes_over_another_log_level_unless_a_flag_says_which() {
     let folder = tempfile::tempdir().unwrap();
     TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
-    // Bound and never accepted from: an API server that does not answer.
+    // Bound, but never accepts a connection: an API server that does not respond.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     write_kubeconfig(folder.path(), silent.local_addr().unwrap());
     let write = |level: &str| {
@@ -193,14 +193,15 @@ fn a_replica_takes_over_another_log_level_unless_a_flag_says_which() {
         let line = format!("pillion_config_reloads_total{{result=\"ok\"}} {times}");
         eventually(&line, || get(&address, "/metrics").body.lines().any(|found| found == line).then_some(()));
     };
-    // What is told of the change is told at the new level.
+    // The new level already applies to the report of the change.
     write("error");
     read(1);
     assert_eq!(told(&replica), 0, "{}", replica.stderr());
     write("\"info,hyper=debug\"");
     read(2);
     eventually("it is told again", || (told(&replica) == 1).then_some(()));
-    // Of the first change nothing is told where the file was not read before it: with the flag, it says what it said.
+    // If the file was not read before its first change, that change is not reported. With the flag, the level stays the
+    // same.
     eventually("the flag wins", || (told(&deaf) >= 1).then_some(()));
 }
 

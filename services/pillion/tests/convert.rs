@@ -1,5 +1,5 @@
-//! `pillion convert` as a process: what becomes of configurations, what is told of those that cannot be converted, and
-//! where. What the profiles do with pods is in the cases beside the profile that they extend.
+//! Tests `pillion convert` as a process: the converted profiles, and the reports of what cannot be converted, with
+//! positions. The cases beside each extended profile test what the profiles do with pods.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
 
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
 
-/// What a conversion printed, told, and came to.
+/// The output, the messages and the exit code of a conversion.
 struct Run {
     stdout: String,
     stderr: String,

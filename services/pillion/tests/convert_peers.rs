@@ -1,4 +1,4 @@
-//! `pillion convert` for other injectors' resources, as a process: what is written lints, and does with pods what was asked.
+//! Tests `pillion convert` for other injectors' resources as a process: the output lints, and injects as requested.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
 
@@ -32,12 +32,12 @@ fn documents(text: &str) -> Vec<Json> {
     serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{error} in\n{text}"))
 }
 
-/// Injects into a pod with what was converted, beside shipped profiles. What is told comes second.
+/// Injects a pod with the converted and the shipped profiles. Returns the pod and the messages.
 fn inject(converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
     inject_in(None, converted, shipped, pod)
 }
 
-/// The same where the pod's namespace says something.
+/// Like [`inject`], with the pod's namespace.
 fn inject_in(namespace: Option<&Json>, converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("converted.yaml"), converted).unwrap();
@@ -121,7 +121,8 @@ fn an_instrumentation_becomes_profiles_of_its_languages() {
             "metadata": {"name": "web", "namespace": namespace, "annotations": {"instrumentation.opentelemetry.io/inject-java": word}},
             "spec": {"containers": [{"name": "web", "image": "web:1"}]}})
     };
-    // By its full name from anywhere; in its own namespace by its name, and by `true` as there is no other.
+    // The full name works from any namespace. In the resource's own namespace, its short name works, and so does
+    // `true`, since there is no other resource.
     for (namespace, word) in [
         ("shop", "observability/edge"),
         ("observability", "edge"),
@@ -152,14 +153,14 @@ fn an_instrumentation_becomes_profiles_of_its_languages() {
         assert!(volumes.iter().any(|volume| volume["emptyDir"]["sizeLimit"] == "10Mi"), "{after:#}");
         assert_eq!(after["spec"]["initContainers"].as_array().unwrap().len(), 2, "{after:#}");
     }
-    // Elsewhere its name alone means nothing, and `true` is the platform's.
+    // In other namespaces the short name matches nothing, and `true` selects the platform's resource.
     let (after, told) = inject(&run.stdout, &OTEL, &pod("shop", "edge"));
     assert!(after["spec"].get("initContainers").is_none(), "{told}");
     let (after, _) = inject(&run.stdout, &OTEL, &pod("shop", "true"));
     assert_eq!(env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT"), None);
 }
 
-/// As with the shipped profiles and with the operator: an annotation without a value leaves it to the namespace.
+/// An annotation with an empty value defers to the namespace, as with the shipped profiles and with the operator.
 #[test]
 fn an_empty_annotation_of_a_pod_leaves_a_converted_profile_to_its_namespace() {
     const KEY: &str = "instrumentation.opentelemetry.io/inject-java";

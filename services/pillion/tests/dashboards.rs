@@ -1,5 +1,5 @@
-//! `dashboards/`: a real Prometheus that scrapes the real program runs each query of each panel, and no panel stays empty; each
-//! alert has its runbook, and fires and does not fire where it should.
+//! Tests `dashboards/`: a real Prometheus scrapes the real program and runs each panel's queries, and no panel stays
+//! empty. Each alert has a runbook, and fires exactly when it should.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,16 +14,16 @@ use pillion_testkit::dashboards::{Source, metrics_of};
 use pillion_testkit::tools;
 use serde_json::Value;
 
-/// What panels show of API servers. They are scraped in `tests/e2e/dashboards.rs`.
+/// The prefix of metrics of API servers. `tests/e2e/dashboards.rs` scrapes them.
 const OF_API_SERVERS: &str = "apiserver";
-/// Metrics that no panel shows, and why.
+/// Metrics that no panel shows, with the reason.
 const NOT_SHOWN: [&str; 0] = [];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name).canonicalize().unwrap()
 }
 
-/// The files of a folder with this ending, by name without it.
+/// Returns a folder's files with this extension, by name without it.
 fn files(name: &str, ending: &str) -> BTreeMap<String, String> {
     let entries = fs::read_dir(folder(name)).unwrap().map(|entry| entry.unwrap().path());
     let wanted = entries.filter(|path| path.extension().is_some_and(|extension| extension == ending));
@@ -37,18 +37,18 @@ fn dashboards() -> BTreeMap<String, Value> {
     files.into_iter().map(|(name, text)| (name, serde_json::from_str(&text).unwrap())).collect()
 }
 
-/// The panels of a dashboard, without the headings of rows.
+/// Returns the panels of a dashboard, without row headings.
 fn panels(dashboard: &Value) -> Vec<&Value> {
     let panels = dashboard["panels"].as_array().unwrap();
     panels.iter().filter(|panel| panel["type"] != "row").collect()
 }
 
-/// The queries of a panel.
+/// Returns the queries of a panel.
 fn queries(panel: &Value) -> Vec<&str> {
     panel["targets"].as_array().unwrap().iter().map(|target| target["expr"].as_str().unwrap()).collect()
 }
 
-/// A query as Grafana would send it, with windows of seconds.
+/// Returns a query as Grafana sends it, with windows of seconds.
 fn filled_in(query: &str) -> String {
     let values =
         [("$__rate_interval", "8s"), ("$__range", "1m"), ("$namespace", ".*"), ("$job", ".+"), ("$instance", ".+")];
@@ -87,7 +87,7 @@ fn alerts() -> Vec<Rule> {
     rules().into_iter().filter(|rule| rule.rule.get("alert").is_some()).collect()
 }
 
-/// All metrics that the program is said to have, with the series of histograms.
+/// Returns all documented metrics, with the series of histograms.
 fn documented() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (name, metric) in page().metrics.into_iter().chain(page_of("controller-metrics.md").metrics) {
@@ -140,7 +140,7 @@ fn dashboards_are_as_grafana_and_people_need_them() {
     }
 }
 
-/// What is to be kept by every query of a panel.
+/// Checks the rules for every query of a panel.
 fn sound(title: &str, query: &str) {
     for name in metrics_of(query) {
         let behind: Vec<_> = query.split(&*name).skip(1).filter(|rest| !rest.starts_with(['_', ':'])).collect();
@@ -246,11 +246,11 @@ fn no_panel_stays_empty_and_every_alert_can_be_asked_about() {
     for rule in rules() {
         let query = rule.text("/expr");
         prometheus.query(query).unwrap_or_else(|error| panic!("{}: {query}\n{error}", rule.file));
-        // The series that it is about are there, whether it is raised or not.
+        // The series of the alert's metrics exist, whether it fires or not.
         for metric in
             metrics_of(query).into_iter().filter(|name| !name.starts_with("apiserver_") && !name.contains(':'))
         {
-            // Again, where a scrape was too slow: for a moment nothing is there then.
+            // Retried, since the series are missing for a moment after a slow scrape.
             eventually(&format!("{}: somebody exports {metric}: {query}", rule.file), || {
                 (!prometheus.query(&format!("count({metric})")).unwrap().is_empty()).then_some(())
             });
@@ -259,7 +259,7 @@ fn no_panel_stays_empty_and_every_alert_can_be_asked_about() {
     println!("{asked} queries of panels, {} rules", rules().len());
 }
 
-/// Runs promtool in a folder of the rules. What it says if it fails.
+/// Runs promtool in a folder with the rules. Returns its output if it fails.
 fn promtool(arguments: &[&str], files: &[PathBuf]) -> Result<String, String> {
     let output = Command::new(tools::program("promtool").unwrap()).args(arguments).args(files).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);

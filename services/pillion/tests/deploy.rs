@@ -1,5 +1,5 @@
-//! `deploy/`: the plain manifests are complete, kustomizations of them build, and the chart accepts the values in the examples
-//! for Argo CD, Flux and kind.
+//! Tests `deploy/`: the plain manifests are complete, kustomizations of them build, and the chart accepts the values in
+//! the examples for Argo CD, Flux and kind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ fn the_manifests_are_whole_and_name_nobody_who_is_not_there() {
     assert_eq!(definitions.len(), 5, "profiles of both kinds, revisions of both, canaries");
 }
 
-/// Without what an overlay is there to change.
+/// Returns the objects' identities, without those that an overlay is meant to change.
 fn identities(objects: &[Json]) -> Vec<String> {
     let mut all: Vec<_> = objects
         .iter()
@@ -94,7 +94,7 @@ fn kustomizations_build_and_change_what_they_say() {
         assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
     }
     assert!(overlay.iter().all(|object| object["metadata"]["labels"]["team"] == "platform"));
-    // Its policy file and its profile are taken.
+    // The program accepts the overlay's policy file and profile.
     let folder = tempfile::tempdir().unwrap();
     let policy = find(&overlay, "ConfigMap", "pillion-webhook")["data"]["policy.yaml"].as_str().unwrap();
     fs::write(folder.path().join("policy.yaml"), policy).unwrap();
@@ -105,7 +105,7 @@ fn kustomizations_build_and_change_what_they_say() {
     }
 }
 
-/// Renders the chart for a release, with what it would make of a cluster that has not been looked at.
+/// Renders the chart for a release, without access to a cluster.
 fn template(release: &str, values: &Json) -> Result<Vec<Json>, String> {
     let folder = tempfile::tempdir().unwrap();
     let values_file = folder.path().join("values.json");
@@ -118,19 +118,19 @@ fn template(release: &str, values: &Json) -> Result<Vec<Json>, String> {
     Ok(documents(&String::from_utf8(stdout).unwrap()))
 }
 
-/// With the values of an example.
+/// Renders the chart with the values of an example.
 fn rendered(values: &Json) -> Vec<Json> {
     template("pillion", values).unwrap()
 }
 
-/// The images of a release's pods.
+/// Returns the images of a release's pods.
 fn images(objects: &[Json]) -> Vec<&str> {
     let workloads = objects.iter().filter(|object| object["kind"] == "Deployment" || object["kind"] == "Job");
     let images = workloads.filter_map(|object| object.pointer("/spec/template/spec/containers/0/image"));
     images.map(|image| image.as_str().unwrap()).collect()
 }
 
-/// What has to be changed in an example, and is named where it says so.
+/// The image that users replace; each example's comment names it.
 const IMAGE: &str = "registry.example.com/platform/pillion:0.1.0";
 
 fn has_hook(objects: &[Json], hook: &str) -> bool {
@@ -202,7 +202,7 @@ fn kind_is_given_a_cluster_and_values_that_pull_nothing() {
     assert!(policies.len() == 4 && policies.iter().all(|policy| *policy == "Never"), "{policies:?}");
 }
 
-/// The Services of a release, by their names.
+/// Returns the names of a release's Services.
 fn services(objects: &[Json]) -> Vec<&str> {
     let services = objects.iter().filter(|object| object["kind"] == "Service");
     services.map(|service| service["metadata"]["name"].as_str().unwrap()).collect()
@@ -247,7 +247,7 @@ fn a_map_of_values_that_is_null_is_told_in_one_sentence() {
     assert!(error.contains("minReplicas is 9, and maxReplicas only 3"), "{error}");
 }
 
-/// What the policy about secrets looks for, of what a set of values leaves of it.
+/// Returns what the policy for inline secrets checks, given these values.
 fn looks_for(secrets: &Json) -> Result<Vec<String>, String> {
     let objects = template("pillion", &json!({"guardrails": {"inlineSecrets": secrets}}))?;
     let mut policies = objects.iter().filter(|object| object["metadata"]["name"] == "pillion-inline-secrets");

@@ -1,5 +1,5 @@
-//! `pillion dev` as a process: the profiles that it serves, the commands that it prints, and its responses to reviews that a real
-//! API server sent.
+//! Tests `pillion dev` as a process: the profiles that it serves, the commands that it prints, and its responses to
+//! reviews of a real API server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn write_profile(folder: &Path, image: &str) {
     fs::write(folder.join("helper.yaml"), text).unwrap();
 }
 
-/// What the curl line says.
+/// The contents of the printed curl line.
 struct Sample {
     url: String,
     authority: PathBuf,
@@ -54,7 +54,7 @@ fn changed_profiles_are_reloaded() {
 
     fs::write(folder.path().join("helper.yaml"), "apiVersion: pillion.dev/v1alpha1\nkind: [\n").unwrap();
     dev.tells("still at work as before: helper");
-    // By the other of its two streams, which comes by itself.
+    // The message is on the other stream, so it may arrive later.
     eventually("the file is named", || dev.stderr().contains("helper.yaml").then_some(()));
     assert!(sample.send().unwrap().contains("helper:2"));
 
@@ -101,14 +101,14 @@ fn folder_profiles_is_served() {
     assert!(!dev.stdout().contains("others of"), "{}", dev.stdout());
 }
 
-/// Runs a line as it is pasted into a shell that finds nothing of ours by name.
+/// Runs a line as if pasted into a shell whose PATH lacks the test's programs.
 fn pasted(line: &str, folder: &Path) -> String {
     let output = Command::new("sh").args(["-c", line]).current_dir(folder).output().unwrap();
     assert!(output.status.success(), "{line}\n{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The line of standard output that holds this.
+/// Returns the line of standard output that contains this text.
 fn line_with(dev: &Program, text: &str) -> String {
     dev.tells(text);
     let told = dev.stdout();
@@ -138,7 +138,7 @@ fn namespaces_come_from_flags_and_files() {
     write_profile(folder.path(), "helper:1");
     fs::write(folder.path().join("namespaces.yaml"), "till: held\nout: {labels: {a: b}}\n").unwrap();
     let more = ["--profiles", ".", "--namespace", "shop=required", "--namespaces-file", "namespaces.yaml"];
-    // The file of the namespaces stands among the profiles: an object of another kind is not in the way.
+    // The namespaces' file is in the profiles' folder: objects of other kinds are ignored there.
     let dev = Program::start(&[&ANY_PORTS[..], &more].concat(), folder.path());
     let sample = Sample::printed_by(&dev);
     for line in ["  shop: required\n", "  till: held\n", "  out: not opted in\n"] {
@@ -153,7 +153,7 @@ fn namespaces_come_from_flags_and_files() {
     assert!(send("out").is_none() && send("unknown").is_none());
 }
 
-/// The last text that the page has of a file.
+/// Returns the tutorial's last version of a file.
 fn of_the_tutorial(file: &str) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tutorial.md");
     let page = fs::read_to_string(page).unwrap();
@@ -176,7 +176,7 @@ fn tutorials_profile_is_served() {
         Sample::printed_by(&dev).send().filter(|patch| patch.contains("busybox:1.36"))
     });
 
-    // Without its namespace nobody gets it, and that is said.
+    // Without its namespace the profile matches no pod, and the program warns about it.
     let dev = Program::start(&[&ANY_PORTS[..], &["-p", "shipper"]].concat(), folder.path());
     dev.tells("and not shop, whose pods shop/shipper is for: --namespace shop=enabled");
 }
@@ -208,8 +208,8 @@ fn large_profile(kind: &str, metadata: &Value, number: usize) -> Value {
     })
 }
 
-/// A profile takes 12 KiB compiled, and 28 if the texts of all are in memory together while they are read. Half of them
-/// are the cluster's here, and half are tenants'.
+/// A compiled profile takes 12 KiB; it would take 28 KiB if all source texts were in memory while loading. Half of
+/// these profiles are cluster profiles, and half belong to tenants.
 #[test]
 fn loading_profiles_bounds_memory() {
     const LIMIT_KIB: u64 = 16 * 1024;
@@ -285,7 +285,7 @@ fn captured_reviews_are_answered() {
         json_patch::patch(&mut object, &operations).unwrap();
         let containers = object["spec"]["containers"].as_array_mut().unwrap();
         assert_eq!(containers.pop().unwrap()["name"], "extra");
-        // Without the additions, the object is the one that was sent.
+        // Without the added annotations, the object equals the one that was sent.
         let annotations = object["metadata"]["annotations"].as_object_mut().unwrap();
         annotations.remove("example.com/x").unwrap();
         annotations.remove("pillion.dev/injected").unwrap();

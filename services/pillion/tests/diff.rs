@@ -1,4 +1,4 @@
-//! `pillion diff` with manifests, as a process: what a changed profile would do, without a cluster.
+//! Tests `pillion diff` with manifests as a process: the effect of a changed profile, without a cluster.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 

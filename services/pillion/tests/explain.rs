@@ -1,4 +1,5 @@
-//! `pillion explain` as a process, from files: formats, exit codes, and what is asked of which file.
+//! Tests `pillion explain` as a process, from files: output formats, exit codes, and the file that each object comes
+//! from.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 const PROFILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles");
 const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
 
-/// A folder with a pod that asks for a sidecar, a Deployment whose own annotation does, and a namespace.
+/// Creates a folder with a pod and a Deployment that request a sidecar by annotation, and a namespace.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: String| fs::write(folder.path().join(name), text).unwrap();

@@ -1,5 +1,6 @@
-//! `pillion export` as a process: what is written, what is left out and why, and the exit code that says whether anything
-//! was. That the API server takes what is written, and decides by it as the engine does, is shown in `e2e/export.rs`.
+//! Tests `pillion export` as a process: the written policies, the reasons for omissions, and the exit code, which
+//! reports whether anything was omitted. `e2e/export.rs` shows that the API server accepts the policies and decides
+//! like the engine.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
@@ -9,7 +10,7 @@ use std::process::Output;
 
 use serde_json::{Value as Json, json};
 
-/// Exports one profile, given by its spec. The policies, what was told, and the exit code.
+/// Exports one profile, given by its spec. Returns the policies, the messages and the exit code.
 fn export(spec: &str) -> (Vec<Json>, String, Option<i32>) {
     export_file(&format!(
         "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {{name: p}}\nspec: {spec}\n"
@@ -226,7 +227,7 @@ fn the_first_label_that_a_namespace_has_opts_it_in() {
     assert!(told.contains("--opt-in") && told.contains("expected KEY=VALUE"), "{told}");
 }
 
-/// The policy that is shipped is what is written of its profile.
+/// The shipped policy equals the export of its profile.
 #[test]
 fn the_shipped_policy_is_the_profiles() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles/reserved-namespaces");

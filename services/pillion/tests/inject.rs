@@ -1,4 +1,4 @@
-//! `pillion inject` as a process: manifests in, injected manifests out.
+//! Tests `pillion inject` as a process: manifests in, injected manifests out.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
@@ -77,7 +77,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Injects into standard input and returns standard output.
+/// Injects the manifests on standard input and returns standard output.
 fn inject(input: &str, arguments: &[&str]) -> String {
     let output = inject_with(input, &[&["-f", "-"], arguments].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -95,7 +95,7 @@ fn document(text: &str) -> Value {
     all.remove(0)
 }
 
-/// Asserts that a pod, or a template, holds all of the shipped sidecar, once.
+/// Asserts that a pod or a template contains the whole shipped sidecar exactly once.
 #[track_caller]
 fn assert_injected(pod: &Value) {
     let named = |list: &str, name: &str| -> Vec<Value> {
@@ -321,7 +321,7 @@ fn a_saved_review_is_answered_as_by_the_webhook() {
     assert_eq!(inject_with("", &["--review", "-", "-f", "-"]).status.code(), Some(2));
 }
 
-/// Helm reads YAML as Go programs do, by the rules of YAML 1.1.
+/// Helm reads YAML by the rules of YAML 1.1, as Go programs do.
 #[test]
 fn helm_reads_the_same_objects() {
     let text = inject(&format!("{CONFIG_MAP}---\n{POD}---\n{DEPLOYMENT}"), &[]);
@@ -379,7 +379,7 @@ fn a_child_gets_its_parents_sidecar_whichever_comes_first() {
     assert_eq!(images([&off, &parent]), ["busybox"]);
 }
 
-/// Profiles that read what is not in the pod: its service account, its owner, the cluster.
+/// Profiles that read data outside the pod: its service account, its owner, the cluster.
 const READERS: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile

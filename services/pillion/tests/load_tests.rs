@@ -1,6 +1,6 @@
-//! The scripts of load-tests/, each run for a moment with the real k6 against a real webhook. What they measure is worth
-//! nothing here; that they run, look at what they get, and fail when it is wrong, is what is tested. With
-//! `PILLION_LOAD=full` they run as long and as hard as they say themselves, which takes a quarter of an hour.
+//! Runs each script of load-tests/ for a moment, with the real k6 against a real webhook. The tests ignore the measured
+//! values: they check that the scripts run, check responses, and fail when a response is wrong. With
+//! `PILLION_LOAD=full` the scripts use their own durations and rates, which takes a quarter of an hour.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -10,18 +10,18 @@ use crate::support::Program;
 use pillion_testkit::tools;
 use serde_json::Value as Json;
 
-/// The exit code of k6 when a threshold is broken.
+/// The exit code of k6 when a threshold is exceeded.
 const THRESHOLD_BROKEN: i32 = 99;
-/// Namespaces that are known to the webhook: what the scripts use unless they are told otherwise.
+/// The number of namespaces that the webhook knows: the default of the scripts.
 const NAMESPACES: &str = "50";
 /// How long a run may take.
 const LIMIT: Duration = Duration::from_mins(3);
 const FULL_LIMIT: Duration = Duration::from_mins(12);
 
-/// A moment, and a rate and times that a machine can bear which runs other tests as well.
+/// A short run, with a rate and limits that a busy machine can meet.
 const SHORT: [(&str, &str); 4] = [("RATE", "40"), ("DURATION", "3s"), ("P99_MS", "5000"), ("MAX_VUS", "200")];
 
-/// Whether the scripts are to run as they are meant for.
+/// Returns whether the scripts use their own durations and rates.
 fn full() -> bool {
     match std::env::var("PILLION_LOAD").as_deref() {
         Ok("full") => true,
@@ -70,17 +70,17 @@ impl Webhook {
         Self { _program: program, folder, url }
     }
 
-    /// Runs a script against it with settings; the last of the same name counts.
+    /// Runs a script against the webhook. Of settings with the same name, the last one applies.
     fn run(&self, script: &str, environment: &[(&str, &str)]) -> Run {
         let summary = self.folder.path().join(format!("{script}.json"));
-        // What a run before has left is not to be taken for this one's.
+        // Removes the summary of an earlier run, so that it is not taken for this one's.
         let _ = std::fs::remove_file(&summary);
         let mut command = Command::new(tools::program("k6").unwrap());
         command
             .args(["run", "--no-usage-report", "--no-color", "--quiet"])
             .arg(scripts().join(format!("{script}.js")))
             .current_dir(self.folder.path())
-            // The authority and nobody else; over HTTP/1.1, as the API server speaks to a Service.
+            // Trusts only the webhook's CA. Uses HTTP/1.1, as the API server does for a Service.
             .env("SSL_CERT_FILE", self.folder.path().join("served/ca.crt"))
             .env("SSL_CERT_DIR", "/nonexistent")
             .env("GODEBUG", "http2client=0")
@@ -98,7 +98,7 @@ impl Webhook {
     }
 }
 
-/// How a script ended.
+/// The result of a script.
 #[derive(Debug)]
 struct Run {
     output: Output,
@@ -121,7 +121,7 @@ fn tell(figures: &str) {
     println!("{figures}");
 }
 
-/// Runs a program that has to end by itself.
+/// Runs a program that must end by itself.
 fn within(limit: Duration, command: &mut Command) -> Output {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let id = child.id().to_string();
@@ -146,13 +146,12 @@ fn every_script_runs_and_finds_all_as_it_should_be() {
         .collect();
     found.sort();
     assert_eq!(found, ["pods", "smoke", "soak", "spike", "steady", "tenants"]);
-    // It needs an API server: tests/e2e/k6_pods.rs runs it.
+    // The script `pods` needs an API server: tests/e2e/k6_pods.rs runs it.
     for script in found.into_iter().filter(|script| script != "pods") {
         let begun = Instant::now();
         let settings: &[(&str, &str)] = if full() { &[] } else { &SHORT };
         let mut run = webhook.run(&script, settings);
-        // Where the machine stood still for a moment, k6 had no client left to send by: that is no fault of the script's, and
-        // not so every time.
+        // If the machine stalls for a moment, k6 has no free client to send with. The script is not at fault, so retry.
         for _ in 0..2 {
             if run.figures.as_ref().is_none_or(|figures| figures["not_sent"] == 0) {
                 break;
@@ -163,7 +162,7 @@ fn every_script_runs_and_finds_all_as_it_should_be() {
         if let Some(figures) = run.figures.as_ref().filter(|_| full()) {
             tell(&figures.to_string());
         }
-        // A spike is calm for two thirds of its time.
+        // The spike script sends at the low rate for two thirds of its time.
         assert!(run.count("requests") >= 30 && begun.elapsed() >= Duration::from_secs(2), "{run:?}");
         assert_eq!(run.count("checks_passed"), 5 * run.count("requests"), "five checks of each answer: {run:?}");
         for key in ["checks_failed", "failed", "shed", "not_sent"] {
@@ -181,13 +180,13 @@ fn a_run_fails_when_what_is_measured_is_wrong() {
     let nowhere = webhook.url.replace("/mutate", "/nowhere");
     let settings = |wrong| [&SHORT[..], &[("DURATION", "1s"), wrong]].concat();
     for (wrong, setting) in [
-        // Nothing injects such a container: the patch is looked into.
+        // No profile injects such a container, so this shows that the script checks the patch.
         ("checks", ("SIDECAR", "another")),
-        // No answer is that fast: times are looked at.
+        // No response is that fast, so this shows that the script checks durations.
         ("http_req_duration", ("P99_MS", "0.001")),
-        // A path that nobody answers at.
+        // Nothing responds at this path.
         ("http_req_failed", ("PILLION_URL", &*nowhere)),
-        // Whom nobody vouches for is not talked to.
+        // k6 does not connect to a server that it does not trust.
         ("http_req_failed", ("SSL_CERT_FILE", "/nonexistent")),
     ] {
         let run = webhook.run("smoke", &settings(setting));
@@ -197,7 +196,7 @@ fn a_run_fails_when_what_is_measured_is_wrong() {
         let broken = figures["broken"].to_string();
         assert!(broken.contains(wrong), "{setting:?}: {wrong} is not in {broken}");
     }
-    // Settings that make no sense are told before anything is sent.
+    // Invalid settings are reported before the first request.
     let run = webhook.run("smoke", &settings(("RATE", "many")));
     assert!(run.told().contains("RATE=many: expected a number"), "{}", run.told());
     assert!(run.figures.is_none() && !run.output.status.success());

@@ -1,5 +1,5 @@
-//! What the program tells of itself never holds anything of an object but its name: a pod full of marked secrets goes
-//! through every way a request can take, with everything logged and traced that can be.
+//! Logs and traces contain nothing of an object except its name. A pod full of marked secrets takes every path of a
+//! request, with all logs and traces enabled.
 
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
 
@@ -10,10 +10,10 @@ use crate::support::collector::FakeCollector;
 use crate::support::{Program, eventually, get, post_with};
 use serde_json::{Value, json};
 
-/// No text of the program holds it by chance.
+/// A marker that no text of the program contains by chance.
 const MARK: &str = "xq7secretzw";
 
-/// A pod whose every text that could be a secret has the mark.
+/// Returns a pod with the marker in every string that could be a secret.
 fn pod() -> Value {
     let marked = |what: &str| format!("{MARK}-{what}");
     json!({
@@ -48,7 +48,7 @@ fn review(object: &Value) -> Value {
     })
 }
 
-/// One profile is applied; one computes with what is marked, and fails in its midst; one refuses because of it.
+/// One profile is applied, one fails while it evaluates marked values, and one rejects the pod because of them.
 const PROFILES: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -129,7 +129,7 @@ fn no_line_metric_or_span_holds_anything_of_an_object_but_its_name() {
     let mut elsewhere = review(&unmarked);
     elsewhere["request"]["namespace"] = "nobody-knows".into();
     assert_eq!(dev.post("", &elsewhere.to_string()), 200);
-    // Requests that are none: cut off in a secret, with another kind's type, with a secret as the object.
+    // Invalid requests: truncated inside a secret, with another kind's type, and with a secret as the object.
     let cut = injected.find("annotation\"").unwrap();
     assert_eq!(dev.post("", &injected[..cut]), 400);
     assert_eq!(

@@ -1,5 +1,5 @@
-//! Metrics: the pages in `docs` have every metric, label, value and bucket that the program exports, and no other; and a real
-//! Prometheus scrapes real replicas, answers every documented query, and finds the trace of a request by its exemplar.
+//! Tests metrics: the pages in `docs` list exactly the metrics, labels, values and buckets that the program exports. A
+//! real Prometheus scrapes real replicas, runs every documented query, and finds a request's trace by its exemplar.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -14,7 +14,8 @@ use crate::support::metrics_page::{differences, exported, merge, page, page_of};
 use crate::support::prometheus::Prometheus;
 use crate::support::replicas::{Controller, Dev, TENANTS, Webhook};
 
-/// Of these, a pair of values has its series once it came up; their values are held against the program's own lists.
+/// These metrics create a series when its pair of values first occurs. The test compares their values with the
+/// program's own lists.
 const BY_OCCURRENCE: [&str; 1] = ["pillion_decisions_total"];
 
 #[test]
@@ -74,7 +75,7 @@ fn differences_are_explained() {
 fn number_of_series_is_bounded() {
     let series = |scrape: &str| scrape.lines().filter(|line| !line.starts_with('#')).count();
     let replica = series(&Webhook::start(&[]).scrape());
-    // Each reason comes with one outcome; those that `onError` is about, with two.
+    // Each reason has one outcome; reasons that depend on `onError` have two.
     let at_most = replica + Reason::ALL.len() + 10;
     assert!(at_most <= 410, "{replica} series and {} reasons", Reason::ALL.len());
     let with_tenants = at_most + 200 + 4 * 500;
@@ -83,7 +84,7 @@ fn number_of_series_is_bounded() {
 }
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
-/// Its sender does not keep it, so nor do we.
+/// A trace that its sender does not sample, so Pillion does not sample it either.
 const UNSAMPLED: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
 fn traced(trace: &str, kept: bool) -> String {
@@ -92,7 +93,7 @@ fn traced(trace: &str, kept: bool) -> String {
 
 #[test]
 fn documented_queries_and_exemplars_work() {
-    // Whose traces are kept is the senders' to say. Nobody receives them here.
+    // The senders decide which traces are sampled. No collector receives them here.
     let collector = [TENANTS, "--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0"];
     let (dev, webhook) = (Dev::start(&collector), Webhook::start(&[TENANTS]));
     let prometheus = Prometheus::scraping(&[&dev.operations, &webhook.operations]);
@@ -111,7 +112,7 @@ fn documented_queries_and_exemplars_work() {
         eventually(&format!("{query}\nfinds something that is a number"), || {
             load();
             last = prometheus.query(query);
-            // What it does not understand it will not understand later.
+            // A query that Prometheus rejects stays invalid, so it is not retried.
             let values = last.as_ref().unwrap_or_else(|error| panic!("{query}\n{error}"));
             (!values.is_empty() && values.iter().all(|value| !value.is_nan())).then_some(())
         });
@@ -141,7 +142,7 @@ fn documented_controller_alarms_have_data() {
     assert!(queries.len() >= 8, "{queries:?}");
     for query in &queries {
         prometheus.query(query).unwrap_or_else(|error| panic!("{query}\n{error}"));
-        // What is compared has to be there, whether the alarm is raised or not.
+        // The compared value must exist, whether the alert fires or not.
         let measured = query.rsplit_once(" < ").or_else(|| query.rsplit_once(" > ")).unwrap().0;
         eventually(&format!("{measured}\nfinds something that is a number"), || {
             let values = prometheus.query(measured).unwrap();
@@ -150,7 +151,7 @@ fn documented_controller_alarms_have_data() {
     }
 }
 
-/// What promtool says against metrics of this text; empty if nothing.
+/// Returns promtool's complaints about metrics in this format; empty if there are none.
 fn lint(scrape: &str) -> String {
     let mut child = Command::new(tools::program("promtool").unwrap())
         .args(["check", "metrics"])

@@ -1,4 +1,4 @@
-//! The playground of `pillion dev`: its responses, by the real program; and [`page`], in a real browser.
+//! Tests the playground of `pillion dev`: the real program's responses, and [`page`] in a real browser.
 
 mod driver;
 mod page;
@@ -38,7 +38,7 @@ metadata: {name: web}
 spec: {containers: [{name: web, image: \"web:1\"}]}
 ";
 
-/// `pillion dev` with its playground, in the checkout.
+/// `pillion dev` with its playground, started in the checkout.
 struct Dev {
     address: String,
     program: Program,
@@ -57,7 +57,7 @@ impl Dev {
         Self { address: format!("127.0.0.1:{port}"), program }
     }
 
-    /// The page's address, with the `/` at its end.
+    /// Returns the page's address, with the final `/`.
     fn url(&self) -> String {
         format!("http://{}/", self.address)
     }
@@ -71,7 +71,7 @@ impl Dev {
         send(&self.address, "POST /playground/run", &headers, body)
     }
 
-    /// Runs as the page does.
+    /// Requests a run as the page does.
     fn run(&self, texts: &Value) -> Value {
         let origin = format!("origin: http://{}\r\nsec-fetch-site: same-origin\r\n", self.address);
         let answer = self.post(&format!("content-type: application/json\r\n{origin}"), texts.to_string().as_bytes());
@@ -84,7 +84,7 @@ fn texts(profile: &str, object: &str) -> Value {
     json!({"profile": profile, "object": object})
 }
 
-/// A command of the program, in a folder with these files.
+/// Runs a command of the program in a folder with these files.
 fn pillion(arguments: &[&str], files: &[(&str, &str)]) -> String {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -148,7 +148,7 @@ fn workloads_several_objects_namespaces_and_parameters_count() {
     let of = |pod: &Value| pod["explanation"]["profiles"][0]["parameters"][0]["value"].clone();
     assert_eq!((of(&pods[0]), of(&pods[1])), (json!("debug"), json!("info")));
     assert_eq!(answer["result"]["patches"].as_array().unwrap().len(), 2);
-    // Nobody describes the namespace of the second one, and that is told where it stands.
+    // No manifest describes the second object's namespace, and a diagnostic at its position reports that.
     let [told] = answer["diagnostics"].as_array().unwrap().as_slice() else { panic!("{answer}") };
     assert_eq!(
         (&told["severity"], &told["file"], &told["line"]),
@@ -163,7 +163,7 @@ fn workloads_several_objects_namespaces_and_parameters_count() {
         (&json!("not_opted_in"), &json!("opt_in_value_unknown"))
     );
 
-    // A profile may extend one of those that are shipped.
+    // A profile may extend a shipped one.
     let java = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles/otel-java/profile.yaml"))
         .unwrap();
     let object = POD
@@ -263,7 +263,7 @@ fn whatever_the_texts_are_there_is_an_answer_that_says_where() {
     }
 }
 
-/// Texts whose run takes longer than any test waits: so many profiles, each with a loop in a loop, and so many pods.
+/// Returns input whose run takes longer than any test waits: many profiles with nested loops, and many pods.
 fn slow() -> Value {
     let numbers = (0..60).map(|number| number.to_string()).collect::<Vec<_>>().join(",");
     let profiles = (0..100).map(|number| {
@@ -279,7 +279,7 @@ fn slow() -> Value {
 }
 
 impl Dev {
-    /// Begins two slow runs, which is as many as there are at one time.
+    /// Starts two slow runs, which is the maximum of concurrent runs.
     fn begin_slow(&self) -> [TcpStream; 2] {
         let before = self.program.cpu_ticks();
         let body = slow().to_string();
@@ -298,7 +298,8 @@ impl Dev {
     }
 }
 
-/// How long a run waits behind two that nobody waits for any more, and the end of the program behind two others.
+/// Measures how long a run waits after two runs whose clients have left, and how long the program takes to end during
+/// two others.
 fn freed_and_ended() -> [Duration; 2] {
     let mut dev = Dev::start(&[]);
     drop(dev.begin_slow());
@@ -319,7 +320,7 @@ fn freed_and_ended() -> [Duration; 2] {
 fn runs_end_when_nobody_waits_for_them_and_with_the_program() {
     const SOON: Duration = Duration::from_secs(6);
     let mut all = Vec::new();
-    // Once is enough: a machine that is busy may take its time with either.
+    // One fast attempt is enough, since a busy machine may delay either.
     loop {
         let took = freed_and_ended();
         if took.iter().all(|took| *took < SOON) {
@@ -356,7 +357,7 @@ fn requests_that_the_page_would_not_send_are_refused() {
     assert_eq!(dev.post(json_type, large.as_bytes()).status, 413);
     assert_eq!(send(&dev.address, "GET /playground/run", &format!("host: {}\r\n", dev.address), b"").status, 405);
 
-    // A name that somebody points at this machine is not this machine's.
+    // Rejects a foreign host name that resolves to this machine, against DNS rebinding.
     for path in ["/", "/playground/playground.js", "/playground/examples", "/playground/example?id=shipped/nginx"] {
         for host in ["evil.example", "evil.example:80", "localhost.evil.example", "192.0.2.1"] {
             let answer = send(&dev.address, &format!("GET {path}"), &format!("host: {host}\r\n"), b"");
@@ -372,7 +373,7 @@ fn requests_that_the_page_would_not_send_are_refused() {
             );
         }
     }
-    // Probes and metrics are asked for by any name, as before.
+    // Probes and metrics are served for any host name.
     for path in ["/livez", "/metrics"] {
         assert_eq!(send(&dev.address, &format!("GET {path}"), "host: evil.example\r\n", b"").status, 200);
     }
@@ -439,7 +440,7 @@ fn profiles_to_start_from_are_those_on_disk_and_those_that_are_shipped() {
             .unwrap()
             .contains("pillion.dev/profiles: logger")
     );
-    // What is on disk now is what is shown.
+    // The page shows the file's current content.
     fs::write(folder.path().join("logger.yaml"), PROFILE.replace("logger:1.0", "logger:2.0")).unwrap();
     assert_eq!(names(&own, "here"), ["logger"]);
     assert!(
@@ -460,10 +461,10 @@ fn there_is_no_playground_where_others_could_reach_it() {
     assert_eq!(send(&address, "GET /livez", "host: localhost\r\n", b"").status, 200);
 }
 
-/// How long an answer may take.
+/// The longest wait for a response.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// An answer with its headers.
+/// A response with its headers.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -472,7 +473,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// A header's value.
+    /// Returns a header's value.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let lines = self.headers.lines().filter_map(|line| line.split_once(':'));
         let mut found = lines.filter(|(found, _)| found.eq_ignore_ascii_case(name));
@@ -488,16 +489,16 @@ impl Answer {
     }
 }
 
-/// Sends a request; `headers` are lines with their ends, among them the host.
+/// Sends a request. `headers` are lines with their line breaks, and include the host.
 pub(crate) fn send(address: &str, line: &str, headers: &str, body: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let length = if body.is_empty() { String::new() } else { format!("content-length: {}\r\n", body.len()) };
     let head = format!("{line} HTTP/1.1\r\n{headers}{length}connection: close\r\n\r\n");
-    // A server that has seen enough may answer and close before all is written.
+    // A server may respond and close the connection before the whole body is written.
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     let (mut bytes, mut piece) = (Vec::new(), [0; 16 * 1024]);
-    // Not every server closes when it is asked to: an answer ends where it says that it ends.
+    // Some servers keep the connection open although asked to close it, so the length in the head marks the end.
     while !is_whole(&bytes) {
         match stream.read(&mut piece) {
             Ok(0) | Err(_) => break,
@@ -512,7 +513,7 @@ pub(crate) fn send(address: &str, line: &str, headers: &str, body: &[u8]) -> Ans
     Answer { status, headers, body: bytes[end + 4..].to_vec() }
 }
 
-/// Where the head of an answer ends.
+/// Returns the end of a response's head.
 fn end_of_head(bytes: &[u8]) -> Option<usize> {
     bytes.windows(4).position(|four| four == b"\r\n\r\n")
 }

@@ -1,7 +1,7 @@
-//! Twenty seconds (longer by `PILLION_SOAK_SECONDS`) of all that a replica meets in a year, at a few hundred requests a second:
-//! good reviews of all sizes and bad ones, clients that come and go and break off, new certificates, profiles that change,
-//! namespaces that come and go, scrapes. Every good review is answered right, and in the end the process is as large, and
-//! has as many files open, as it had after it had warmed up.
+//! Runs a replica for twenty seconds (or `PILLION_SOAK_SECONDS`) with all events of a year, at a few hundred requests a
+//! second. They are valid reviews of all sizes and invalid ones, clients that connect and abort, new certificates,
+//! changed profiles, new and deleted namespaces, and scrapes. Every valid review must get the right response. In the
+//! end the process has no more memory or open files than after its warm-up.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -26,11 +26,11 @@ const SECONDS: &str = "PILLION_SOAK_SECONDS";
 const DEFAULT_SECONDS: u64 = 20;
 pub(crate) const KIB: usize = 1024;
 pub(crate) const MIB: usize = 1024 * KIB;
-/// How much more memory the last quarter may have than the second: so much of it, and so many bytes.
+/// The permitted growth of memory from the second quarter to the last: a fraction, and a number of bytes.
 const DRIFT: (f64, usize) = (0.05, 3 * MIB / 2);
-/// How many more files may be open in the end than in the beginning: the connections to the API server vary by some.
+/// The permitted growth of open files from start to end, since the number of API server connections varies.
 const MORE_FILES: usize = 4;
-/// How many namespaces the API server may be asked for.
+/// The permitted rate of namespace lookups at the API server.
 const LOOKUPS_A_SECOND: f64 = 10.0;
 pub(crate) const NAMESPACE: &str = "soak";
 
@@ -51,7 +51,7 @@ fn profile(generation: u32) -> String {
     .to_string()
 }
 
-/// What the cluster does meanwhile: profiles change, namespaces come and go; and the certificate is renewed.
+/// Changes the cluster during the load: profiles and namespaces; also renews the certificate.
 async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, authority: TestCa, folder: Rc<Path>) {
     for round in 2.. {
         if !target.goes_on() {
@@ -72,7 +72,8 @@ async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, authority:
     }
 }
 
-/// Replaces key and certificate as the kubelet does: whole files. Read between the two they do not fit, and are read again.
+/// Replaces key and certificate as whole files, as the kubelet does. A replica that reads between the two writes gets a
+/// mismatch, and reads again.
 fn renew(authority: &TestCa, folder: &Path) {
     let fresh = folder.join("fresh");
     std::fs::create_dir_all(&fresh).unwrap();
@@ -82,7 +83,7 @@ fn renew(authority: &TestCa, folder: &Path) {
     }
 }
 
-/// What a process has at a moment.
+/// The resources of a process at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     memory: usize,
@@ -131,7 +132,7 @@ fn median(mut values: Vec<usize>) -> usize {
     values[values.len() / 2]
 }
 
-/// A quarter of the samples, the first being 0: the median of their memory and the most files.
+/// Returns the median memory and the maximum of open files of a quarter of the samples; the first quarter is 0.
 fn quarter(samples: &[Sample], which: usize) -> (usize, usize) {
     let length = samples.len() / 4;
     let part = &samples[which * length..(which + 1) * length];
@@ -147,7 +148,7 @@ fn memory_and_files_stay_flat_and_every_answer_is_right() {
     local.block_on(&runtime, soak(seconds));
 }
 
-/// All that happens to the replica.
+/// Returns all activities of clients and cluster.
 fn clients_and_changes(
     target: &Rc<Target>,
     control_plane: &Rc<ControlPlane>,
@@ -271,9 +272,9 @@ async fn soak(seconds: u64) {
     assert_eq!(replica.ended().code(), Some(0), "{}", replica.stderr());
 }
 
-/// How long anything may take that is not broken. The machine may be busy with other tests.
+/// The longest wait for anything that works, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A review of so many bytes and some.
+/// Returns a review of at least this many bytes.
 pub(crate) fn review(number: usize, operation: &str, bytes: usize) -> Json {
     let object = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -293,11 +294,11 @@ pub(crate) fn review(number: usize, operation: &str, bytes: usize) -> Json {
     })
 }
 
-/// The replica as its clients see it.
+/// The replica from its clients' point of view.
 pub(crate) struct Target {
     pub(crate) address: String,
     tls: TlsConnector,
-    /// The latest generation of the profile that was asked for.
+    /// The latest generation of the profile that was written.
     pub(crate) generation: Cell<u32>,
     pub(crate) until: Instant,
     pub(crate) counts: RefCell<BTreeMap<&'static str, usize>>,
@@ -345,7 +346,7 @@ impl Target {
             body.len()
         );
         let ask = async {
-            // A connection may end at an answer that says so, and never otherwise.
+            // The server may close a connection only after a response that announces it.
             connection.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
             connection.flush().await.unwrap();
             read_answer(connection).await
@@ -376,7 +377,7 @@ async fn read_answer(connection: &mut Connection) -> Answer {
     Answer { status: head[9..12].parse().unwrap(), closes: head.contains("connection: close"), body }
 }
 
-/// Whether the answer to the creation of a pod is the right one.
+/// Checks that the response to a pod's creation is right.
 pub(crate) fn check_injected(target: &Target, number: usize, answer: &Answer) {
     let text = String::from_utf8_lossy(&answer.body);
     assert_eq!(answer.status, 200, "{text}");
@@ -392,7 +393,7 @@ pub(crate) fn check_injected(target: &Target, number: usize, answer: &Answer) {
     assert!(patch.contains(&format!("pod-{number}/{NAMESPACE}")), "{patch}");
 }
 
-/// The API server's part: reviews of all sizes on connections that are kept.
+/// Sends valid reviews of all sizes over persistent connections, as the API server does.
 pub(crate) async fn good(target: Rc<Target>, client: usize) {
     const SIZES: [usize; 8] = [KIB, 2 * KIB, 4 * KIB, 6 * KIB, 8 * KIB, 16 * KIB, 64 * KIB, 256 * KIB];
     let mut connection = target.connect().await;
@@ -400,7 +401,7 @@ pub(crate) async fn good(target: Rc<Target>, client: usize) {
     while target.goes_on() {
         number += 1;
         let updates = number % 10 == 9;
-        // Large ones are rare.
+        // Large reviews are rare.
         let size = SIZES[if number.is_multiple_of(20) { 7 } else { number % 7 }];
         let body = review(number, if updates { "UPDATE" } else { "CREATE" }, size).to_string();
         let path = ["/mutate/enabled", "/mutate"][number % 2];
@@ -421,7 +422,7 @@ pub(crate) async fn good(target: Rc<Target>, client: usize) {
     }
 }
 
-/// Whatever is wrong, one after the other.
+/// Sends all kinds of invalid requests in turn.
 pub(crate) async fn bad(target: Rc<Target>) {
     let text = review(0, "CREATE", KIB).to_string();
     let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
@@ -440,7 +441,7 @@ pub(crate) async fn bad(target: Rc<Target>) {
         if !target.goes_on() {
             break;
         }
-        // The one of 7 MiB is rare.
+        // The request of 7 MiB is rare.
         let (path, kind, body, status) = cases[if number % 100 == 0 { 7 } else { number % 7 }];
         let answer = target.ask(&mut connection, path, kind, body.as_bytes()).await;
         assert_eq!(answer.status, status, "{}", String::from_utf8_lossy(&answer.body));
@@ -452,7 +453,7 @@ pub(crate) async fn bad(target: Rc<Target>) {
     }
 }
 
-/// Clients that come for one request, or for none.
+/// Opens connections for one request or none.
 pub(crate) async fn churn(target: Rc<Target>) {
     for number in 9_000_000.. {
         if !target.goes_on() {
@@ -471,7 +472,7 @@ pub(crate) async fn churn(target: Rc<Target>) {
     }
 }
 
-/// Clients that break off: in a handshake, a head, a body, before the answer; and those that speak no TLS.
+/// Aborts connections during handshake, head or body, or before the response. Also connects without TLS.
 pub(crate) async fn abort(target: Rc<Target>) {
     let body = review(0, "CREATE", 100 * KIB).to_string();
     let head = format!(
@@ -504,7 +505,7 @@ pub(crate) async fn abort(target: Rc<Target>) {
     }
 }
 
-/// Somebody who makes up namespaces: each is looked up at the API server, as far as that is bounded.
+/// Sends reviews for made-up namespaces: the replica looks each up at the API server, up to its rate limit.
 pub(crate) async fn forged(target: Rc<Target>) {
     let mut connection = target.connect().await;
     for number in 0.. {

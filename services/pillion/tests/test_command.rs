@@ -1,4 +1,4 @@
-//! `pillion test` as a process: what passes is counted, and what is not as it was expected is shown place by place.
+//! Tests `pillion test` as a process: it counts passed cases, and shows each difference of a failed one with its path.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -31,7 +31,7 @@ object: {spec: {containers: [{name: web, image: \"web:1\"}]}}
 part: {spec: {containers: [{}, {image: \"helper:2\"}]}}
 ";
 
-/// Folders of profiles with their cases, by name.
+/// Creates folders of profiles with their cases, by name.
 fn folders(folders: &[(&str, &str, &str)]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for (name, profile, cases) in folders {
@@ -61,7 +61,7 @@ fn every_case_of_the_shipped_profiles_is_as_it_says() {
     let output = test(Path::new(PROFILES), &["."]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
-    // Advice would stand there.
+    // Advice would appear on standard error.
     assert_eq!(stderr(&output), "");
     assert!(!text.contains("no cases"), "a shipped profile has cases:\n{text}");
     let cases: usize = text.lines().last().unwrap().split(' ').next().unwrap().parse().unwrap();

@@ -1,5 +1,5 @@
-//! Traces: what a real OpenTelemetry Collector gets of requests, and that a collector which is slow or not there costs
-//! nobody anything.
+//! Tests traces: what a real OpenTelemetry Collector receives, and that a slow or missing collector does not delay
+//! requests.
 
 #![expect(
     clippy::unwrap_used,
@@ -21,10 +21,10 @@ use serde_json::Value;
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// The parts of a request that is injected into, in their order.
+/// The spans of an injected request, in order.
 const PARTS: [&str; 6] = ["receive", "resolve", "match", "merge", "self-check", "serialise"];
 
-/// The OpenTelemetry Collector, which writes what it gets to a file.
+/// The OpenTelemetry Collector, which writes received spans to a file.
 struct Collector {
     process: Child,
     file: PathBuf,
@@ -68,10 +68,10 @@ impl Collector {
         Self { process, file: at("spans.json").into(), clear, tls, authority: at("ca.crt"), _folder: folder }
     }
 
-    /// All spans that have come, each with its resource.
+    /// Returns all received spans, each with its resource.
     fn spans(&self) -> Vec<Span> {
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
-        // The last line may still be written.
+        // The last line may be incomplete.
         let batches = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let mut spans = Vec::new();
         for batch in batches {
@@ -115,7 +115,7 @@ impl Span {
         self.text(key).parse().unwrap()
     }
 
-    /// An attribute as text; of a list, with commas.
+    /// Returns an attribute as a string; a list's elements are joined with commas.
     fn attribute(&self, key: &str) -> Option<String> {
         attribute(&self.span, key)
     }
@@ -137,7 +137,7 @@ fn attribute(of: &Value, key: &str) -> Option<String> {
     Some(text(&found["value"]))
 }
 
-/// Injects into all, and refuses who asks for the impossible.
+/// One profile injects every pod; another rejects pods that request the impossible.
 const PROFILES: &str = "\
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -154,7 +154,7 @@ spec:
   template: {metadata: {annotations: {example.com/number: \"${string(int('none'))}\"}}}
 ";
 
-/// `pillion dev` that sends its traces somewhere, and a request to it.
+/// `pillion dev` that exports traces, and a request for it.
 struct Dev {
     program: Program,
     url: String,
@@ -191,7 +191,7 @@ impl Dev {
         assert!(patch(&self.post(headers, &self.review)).is_some());
     }
 
-    /// Sends what is denied.
+    /// Sends a request that is rejected.
     fn send_denied(&self, headers: &str) {
         let mut review: Value = serde_json::from_str(&self.review).unwrap();
         review["request"]["object"]["metadata"]["annotations"]["pillion.dev/profiles"] = "impossible".into();
@@ -199,7 +199,7 @@ impl Dev {
         assert!(answer.body.contains("\"allowed\":false"), "{answer:?}");
     }
 
-    /// A connection that is used for many requests, as the API server's are.
+    /// Opens a connection for many requests, like the API server's.
     fn connection(&self) -> Connection {
         let path = self.url.rsplit_once('/').unwrap().1;
         let head = "host: x\r\ncontent-type: application/json\r\ncontent-length";
@@ -214,7 +214,7 @@ impl Dev {
         line.trim().parse().unwrap()
     }
 
-    /// Asks it to end; how long that takes.
+    /// Terminates the program and returns how long that takes.
     fn end(&mut self) -> Duration {
         let began = Instant::now();
         self.program.terminate();
@@ -229,7 +229,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// How long a request takes.
+    /// Measures the duration of a request.
     fn time(&mut self) -> Duration {
         let began = Instant::now();
         self.stream.write_all(self.request.as_bytes()).unwrap();
@@ -256,7 +256,7 @@ fn traceparent(flags: &str) -> String {
 #[test]
 fn a_collector_gets_a_request_as_a_span_in_the_senders_trace_with_a_span_for_each_part() {
     let collector = Collector::start();
-    // Nothing is traced but what the sender has decided to trace.
+    // Only requests that their sender samples are traced.
     let endpoint = format!("http://{}", collector.clear);
     let resource = [("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=web-0,k8s.namespace.name=pillion")];
     let mut dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "0"], &resource, "");
@@ -331,7 +331,7 @@ fn over_tls_the_collector_is_known_by_its_authority_and_a_share_of_all_is_traced
     assert_eq!(span.text("parentSpanId"), "");
     eventually("they are counted", || (dev.metric("pillion_trace_spans_exported_total") == 7).then_some(()));
 
-    // Somebody who is trusted by nobody gets nothing, and that is told.
+    // A collector that is not trusted receives nothing, and the program reports that.
     let dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "1"], &[], "");
     dev.send("");
     dev.program.tells("the collector of traces does not take them");
@@ -361,7 +361,7 @@ fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
     assert!(span.attribute("profiles").unwrap().contains("impossible") && !span.is_error(), "{span:?}");
     assert!(span.time("startTimeUnixNano") < span.time("endTimeUnixNano"));
 
-    // A body that stalls takes three quarters of the memory, and is given up for one that is complete.
+    // A stalled body takes three quarters of the memory. It is dropped in favour of a complete one.
     let large = format!("{}{}", dev.review, " ".repeat(3 * 1024 * 1024 - dev.review.len()));
     let mut slow = connect(&dev.url, &dev.authority);
     let path = dev.url.rsplit_once('/').unwrap().1;
@@ -435,17 +435,17 @@ fn a_collector_that_says_nothing_makes_no_request_slower_and_takes_no_more_memor
         times.sort();
         *times.get(times.len() * 99 / 100).unwrap()
     };
-    // In turns, so that a busy machine is busy for both.
+    // Alternates between both, so that a busy machine affects them equally.
     let mut measure = || {
         let (without, with) = (0..REQUESTS).map(|_| (one.time(), other.time())).unzip();
         (p99(without), p99(with))
     };
     measure();
     let full = "pillion_trace_spans_dropped_total{reason=\"queue_full\"}";
-    // Seven spans a request; the queue and a batch that is being sent hold those of 366.
+    // A request has seven spans; the queue and the batch in flight hold those of 366 requests.
     eventually("the queue is full", || (traced.metric(full) > 0).then_some(()));
     let memory = traced.program.memory();
-    // Requests that wait for a collector do so every time; those that a busy machine holds up do not.
+    // Requests that wait for a collector are always slow; those on a busy machine are not.
     let is_slower = |(without, with): &(Duration, Duration)| *with >= *without * 2 + Duration::from_millis(5);
     let mut rounds = Vec::new();
     while rounds.len() < 5 && rounds.last().is_none_or(is_slower) {
@@ -479,7 +479,7 @@ fn a_system_that_trusts_nobody_is_told_to_name_the_collectors_authority() {
     std::fs::write(folder.path().join("profiles.yaml"), PROFILES).unwrap();
     let ports = ["dev", "--profiles", "profiles.yaml", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
     let arguments = [&ports[..], &["--otlp-endpoint", "https://127.0.0.1:1"]].concat();
-    // As in an image, where there is no list of authorities.
+    // As in an image without a list of CAs.
     let nobody = [("SSL_CERT_FILE", "/dev/null"), ("SSL_CERT_DIR", "/dev/null")];
     let mut program = Program::start_with(&arguments, &nobody, folder.path());
     assert_eq!(program.ended().code(), Some(1));

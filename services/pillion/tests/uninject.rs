@@ -1,4 +1,4 @@
-//! `pillion uninject` as a process: what `pillion inject` put into manifests comes out again.
+//! Tests `pillion uninject` as a process: it removes from manifests what `pillion inject` added.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
 
@@ -27,7 +27,7 @@ fn documents(text: &str) -> Vec<Json> {
 
 const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
 
-/// A template that asks for the sidecar, and has what it adds to.
+/// Returns a template that requests the sidecar, and has the lists that it is added to.
 fn template() -> Json {
     json!({
         "metadata": {"labels": {"app": "web"}, "annotations": {ASK: "yes"}},
@@ -35,7 +35,7 @@ fn template() -> Json {
     })
 }
 
-/// All kinds that make pods, with what each needs.
+/// Returns all kinds of workloads, each with its required fields.
 fn workloads() -> Vec<Json> {
     let of = |version: &str, kind: &str, spec: Json| json!({"apiVersion": version, "kind": kind, "metadata": {"name": "web"}, "spec": spec});
     let mut pod = template();
@@ -103,7 +103,7 @@ fn a_terminal_sees_colours_unless_it_is_asked_for_none() {
     let command =
         format!("{} inject -q -f {} -p profiles/nginx -o diff", env!("CARGO_BIN_EXE_pillion"), file.display());
     let run = |no_color: Option<&str>| {
-        // `script` is a terminal that writes what it is shown.
+        // `script` provides a terminal and records its output.
         let mut script = std::process::Command::new("script");
         script.args(["-qec", &command, "/dev/null"]).current_dir(root()).env("TERM", "xterm-256color");
         script.env_remove("NO_COLOR").env_remove("CI");

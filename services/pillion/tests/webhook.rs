@@ -1,5 +1,5 @@
-//! `pillion webhook` as a process: mistakes are found before a port is bound; a replica that has not seen the cluster yet is
-//! alive and not ready; a terminating one drains; one without free file descriptors recovers.
+//! Tests `pillion webhook` as a process. Mistakes are found before a port is bound. A replica that has not read the
+//! cluster yet is alive and not ready. A terminating replica drains, and one without free file descriptors recovers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -43,7 +43,7 @@ fn start(folder: &Path, certificate: &str, key: &str) -> Program {
 #[test]
 fn replica_without_cluster_is_alive_but_unready() {
     let folder = tempfile::tempdir().unwrap();
-    // Bound and never accepted from: an API server that does not answer.
+    // Bound, but never accepts a connection: an API server that does not respond.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     write_files(folder.path(), &format!("http://{}", silent.local_addr().unwrap()));
     let mut replica = start(folder.path(), "tls.crt", "tls.key");
@@ -54,7 +54,7 @@ fn replica_without_cluster_is_alive_but_unready() {
     assert!(ready.body.contains("profiles and namespaces") && !ready.body.contains("certificate"), "{ready:?}");
     let metrics = get(&operations, "/metrics").body;
     assert!(metrics.contains("pillion_broken_profiles 0"), "{metrics}");
-    // Knowing no profile, it must not say that there is nothing to do.
+    // Without its profiles, the replica must not respond that there is nothing to inject.
     let port = replica.word_behind("listening address=").rsplit(':').next().unwrap().to_owned();
     let review = include_str!("../../engine/tests/reviews/create-deployment-pod.json");
     let url = format!("https://localhost:{port}/mutate/required");
@@ -69,7 +69,7 @@ fn replica_without_cluster_is_alive_but_unready() {
 #[test]
 fn failing_watch_is_logged_and_retried() {
     let folder = tempfile::tempdir().unwrap();
-    // Nobody listens there, and no test beside this one is given that port.
+    // No process listens on this port, and no other test gets it.
     write_files(folder.path(), "http://127.0.0.1:1");
     let replica = start(folder.path(), "tls.crt", "tls.key");
     eventually("it is logged twice for namespaces", || {
@@ -83,7 +83,7 @@ fn failing_watch_is_logged_and_retried() {
     });
 }
 
-/// Whether a text says anything of some length twice: `what: why: why`.
+/// Returns a longer part that a message repeats, as in `what: why: why`.
 fn says_a_part_twice(text: &str) -> Option<String> {
     let parts: Vec<_> = text.trim().split(": ").filter(|part| part.len() > 8).collect();
     let twice = |(index, part): (usize, &&str)| parts.iter().skip(index + 1).any(|other| other.contains(*part));
@@ -161,13 +161,13 @@ fn connect_tls(address: &str, authority: &str) -> TlsConnection {
     StreamOwned::new(ClientConnection::new(config, ServerName::try_from("localhost").unwrap()).unwrap(), tcp)
 }
 
-/// Returns the head of the response to a request that is no review. Its `connection` header says whether the connection
-/// stays.
+/// Returns the head of the response to a request that is not a review. Its `connection` header shows whether the server
+/// keeps the connection.
 fn post_nonsense(connection: &mut TlsConnection) -> String {
     connection.write_all(b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").unwrap();
     let mut text = Vec::new();
     let mut byte = [0];
-    // One line of text is the whole body.
+    // The body is a single line.
     while !(text.ends_with(b"\n") && text.windows(4).any(|four| four == b"\r\n\r\n") && !text.ends_with(b"\r\n")) {
         connection.read_exact(&mut byte).unwrap();
         text.extend_from_slice(&byte);
@@ -220,13 +220,13 @@ fn check_drain(kubeconfig: &str) {
     let began = Instant::now();
     eventually("it is not ready", || get(&operations, "/readyz").body.contains("draining").then_some(()));
     eventually("it check_drain", || get(&operations, "/metrics").body.contains("pillion_draining 1\n").then_some(()));
-    // A client that does not know yet gets a response and is disconnected.
+    // A client that has not noticed the termination gets a response and is disconnected.
     for _ in 0..3 {
         let mut late = connect_tls(&address, &authority.bundle_pem());
         assert!(post_nonsense(&mut late).contains("connection: close"));
     }
     assert_eq!(get(&operations, "/livez").status, 200);
-    // So is a client with an idle connection, even after the minimum.
+    // A client with an idle connection is too, even after the minimum.
     std::thread::sleep((DRAIN_MINIMUM + Duration::from_millis(300)).saturating_sub(began.elapsed()));
     assert!(post_nonsense(&mut pooled).contains("connection: close"));
     assert_eq!(replica.ended().code(), Some(0), "{}", replica.stderr());
@@ -287,7 +287,7 @@ fn descriptor_exhaustion_is_survived() {
     assert!(metric(&scrape(&mut scraper), "pillion_accept_errors_total") < 0.5);
     assert_eq!(post(&url, authority.as_ref(), &sample).status, 200);
 
-    // The kernel accepts all of them, the process as many as it has descriptors for.
+    // The kernel accepts all connections, but the process only as many as it has file descriptors for.
     let clients: Vec<_> = (0..CLIENTS).map(|_| TcpStream::connect(&address).unwrap()).collect();
     eventually("it has no descriptor left", || {
         (metric(&scrape(&mut scraper), "pillion_accept_errors_total") > 0.5).then_some(())
@@ -298,7 +298,7 @@ fn descriptor_exhaustion_is_survived() {
     let errors = metric(&scrape(&mut scraper), "pillion_accept_errors_total") - errors;
     let busy = (cpu_seconds(dev.id()) - before) / began.elapsed().as_secs_f64();
     println!("{errors} errors in {EXHAUSTED_FOR:?}, {:.1} per cent of a core", busy * 100.0);
-    // Twenty a second and some, for as long as it took: the machine may have had no time for this test.
+    // A little over twenty errors a second for the measured time, since a busy machine may delay this test.
     let most = 30.0 * began.elapsed().as_secs_f64();
     assert!((1.0..=most).contains(&errors), "{errors} errors of {most} at most: it does not rest between two");
     assert!(busy < 0.5, "it runs in circles");

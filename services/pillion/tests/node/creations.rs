@@ -1,4 +1,4 @@
-//! Pods that are created all the while, in several namespaces and over several connections, and what became of them.
+//! Creates pods continuously in several namespaces and over several connections, and counts the outcomes.
 
 use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,19 +11,19 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::platform::{Platform, is_injected, pod};
 
-/// Between two creations of one client.
+/// The pause between two creations of one client.
 const PAUSE: Duration = Duration::from_millis(150);
 
-/// What has become of pods.
+/// The outcomes of creations.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Outcomes {
-    /// Created with the sidecar.
+    /// Pods created with the sidecar.
     pub(crate) injected: usize,
-    /// Created without it.
+    /// Pods created without it.
     pub(crate) without: usize,
-    /// Not created; what the API server said.
+    /// The API server's message for each rejected pod.
     pub(crate) refused: Vec<String>,
-    /// How long the slowest creation took.
+    /// The duration of the slowest creation.
     pub(crate) slowest: Duration,
 }
 
@@ -38,7 +38,7 @@ impl Display for Outcomes {
     }
 }
 
-/// Clients that create pods. They end when this is dropped.
+/// Clients that create pods until this is dropped.
 pub(crate) struct Creations {
     outcomes: Arc<Mutex<Outcomes>>,
     stop: CancellationToken,
@@ -47,25 +47,25 @@ pub(crate) struct Creations {
 }
 
 impl Creations {
-    /// Begins, with one client for each namespace.
+    /// Starts one client for each namespace.
     pub(crate) async fn begin(platform: &Platform, namespaces: &[&str]) -> Result<Self> {
         let outcomes = Arc::new(Mutex::new(Outcomes::default()));
         let stop = CancellationToken::new();
         let mut tasks = Vec::new();
         for namespace in namespaces {
-            // Its own connection to the API server, as every client of a cluster has one.
+            // Each client has its own connection to the API server, as in a real cluster.
             let pods = Api::namespaced(platform.cluster.client().await?, namespace);
             tasks.push(tokio::spawn(create(pods, Arc::clone(&outcomes), stop.clone())));
         }
         Ok(Self { outcomes, tasks, _guard: stop.clone().drop_guard(), stop })
     }
 
-    /// What has become of them so far.
+    /// Returns the outcomes so far.
     pub(crate) fn so_far(&self) -> Outcomes {
         locked(&self.outcomes).clone()
     }
 
-    /// Ends, and answers what has become of all of them.
+    /// Stops the clients and returns all outcomes.
     pub(crate) async fn end(mut self) -> Result<Outcomes> {
         self.stop.cancel();
         for task in std::mem::take(&mut self.tasks) {
@@ -101,7 +101,7 @@ async fn create(pods: Api<k8s_openapi::api::core::v1::Pod>, outcomes: Arc<Mutex<
             }
         }
         if answer.is_ok() {
-            // It has no node: it is gone at once.
+            // The pod has no node, so it is deleted at once.
             let _ = pods.delete(&name, &DeleteParams::default().grace_period(0)).await;
         }
         tokio::time::sleep(PAUSE).await;

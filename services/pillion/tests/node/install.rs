@@ -1,4 +1,4 @@
-//! The first day: `helm install`, and the first pod with its sidecar.
+//! Tests the first day: `helm install`, and the first pod with its sidecar.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use pillion_testkit::eventually;
 use crate::creations::Creations;
 use crate::platform::{Platform, SOON, is_injected, is_ready, on_a_node, pod};
 
-/// What the issue of the installation promises, on a machine that does nothing else.
+/// The documented limit of an installation, on an otherwise idle machine.
 const PROMISE: Duration = Duration::from_mins(1);
 
 #[test]
@@ -18,7 +18,7 @@ fn installs_and_injects_first_pod() {
     on_a_node(async |platform| {
         platform.namespace("team-a", "enabled").await?;
         platform.namespace("pay", "required").await?;
-        // Nobody is kept from creating pods by something that is being installed.
+        // The installation must not prevent the creation of pods.
         let creations = Creations::begin(platform, &["team-a", "pay"]).await?;
 
         let begun = Instant::now();
@@ -36,7 +36,7 @@ fn installs_and_injects_first_pod() {
         );
         ensure!(running < PROMISE, "{running:?}");
 
-        // From here on every pod has it, while the last replicas come up.
+        // From now on every pod must get the sidecar, while the last replicas start.
         platform.kubectl(&["rollout", "status", "--namespace=pillion-system", "deployment/pillion-webhook"]).await?;
         let outcomes = creations.end().await?;
         println!("in the end: {outcomes}");

@@ -1,7 +1,7 @@
-//! What the platform team does on the first day and on a bad night, on a real cluster of one node: the real chart by the real
-//! helm, an image of the real program, kubelets that start and probe it, Services with addresses of their own.
+//! Tests installation and outages on a real cluster of one node: the real chart and helm, an image of the real program,
+//! kubelets that start and probe it, and Services with real addresses.
 //!
-//! `just node` runs these tests: it first builds what a cluster is made of. `PILLION_IMAGE` names the archive of an image to test
+//! `just node` builds the parts of a cluster and runs these tests. `PILLION_IMAGE` names an image archive to test
 //! instead of the program that was built for the tests.
 
 #![allow(

@@ -1,4 +1,4 @@
-//! A cluster with the images in it, and the hands of the platform team: helm and kubectl.
+//! A cluster with the images, and the platform team's tools: helm and kubectl.
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -13,15 +13,15 @@ use pillion_testkit::image::{self, Image};
 use pillion_testkit::{Cluster, eventually, tools};
 use serde_json::{Value as Json, json};
 
-/// Where Pillion is.
+/// The namespace of Pillion.
 pub(crate) const NAMESPACE: &str = "pillion-system";
-/// How long the cluster may take to show what was asked of it, where no promise is tested.
+/// How long the cluster may take to reach a state, where the test checks no documented limit.
 pub(crate) const SOON: Duration = Duration::from_mins(2);
 /// How long one call of helm or kubectl may take.
 const COMMAND_LIMIT: Duration = Duration::from_mins(4);
 /// How long a test may take.
 const TEST_LIMIT: Duration = Duration::from_mins(15);
-/// Who asks for the sidecar of the shipped profile, and what it is called.
+/// The annotation that requests the shipped profile's sidecar, and the sidecar's name.
 const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
 pub(crate) const SIDECAR: &str = "sidecar-nginx";
 
@@ -39,7 +39,7 @@ where
     F: AsyncFnOnce(&mut Platform) -> Result<()>,
 {
     static ONE: Mutex<()> = Mutex::new(());
-    // A test that failed has ended its cluster.
+    // A failed test has already ended its cluster, so a poisoned lock is harmless.
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -68,8 +68,8 @@ impl Platform {
         Ok(platform)
     }
 
-    /// Pillion under two tags: the image that `PILLION_IMAGE` names, an archive, or else one of the program as it was built for the
-    /// tests. And a stand-in for the image of the shipped profile's sidecar.
+    /// Imports Pillion's image under two tags: the archive that `PILLION_IMAGE` names, or one of the program that was
+    /// built for the tests. Also imports a stand-in for the image of the shipped profile's sidecar.
     fn import(&self) -> Result<()> {
         let folder = self.cluster.home();
         let shipped = std::env::var_os("PILLION_IMAGE").filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -90,7 +90,7 @@ impl Platform {
         self.cluster.load(&archive)
     }
 
-    /// The values that every release here has: the image that was imported, the shipped profile, and no long waits.
+    /// Returns the common values of all releases: the imported image, the shipped profile, and short delays.
     pub(crate) fn values(tag: &str) -> Json {
         json!({
             "image": {"registry": "local.test", "tag": tag},
@@ -100,7 +100,7 @@ impl Platform {
         })
     }
 
-    /// `helm COMMAND pillion [CHART --values VALUES] ARGUMENTS`.
+    /// Runs `helm COMMAND pillion [CHART --values VALUES] ARGUMENTS`.
     pub(crate) async fn helm(&self, command: &str, values: Option<&Json>, arguments: &[&str]) -> Result<String> {
         let folder = self.cluster.home().join("helm");
         std::fs::create_dir_all(&folder)?;
@@ -124,7 +124,7 @@ impl Platform {
         self.injects(namespace).await
     }
 
-    /// Waits until pods in a namespace are injected: the API server learns of it by watching.
+    /// Waits until pods in a namespace are injected, since the API server notices changes with a delay.
     pub(crate) async fn injects(&self, namespace: &str) -> Result<()> {
         eventually(SOON, "pods are injected", async || {
             let pod = self.dry_run(namespace).await?;
@@ -145,7 +145,7 @@ impl Platform {
         finished(kubectl, input).await
     }
 
-    /// A namespace with this level, and with what the shipped profile's sidecar mounts.
+    /// Creates a namespace with this failure mode, and the objects that the shipped profile's sidecar mounts.
     pub(crate) async fn namespace(&self, name: &str, level: &str) -> Result<()> {
         let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
             {"apiVersion": "v1", "kind": "Namespace",
@@ -153,7 +153,7 @@ impl Platform {
             {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "nginx-configmap", "namespace": name}},
         ]});
         self.kubectl_with_input(&["apply", "--server-side", "-f", "-"], &objects.to_string()).await?;
-        // No pod is created before it has an account, which is made by a controller.
+        // Pods need a service account, which a controller creates.
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), name);
         eventually(SOON, "the account of its pods", async || Ok(accounts.get("default").await.map(drop)?)).await
     }
@@ -162,13 +162,13 @@ impl Platform {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// What would become of a pod that asks for the sidecar.
+    /// Returns the result of a dry-run creation of a pod that requests the sidecar.
     pub(crate) async fn dry_run(&self, namespace: &str) -> kube::Result<Pod> {
         let parameters = PostParams { dry_run: true, ..PostParams::default() };
         self.pods(namespace).create(&parameters, &pod("probe", true)).await
     }
 
-    /// The state of things for who reads of a failure.
+    /// Prints the cluster's state after a failure.
     async fn show(&self) {
         for arguments in [
             &["get", "pods", "--all-namespaces", "--output=wide"][..],
@@ -183,7 +183,7 @@ impl Platform {
     }
 }
 
-/// A pod that asks for the sidecar, with the image that is there; one that cannot run finds no node.
+/// Returns a pod that requests the sidecar, with an available image. Unless `runs`, no node matches it.
 pub(crate) fn pod(name: &str, runs: bool) -> Pod {
     let selector = if runs { json!({}) } else { json!({"example.com/nowhere": "yes"}) };
     serde_json::from_value(json!({
@@ -194,12 +194,12 @@ pub(crate) fn pod(name: &str, runs: bool) -> Pod {
     .unwrap()
 }
 
-/// Whether the sidecar stands in a pod.
+/// Returns whether a pod has the sidecar.
 pub(crate) fn is_injected(pod: &Pod) -> bool {
     pod.spec.iter().flat_map(|spec| &spec.containers).any(|container| container.name == SIDECAR)
 }
 
-/// Whether all containers of a pod run, and are ready.
+/// Checks that all containers of a pod run and are ready.
 pub(crate) fn is_ready(pod: &Pod) -> Result<()> {
     let status = pod.status.as_ref().context("no status")?;
     let statuses = status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());

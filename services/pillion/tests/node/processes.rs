@@ -1,4 +1,4 @@
-//! The processes of containers, as the machine sees them, to be killed without anybody being asked.
+//! Kills processes of containers directly on the machine, without the kubelet.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Kills the processes of the node of this name whose arguments begin so; how many they were.
+/// Kills the processes of this node whose arguments start with these, and returns their number.
 pub(crate) fn kill(node: &str, arguments: &[&str]) -> Result<usize> {
     let beginning = arguments.join("\0");
     let group = format!("/pillion-{node}/");
@@ -16,7 +16,7 @@ pub(crate) fn kill(node: &str, arguments: &[&str]) -> Result<usize> {
         if read(&entry.path(), "cmdline").starts_with(&beginning) && read(&entry.path(), "cgroup").contains(&group) {
             match kill_process(Pid::from_raw(id).context("a process")?, Signal::KILL) {
                 Ok(()) => killed += 1,
-                // It has ended meanwhile.
+                // The process has ended in the meantime.
                 Err(Errno::SRCH) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -27,6 +27,6 @@ pub(crate) fn kill(node: &str, arguments: &[&str]) -> Result<usize> {
 }
 
 fn read(process: &Path, file: &str) -> String {
-    // One that has ended meanwhile has nothing to say.
+    // A process that has ended in the meantime has no content.
     std::fs::read_to_string(process.join(file)).unwrap_or_default()
 }

@@ -1,4 +1,5 @@
-//! The bad night: nobody answers any more, and every namespace takes no pod without its sidecar. Nobody is woken up.
+//! Tests an outage: no replica responds while every namespace requires the sidecar. The cluster recovers without an
+//! operator.
 
 use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
@@ -11,17 +12,17 @@ use pillion_testkit::eventually;
 use crate::platform::{NAMESPACE, Platform, SOON, is_injected, on_a_node};
 use crate::processes;
 
-/// Within which the cluster has to recover by itself.
+/// The documented limit for an unattended recovery.
 const PROMISE: Duration = Duration::from_secs(30);
-/// For how long creations are looked at.
+/// The minimum duration of a measurement.
 const AT_LEAST: Duration = Duration::from_secs(5);
 
-/// What became of creations after something was taken away.
+/// The outcomes of creations after a loss.
 struct Outage {
     refused: usize,
-    /// From the loss to the last creation that was refused, or would have had no sidecar.
+    /// The time from the loss to the last pod that was rejected, or would have had no sidecar.
     lasted: Duration,
-    /// Until all replicas were there again.
+    /// The time until all replicas were ready again.
     complete: Duration,
 }
 
@@ -35,7 +36,7 @@ impl Display for Outage {
     }
 }
 
-/// Creates pods until the loss is made up for.
+/// Creates pods until the cluster has recovered from the loss.
 async fn outage(platform: &Platform) -> Result<Outage> {
     let begun = Instant::now();
     let mut outage = Outage { refused: 0, lasted: Duration::ZERO, complete: Duration::ZERO };
@@ -46,7 +47,7 @@ async fn outage(platform: &Platform) -> Result<Outage> {
         }
         let deployments: Api<Deployment> = Api::namespaced(platform.client.clone(), NAMESPACE);
         let status = deployments.get("pillion-webhook").await?.status.context("a status")?;
-        // The loss itself may not be known yet, and a replica that has just begun is not yet asked by everybody.
+        // Kubernetes may not have noticed the loss yet, and a new replica may not receive all requests yet.
         ensure!(begun.elapsed() > AT_LEAST, "too early to tell");
         ensure!(status.available_replicas == Some(3), "{status:?}");
         ensure!(begun.elapsed() > outage.lasted + AT_LEAST, "pods are refused");
@@ -60,7 +61,7 @@ async fn outage(platform: &Platform) -> Result<Outage> {
 async fn everything_is_required(platform: &Platform) -> Result<()> {
     platform.namespace("team-a", "required").await?;
     platform.install("team-a").await?;
-    // All of them, also those that Pillion itself is in and those of Kubernetes.
+    // Includes Pillion's own namespace and those of Kubernetes.
     platform.kubectl(&["label", "namespaces", "--all", "--overwrite", "pillion.dev/injection=required"]).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The end: `helm uninstall`, whatever was lost before it, leaves a cluster in which pods can be created.
+//! Tests that `helm uninstall`, after any loss, leaves a cluster in which pods can be created.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use pillion_testkit::eventually;
 
 use crate::platform::{NAMESPACE, Platform, SOON, is_injected, on_a_node};
 
-/// What is lost before the release is deleted.
+/// The objects that are lost before the release is deleted.
 const LOSSES: [(&str, &[&str]); 5] = [
     ("nothing", &[]),
     ("the replicas", &["delete", "deployment/pillion-webhook", "--namespace", NAMESPACE]),
@@ -26,7 +26,7 @@ async fn no_trace_is_left(platform: &Platform, lost: &str) -> Result<()> {
         Ok(())
     })
     .await?;
-    // In no namespace, and in those of others into which rights are put.
+    // Cluster-scoped objects, and Roles in other namespaces.
     let everywhere = "mutatingwebhookconfigurations,validatingwebhookconfigurations,clusterroles,clusterrolebindings,\
                       mutatingadmissionpolicies,mutatingadmissionpolicybindings,\
                       validatingadmissionpolicies,validatingadmissionpolicybindings";

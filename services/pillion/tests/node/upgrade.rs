@@ -1,4 +1,4 @@
-//! An upgrade and a rollback, while pods are created in a namespace that takes none without its sidecar and in one that would.
+//! Tests an upgrade and a rollback while pods are created in two namespaces: one requires the sidecar, one does not.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::creations::Creations;
 use crate::platform::{NAMESPACE, Platform, on_a_node};
 
 const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
-/// The heading of the definition's first column, by which it is seen whether it was brought up to date.
+/// The path of the CRD's first column heading, which shows whether the CRD was updated.
 const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
 
 async fn heading(definitions: &Api<CustomResourceDefinition>) -> Result<String> {
@@ -45,7 +45,7 @@ fn an_upgrade_and_a_rollback_lose_no_pod() {
         platform.injects("pay").await?;
         let definitions: Api<CustomResourceDefinition> = Api::all(platform.client.clone());
         let current = heading(&definitions).await?;
-        // The definitions are those of an older release.
+        // Replaces the CRDs with those of an older release.
         let older: json_patch::Patch =
             serde_json::from_value(json!([{"op": "replace", "path": HEADING, "value": "older"}]))?;
         definitions.patch(DEFINITION, &PatchParams::default(), &Patch::<()>::Json(older)).await?;
@@ -66,13 +66,13 @@ fn an_upgrade_and_a_rollback_lose_no_pod() {
         println!("the rollback: {:.1?}, {}", begun.elapsed(), creations.so_far());
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:one".to_owned(), 3));
 
-        // Somebody scales by hand, which is not undone by the next upgrade, and is no conflict.
+        // Manual scaling is preserved by the next upgrade, and causes no conflict.
         platform.kubectl(&["scale", "--namespace", NAMESPACE, "deployment/pillion-webhook", "--replicas=4"]).await?;
         platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:two".to_owned(), 4));
         println!("after the upgrade of who has scaled by hand: {}", creations.so_far());
-        // A rollback brings back what was written down, also how many there were: helm says so and asks to be told.
+        // A rollback restores the recorded replica count as well: helm reports a conflict and requires a flag.
         let refused = platform.helm("rollback", None, &["--wait", "--timeout=4m"]).await;
         let refused = refused.err().context("the number was taken back without a word")?.to_string();
         ensure!(refused.contains("conflict with \"kubectl\"") && refused.contains(".spec.replicas"), "{refused}");

@@ -1,4 +1,4 @@
-//! The page in a real browser: what people do with it, by mouse and by keyboard, in both themes; and its pictures.
+//! Tests the page in a real browser: use by mouse and by keyboard, in both themes; and takes its screenshots.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,36 +9,36 @@ use serde_json::{Value, json};
 use super::Dev;
 use super::driver::{Browser, key, programs};
 
-/// What is looked at wherever the page stands.
+/// Checks for every state of the page.
 const CHECKS: &str = include_str!("checks.js");
-/// That the newest texts were answered.
+/// Whether the newest input has been answered.
 const DONE: &str = "return document.body.dataset.state === 'done'";
-/// A profile in lines that are not indented, as an editor would go on indenting.
+/// A profile without indented lines, which an editor would continue to indent.
 const PROFILE: &str = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: typed}\n\
                        spec: {activation: Always, template: {spec: {containers: [{name: typed-in, image: \"x:1\"}]}}}";
 
-/// The id of what has the focus.
+/// Returns the id of the focused element.
 const FOCUSED: &str = "return document.activeElement.id || document.activeElement.tagName";
 
 fn text(browser: &Browser, id: &str) -> String {
     browser.run(&format!("return document.getElementById('{id}').textContent")).as_str().unwrap().to_owned()
 }
 
-/// Types this in place of all that an editor has, key by key.
+/// Replaces an editor's content by typing key by key.
 fn type_keys(browser: &Browser, id: &str, text: &str) {
     browser.click(&format!("#{id}"));
     browser.press_with(key::CONTROL, 'a');
     browser.press(text.chars().map(|letter| if letter == '\n' { key::ENTER } else { letter }));
 }
 
-/// The same in one go, as from a clipboard.
+/// Replaces an editor's content at once, as from a clipboard.
 fn retype(browser: &Browser, id: &str, text: &str) {
     browser.click(&format!("#{id}"));
     browser.press_with(key::CONTROL, 'a');
     browser.devtools("Input.insertText", &json!({"text": text}));
 }
 
-/// Waits until the page shows this in an element.
+/// Waits until an element of the page contains this text.
 fn shows(browser: &Browser, id: &str, part: &str) {
     let script = format!(
         "return document.body.dataset.state === 'done' && document.getElementById('{id}').textContent.includes({})",
@@ -47,20 +47,20 @@ fn shows(browser: &Browser, id: &str, part: &str) {
     browser.until(&format!("{part:?} in #{id}"), &script);
 }
 
-/// Contrast, references and sizes.
+/// Checks contrast, references and sizes.
 fn is_legible(browser: &Browser, where_: &str) {
-    // Colours on their way from one theme to the other are nobody's.
+    // Colours in a transition between themes belong to neither.
     browser.until("the page rests", "return document.getAnimations().length === 0");
     let wrong = browser.run(CHECKS);
     assert_eq!(wrong, json!([]), "{where_}");
 }
 
-/// That, and that every control has a name.
+/// Checks legibility, and that every control has a name.
 fn is_accessible(browser: &Browser, where_: &str) {
     is_legible(browser, where_);
     for control in browser.all("button, select, textarea, input, summary, a[href], [role=tab], [tabindex='0']") {
         let (label, role) = browser.label_and_role(&control);
-        // What is hidden has neither.
+        // A hidden element has neither name nor role.
         assert!(!label.trim().is_empty() || role.is_empty() || role == "none", "{where_}: a {role} has no name");
     }
 }
@@ -93,7 +93,7 @@ fn page_works_in_a_browser() {
     let grave: Vec<_> = browser.log("browser").into_iter().filter(|entry| entry["level"] != "DEBUG").collect();
     assert_eq!(grave, Vec::<Value>::new(), "the console");
     let asked = browser.requested();
-    // What the browser has of its own, it asks nobody for.
+    // The browser's own pages need no request to a server.
     let is_own = |url: &&String| ["about:", "chrome:", "data:"].iter().any(|scheme| url.starts_with(scheme));
     let elsewhere: Vec<_> = asked.iter().filter(|url| !is_own(url) && !url.starts_with(&dev.url())).collect();
     assert_eq!(elsewhere, Vec::<&String>::new(), "what leaves the machine");
@@ -122,7 +122,7 @@ fn examples(browser: &Browser) {
     choose(browser, "deny-env");
     shows(browser, "outcomes", "Refused");
     shows(browser, "explanation-panel", "containers may not set env");
-    // What was chosen last is what is there, whatever is answered last.
+    // The example that was chosen last is shown, whichever response arrives last.
     hold_next_answer(browser);
     choose(browser, "istio");
     browser.until("an answer is held", "return window.go !== undefined");
@@ -153,7 +153,7 @@ fn typing(browser: &Browser) {
             text(browser, &format!("{panel}-panel"))
         );
     }
-    // The namespace's labels count.
+    // The namespace's labels affect the result.
     browser.click("#namespace-tab");
     retype(browser, "namespace", "{apiVersion: v1, kind: Namespace, metadata: {name: default}}");
     shows(browser, "outcomes", "Not injected");
@@ -163,7 +163,7 @@ fn typing(browser: &Browser) {
     browser.click("#object-tab");
 }
 
-/// The same is said as by `pillion lint` of the same text in a file, and a press leads to the place.
+/// The page shows the same diagnostics as `pillion lint`, and clicking one leads to its position.
 fn diagnostics(browser: &Browser) {
     let broken = PROFILE.replace("activation", "activaton");
     retype(browser, "profile", &broken);
@@ -201,7 +201,7 @@ fn diagnostics(browser: &Browser) {
     shows(browser, "outcomes", "Injected");
 }
 
-/// The server is not said to be away where it has answered, whatever it is.
+/// The page must not report the server as unavailable after any response from it.
 fn blame(browser: &Browser) {
     for (answer, told) in [
         (json!({"diagnostics": [], "result": null}), "nothing says why"),
@@ -223,7 +223,7 @@ fn blame(browser: &Browser) {
     }
 }
 
-/// The next answer waits until somebody lets it go.
+/// Holds the next response until the test releases it.
 fn hold_next_answer(browser: &Browser) {
     browser.run(
         "const real = window.fetch;
@@ -237,7 +237,7 @@ fn hold_next_answer(browser: &Browser) {
     );
 }
 
-/// An answer that comes late is not shown in place of a newer one.
+/// A late response does not replace a newer one.
 fn newest(browser: &Browser) {
     hold_next_answer(browser);
     retype(browser, "profile", &PROFILE.replace("typed-in", "older"));
@@ -245,7 +245,7 @@ fn newest(browser: &Browser) {
     retype(browser, "profile", &PROFILE.replace("typed-in", "newer"));
     shows(browser, "injected-panel", "newer");
     browser.run("window.go()");
-    // By the time that a script of its own is answered, it would have been shown.
+    // A script with a timer ends after the late response would have been shown.
     browser.run("return new Promise((done) => setTimeout(done))");
     assert!(text(browser, "injected-panel").contains("newer"));
     retype(browser, "profile", PROFILE);
@@ -261,7 +261,7 @@ fn nothing_becomes_html(browser: &Browser) {
     shows(browser, "outcomes", "Injected");
 }
 
-/// All controls are reached by Tab, each shows that it has the focus, and nothing holds it.
+/// Tab reaches all controls, each shows its focus, and none traps it.
 fn keyboard(browser: &Browser) {
     browser.run("document.activeElement.blur(); window.getSelection().removeAllRanges()");
     browser.click("h1");
@@ -288,14 +288,14 @@ fn keyboard(browser: &Browser) {
         "of tabs one is reached by Tab, the others by arrows: {passed:?}"
     );
 
-    // The first Tab leads past the head of the page.
+    // The first Tab skips the page's header.
     browser.run("document.activeElement.blur()");
     browser.click("h1");
     browser.press_with(key::SHIFT, key::TAB);
     browser.press([key::ENTER]);
     assert_eq!(browser.run(FOCUSED), "profile");
 
-    // Who has typed indents, and leaves by Esc.
+    // Tab indents after typing, and Esc leaves the editor.
     browser.click("#profile");
     browser.press_with(key::CONTROL, key::END);
     browser.press([key::ENTER, '#', key::TAB, 'x']);
@@ -355,7 +355,7 @@ fn themes(browser: &Browser) {
         shows(browser, "outcomes", "Injected");
     }
     assert_ne!(grounds[0], grounds[1]);
-    // The switch wins over the system, and is remembered.
+    // The theme switch overrides the system's theme, and is stored.
     browser.click("[name=theme][value=light] + span");
     assert_eq!(browser.run(ground), grounds[0]);
     browser.refresh();
@@ -379,7 +379,7 @@ fn links(browser: &Browser, dev: &Dev) {
     let link = link.as_str().unwrap();
     browser.open("about:blank");
     browser.open(link);
-    // Any page can lead here: what it brings is seen before it is run, however often it leads here.
+    // Any site can link here, so a link's content is shown before it runs, however often the link is followed.
     for again in [link, &dev.url()] {
         is_held(browser);
         browser.open("about:blank");
@@ -390,11 +390,11 @@ fn links(browser: &Browser, dev: &Dev) {
     browser.click("#run");
     shows(browser, "injected-panel", "typed-in");
     assert_eq!(browser.run("return document.getElementById('linked').hidden"), true);
-    // What was run here once is run again.
+    // Content that was run here once is run again without asking.
     browser.open("about:blank");
     browser.open(link);
     shows(browser, "injected-panel", "typed-in");
-    // A key does as well as the button.
+    // A key works like the button.
     browser.run("sessionStorage.clear()");
     browser.open("about:blank");
     browser.open(link);
@@ -403,7 +403,7 @@ fn links(browser: &Browser, dev: &Dev) {
     browser.press_with(key::CONTROL, key::END);
     browser.press([key::ENTER]);
     shows(browser, "injected-panel", "typed-in");
-    // A link of somebody's that is broken, or that stands for more than anybody would send, is as none.
+    // An invalid or too large link is ignored.
     for wrong in ["#v1.", "#v1.AAAA", "#v1.%%%", "#v2.x"] {
         browser.run("sessionStorage.clear()");
         browser.open("about:blank");
@@ -412,7 +412,7 @@ fn links(browser: &Browser, dev: &Dev) {
     }
 }
 
-/// The texts are there, and nothing was asked about them.
+/// The texts are shown, but not sent.
 fn is_held(browser: &Browser) {
     browser.until("a link's texts are shown", "return document.body.dataset.state === 'held'");
     let state = browser.run(
@@ -422,7 +422,7 @@ fn is_held(browser: &Browser) {
     assert_eq!(state, json!([0, false, PROFILE]));
 }
 
-/// What somebody has written is offered again after a link was followed, in the page or from elsewhere.
+/// The user's own text is offered again after a link was followed, inside the page or from elsewhere.
 fn own_text(browser: &Browser, dev: &Dev) {
     retype(browser, "profile", PROFILE);
     shows(browser, "injected-panel", "typed-in");
@@ -445,7 +445,7 @@ fn own_text(browser: &Browser, dev: &Dev) {
         shows(browser, "injected-panel", "mine");
         assert_eq!(browser.run("return document.getElementById('profile').value"), json!(mine));
     }
-    // It is somebody's own as it was before.
+    // It counts as the user's own text, as before.
     choose(browser, "istio");
     shows(browser, "injected-panel", "istio-proxy");
     browser.click("#restore");

@@ -1,4 +1,4 @@
-//! The program as a process, and the least of a client to talk to it.
+//! Runs the program as a process, with a minimal HTTP client for it.
 
 #![allow(dead_code, reason = "each test file is a crate of its own and uses a part of this")]
 #![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
@@ -21,12 +21,12 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
 
-/// How long anything may take, on a machine that has much else to do.
+/// The longest wait for anything, on a busy machine.
 const LIMIT: Duration = Duration::from_mins(1);
-/// How long to rest between two looks.
+/// The pause between two attempts.
 const REST: Duration = Duration::from_millis(25);
 
-/// Waits until `look` finds something.
+/// Waits until `look` returns a value.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
@@ -43,7 +43,7 @@ pub(crate) struct Program {
     child: Child,
     stdout: Arc<Mutex<String>>,
     stderr: Arc<Mutex<String>>,
-    /// Who reads what it says, until it says no more.
+    /// The threads that read its output until it closes.
     readers: [JoinHandle<()>; 2],
 }
 
@@ -52,13 +52,13 @@ impl Program {
         Self::start_with(arguments, &[], folder)
     }
 
-    /// [`Program::start`] with variables in its environment.
+    /// Like [`Program::start`], with environment variables.
     pub(crate) fn start_with(arguments: &[&str], variables: &[(&str, &str)], folder: &Path) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pillion"));
         Self::spawn(command.args(arguments).envs(variables.iter().copied()), folder)
     }
 
-    /// [`Program::start`] by a command that becomes it.
+    /// Like [`Program::start`], through a command that executes the program in its place.
     pub(crate) fn start_under(command: &[&str], arguments: &[&str], folder: &Path) -> Self {
         let (first, rest) = command.split_first().unwrap();
         Self::spawn(Command::new(first).args(rest).arg(env!("CARGO_BIN_EXE_pillion")).args(arguments), folder)
@@ -67,7 +67,7 @@ impl Program {
     fn spawn(command: &mut Command, folder: &Path) -> Self {
         let mut child = command
             .current_dir(folder)
-            // By which a cluster is found: none but the one that a test names.
+            // Removes the variables that name a cluster, so that only the test's own is used.
             .env_remove("KUBECONFIG")
             .env_remove("KUBERNETES_SERVICE_HOST")
             .stdin(Stdio::null())
@@ -88,19 +88,19 @@ impl Program {
         self.stderr.lock().unwrap().clone()
     }
 
-    /// Waits until the text of standard output or error holds this.
+    /// Waits until standard output or error contains this text.
     pub(crate) fn tells(&self, text: &str) {
         eventually(&format!("{text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
             (self.stdout().contains(text) || self.stderr().contains(text)).then_some(())
         });
     }
 
-    /// The word behind this text on standard output or error.
+    /// Returns the word that follows this text on standard output or error.
     pub(crate) fn word_behind(&self, text: &str) -> String {
         eventually(&format!("a word behind {text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
             let all = format!("{}\n{}", self.stdout(), self.stderr());
             let (_, rest) = all.split_once(text)?;
-            // A whole line: else it may be half of the word.
+            // Needs a whole line, since the word may be incomplete otherwise.
             let (line, _) = rest.split_once('\n')?;
             line.split_whitespace().next().map(ToOwned::to_owned)
         })
@@ -110,17 +110,17 @@ impl Program {
         self.child.id()
     }
 
-    /// KiB of memory that belong to the process alone.
+    /// Returns the private memory of the process in KiB.
     pub(crate) fn memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
-    /// How long it has computed, in hundredths of a second.
+    /// Returns the process's CPU time in hundredths of a second.
     pub(crate) fn cpu_ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // Behind the name, which may have spaces: the state, then numbers.
+        // The state and the numbers follow the name, which may contain spaces.
         let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
         fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
     }
@@ -133,7 +133,7 @@ impl Program {
     pub(crate) fn ended(&mut self) -> ExitStatus {
         let child = &mut self.child;
         let status = eventually("the process has ended", || child.try_wait().unwrap());
-        // What it said last may still be on its way.
+        // Its last output may not have been read yet.
         eventually("all that it said has come", || self.readers.iter().all(JoinHandle::is_finished).then_some(()));
         status
     }
@@ -159,26 +159,26 @@ fn collect(stream: impl Read + Send + 'static) -> (Arc<Mutex<String>>, JoinHandl
     (text, reader)
 }
 
-/// An HTTP answer.
+/// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: String,
 }
 
-/// GETs from a port without TLS, as in `127.0.0.1:9090`.
+/// Sends a GET without TLS to an address such as `127.0.0.1:9090`.
 pub(crate) fn get(address: &str, path: &str) -> Answer {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     exchange(stream, &format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"))
 }
 
-/// POSTs JSON to `https://localhost:PORT/PATH`, trusting this authority alone.
+/// Posts JSON to `https://localhost:PORT/PATH`, trusting only this CA.
 pub(crate) fn post(url: &str, authority: &Path, body: &str) -> Answer {
     post_with(url, authority, "", body)
 }
 
-/// [`post`] with more headers, each with its line's end.
+/// Like [`post`] with further headers, each with its line break.
 pub(crate) fn post_with(url: &str, authority: &Path, headers: &str, body: &str) -> Answer {
     let (address, path) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
     let head = format!(
@@ -189,7 +189,7 @@ pub(crate) fn post_with(url: &str, authority: &Path, headers: &str, body: &str) 
     exchange(connect(url, authority), &(head + body))
 }
 
-/// A client that trusts this authority alone; PEM.
+/// Returns a client that trusts only this CA, in PEM form.
 pub(crate) fn trusting(authority: &[u8]) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(authority).unwrap()).unwrap();
@@ -202,7 +202,7 @@ pub(crate) fn trusting(authority: &[u8]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// A TLS connection to where `https://localhost:PORT/PATH` is.
+/// Opens a TLS connection to the server of `https://localhost:PORT/PATH`.
 pub(crate) fn connect(url: &str, authority: &Path) -> StreamOwned<ClientConnection, TcpStream> {
     let (address, _) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
     let (host, port) = address.split_once(':').unwrap();
@@ -223,7 +223,7 @@ fn exchange(mut stream: impl Read + Write, request: &str) -> Answer {
     Answer { status, body: body.to_owned() }
 }
 
-/// The JSON patch in an answer, as text; `None` if there is none.
+/// Returns the JSON patch in a response as a string, or `None` if there is none.
 pub(crate) fn patch(answer: &Answer) -> Option<String> {
     assert_eq!(answer.status, 200, "{answer:?}");
     let review: Value = serde_json::from_str(&answer.body).unwrap();

@@ -1,4 +1,4 @@
-//! The commands that serve, running, with what a test of their metrics wants of them.
+//! Runs the serving commands, with helpers for tests of their metrics.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use pillion_testkit::TestCa;
 
 use super::{Program, get, patch, post_with};
 
-/// A policy by which requests are counted by namespace.
+/// A policy that counts requests by namespace.
 pub(crate) const TENANTS: &str = concat!("--config=", env!("CARGO_MANIFEST_DIR"), "/tests/support/tenants.yaml");
 
 const ANY_PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
@@ -18,7 +18,7 @@ pub(crate) struct Dev {
     url: String,
     authority: PathBuf,
     review: String,
-    /// Where its metrics are.
+    /// The address of its metrics.
     pub(crate) operations: String,
     _folder: tempfile::TempDir,
 }
@@ -37,13 +37,13 @@ impl Dev {
         }
     }
 
-    /// Sends a request that is injected into, with these headers, each with its line's end.
+    /// Sends a request that is injected, with these headers, each with its line break.
     pub(crate) fn inject(&self, headers: &str) {
         let answer = post_with(&self.url, &self.authority, headers, &self.review);
         assert!(patch(&answer).is_some(), "{answer:?}\n{}", self.program.stderr());
     }
 
-    /// Sends something that is no review.
+    /// Sends a request that is not a review.
     pub(crate) fn send_nonsense(&self) {
         assert_eq!(post_with(&self.url, &self.authority, "", "{}").status, 400);
     }
@@ -53,10 +53,10 @@ impl Dev {
     }
 }
 
-/// `pillion webhook` whose API server does not answer.
+/// `pillion webhook` with an API server that does not respond.
 pub(crate) struct Webhook {
     program: Program,
-    /// Where its metrics are.
+    /// The address of its metrics.
     pub(crate) operations: String,
     _folder: tempfile::TempDir,
     _api_server: TcpListener,
@@ -79,10 +79,10 @@ impl Webhook {
     }
 }
 
-/// `pillion controller` whose API server does not answer.
+/// `pillion controller` with an API server that does not respond.
 pub(crate) struct Controller {
     program: Program,
-    /// Where its metrics are.
+    /// The address of its metrics.
     pub(crate) operations: String,
     _folder: tempfile::TempDir,
     _api_server: TcpListener,
@@ -105,10 +105,10 @@ impl Controller {
     }
 }
 
-/// A folder with a kubeconfig, and the API server that it leads to.
+/// Returns a folder with a kubeconfig, and the listener of the API server that it names.
 fn unanswered() -> (tempfile::TempDir, TcpListener) {
     let folder = tempfile::tempdir().unwrap();
-    // Bound and never accepted from.
+    // Bound, but never accepts a connection.
     let api_server = TcpListener::bind("127.0.0.1:0").unwrap();
     let kubeconfig = format!(
         "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"http://{}\"}}}}]\n\

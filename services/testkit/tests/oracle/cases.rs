@@ -127,7 +127,7 @@ impl Tally {
                 self.refused += 1;
                 let is_same = match OWN_REFUSALS.iter().find(|(reason, _)| ours.starts_with(reason)) {
                     Some((_, words)) => theirs.contains(words),
-                    // Skips server-side apply: with both members of a one-of kept, further causes differ.
+                    // Server-side apply keeps both members of a one-of, which adds causes of its own.
                     None => oracle == Oracle::ServerSideApply || causes(ours) == causes(theirs),
                 };
                 let different = || Difference::whole(format!("ours is refused: {ours}\n  theirs: {theirs}"));
