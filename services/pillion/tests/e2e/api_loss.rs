@@ -1,4 +1,5 @@
-//! The API server hangs, is killed, and comes back: no answer changes meanwhile, and what changes then is taken up soon.
+//! The API server hangs, is killed and returns: responses do not change meanwhile, and changes apply soon after its
+//! return.
 
 #![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
 
@@ -45,11 +46,11 @@ metadata: {name: settings, namespace: team-a}
 data: {mode: fast}
 ";
 
-/// Longer than a look-up's answer is fresh.
+/// Longer than a lookup's cache entry is fresh.
 const OLD: Duration = Duration::from_secs(32);
 const KINDS: [&str; 3] = ["clusterinjectionprofiles", "injectionprofiles", "namespaces"];
 
-/// Service accounts that are there, and one that is not.
+/// Returns reviews with existing service accounts, and one with a missing account.
 fn reviews() -> Vec<Json> {
     let pod = |number: usize| {
         let account = ["builder", "plain", "nobody"][number % 3];
@@ -61,8 +62,8 @@ fn reviews() -> Vec<Json> {
     (0..100).map(|number| review(&format!("u-{number}"), "team-a", &pod(number))).collect()
 }
 
-/// Waits until the replica knows of each service account what the API server says. A look-up has a quarter of a second, and one
-/// that was in vain is no answer to compare others with.
+/// Waits until the replica has looked up each service account. A lookup times out after a quarter of a second, and the
+/// response to a failed one must not be compared with others.
 async fn all_are_known(rig: &Rig, direct: &Direct) -> Result<()> {
     eventually(SOON, "every service account was looked up", async || {
         answers(direct).await?;
@@ -76,7 +77,7 @@ async fn all_are_known(rig: &Rig, direct: &Direct) -> Result<()> {
     .await
 }
 
-/// All answers, and the longest time for one.
+/// Returns all responses, and the longest duration of one.
 async fn answers(direct: &Direct) -> Result<(Vec<String>, Duration)> {
     let (mut all, mut longest) = (Vec::new(), Duration::ZERO);
     for review in reviews() {
@@ -154,8 +155,7 @@ fn losing_the_api_server_changes_no_answer() {
         });
         known.await?;
         let took = back.elapsed();
-        // One of what does not change is heard of once, as soon as the API server listens, and then not for three quarters of a
-        // minute.
+        // A watch of unchanging objects reports contact as soon as the API server listens, and then not for 45 seconds.
         let ages = eventually(SOON, "all watches are heard of", async || {
             let ages = staleness(&rig).await?;
             let since = started.elapsed().as_secs_f64();

@@ -1,5 +1,5 @@
-//! The audit on the real API server: pods that were created while nobody called the webhook, before their namespace was
-//! opted in, before their profile was edited or deleted; each is found in time, with its cause.
+//! Tests the audit on a real API server. Some pods were created while no webhook was called, before their namespace was
+//! opted in, or before their profile changed or was deleted. The audit finds each in time, with its cause.
 
 #![allow(clippy::print_stdout, reason = "how long it takes is what it is about")]
 
@@ -32,10 +32,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::{NGINX, Rig, SOON, bare_pod, names};
 
-/// How long a finding may take.
+/// The limit for a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
-/// For pods with one container, and a template that can be edited.
+/// A profile for pods with one container, with a template that the tests edit.
 const CONDITIONAL: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -46,7 +46,7 @@ spec:
   template: {metadata: {annotations: {example.com/single: '1'}}}
 ";
 
-/// The audit as the leader runs it, with all that it needs: revisions are published, and they are what it goes by.
+/// The audit as the leader runs it, with its dependencies: it compares pods with the published revisions.
 pub(crate) struct Audit {
     pub(crate) audited: watch::Receiver<Audited>,
     registry: Registry,
@@ -108,7 +108,7 @@ impl Audit {
         .await
     }
 
-    /// Waits until a line is among the metrics: a report may be older than the last pods.
+    /// Waits until the metrics contain this line, since a report may be older than the last pods.
     async fn shows(&self, line: &str) -> Result<()> {
         eventually(FOUND_WITHIN, "the metrics", async || {
             let mut text = String::new();
@@ -124,7 +124,7 @@ fn told(finding: &Finding) -> (&str, &str, State, Cause) {
     (&finding.pod, &finding.profile, finding.state, finding.cause)
 }
 
-/// `pillion status`: whether it ended well, and what it printed.
+/// Runs `pillion status`. Returns its exit code and its output.
 async fn status(control_plane: &ControlPlane, arguments: &[&str]) -> Result<(Option<i32>, String, String)> {
     let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
         .args(["status", "--pods", "--kubeconfig"])
@@ -158,7 +158,7 @@ fn labelled(name: &str, label: &str, value: &str) -> Json {
     pod
 }
 
-/// Times of objects are whole seconds, and within two of them nobody can say what came first.
+/// Waits until timestamps are distinct: they are whole seconds, and the order within two of them is unknown.
 async fn a_while() {
     tokio::time::sleep(Duration::from_millis(3_200)).await;
 }
@@ -247,7 +247,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         let outdated = [("web", "single", State::Outdated, Cause::ProfileChanged)];
         audit.finds("a pod with an older revision", &outdated).await?;
 
-        // Who pins the older one has what it asks for, and nobody is told of it.
+        // A pod that pins the older revision has what it requests, so the audit does not report it.
         let old = injected["metadata"]["annotations"]["pillion.dev/injected"].as_str().context("a record")?;
         let old: Json = serde_json::from_str(old)?;
         let mut entries = old["profiles"].as_array().into_iter().flatten();
@@ -255,7 +255,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         let pin = format!("single@{}", old.context("a revision")?);
         let mut pinning = bare_pod("pinning");
         pinning["metadata"]["annotations"]["pillion.dev/profiles"] = json!(pin);
-        // The replica has a quarter of a second to fetch it, and remembers it then.
+        // The replica fetches the revision within a quarter of a second, and then caches it.
         eventually(SOON, "the pinned revision is at hand", async || {
             let pod = rig.dry_run("team-a", &pinning).await?;
             ensure!(pod["metadata"]["annotations"]["example.com/single"] == "1", "{pod}");
@@ -274,7 +274,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         ensure!(table.lines().count() == 2 && !table.contains("pinning"), "{table}");
         rig.pods("team-a").delete("pinning", &DeleteParams::default().grace_period(0)).await?;
 
-        // A text that is not accepted is at nobody's work.
+        // A rejected profile text is not active.
         control_plane.apply_yaml(&CONDITIONAL.replace("== 1", "= 1")).await?;
         a_while().await;
         audit.finds("the older revision, and nothing else", &outdated).await?;
@@ -295,13 +295,13 @@ fn audit_names_kill_switch_and_survives_outage() {
         let mut control_plane = with_definitions().await?;
         control_plane.apply_yaml(NGINX).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;
-        // A replica that is never called, and counts as ready.
+        // Starts a replica that the API server never calls, but that counts as ready.
         let ca = TestCa::new()?;
         let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
         let spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
         let replica = Replica::start(&spec, replica_address(1)).await?;
         register_service(&control_plane.client(), &[replica.address()]).await?;
-        // Nobody trusts its certificate, so nobody is answered.
+        // The bundle does not match the replica's certificate, so no call succeeds.
         let mut settings = Settings::new(NAMESPACE, TestCa::new()?.bundle_pem());
         settings.excluded_namespaces.push("team-b".to_owned());
         control_plane.create_namespace("team-b", &[("pillion.dev/injection", "enabled")]).await?;
@@ -321,7 +321,7 @@ fn audit_names_kill_switch_and_survives_outage() {
         let (code, _, error) = status(&control_plane, &["-n", "team-b"]).await?;
         ensure!(code == Some(1) && error.contains("team-b is left alone"), "{error}");
 
-        // What was known stays while the API server is away, and goes on when it is back.
+        // The report stays while the API server is unavailable, and continues when it is back.
         control_plane.restart_api_server().await?;
         create(&control_plane, "team-a", &bare_pod("other")).await?;
         audit.finds("after the API server was away", &[lost, ("other", "nginx", lost.2, lost.3)]).await

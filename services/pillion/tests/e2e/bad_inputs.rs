@@ -1,5 +1,5 @@
-//! Those of the bad inputs that get through an API server (by their numbers B1 to B70; the others are in
-//! `services/webhook/tests/bad_inputs/`): what is created in the end, or who refuses it.
+//! Bad inputs that pass an API server (numbered B1 to B70; the others are in `services/webhook/tests/bad_inputs/`).
+//! Each test states what is created, or which component rejects it.
 
 use anyhow::{Context, Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, is_untouched, names};
 
-/// Applied to every pod.
+/// A profile for every pod.
 const ALWAYS: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -22,11 +22,11 @@ spec:
 "#;
 
 enum Expected {
-    /// Created, with one container of ours.
+    /// Created, with one injected container.
     Injected,
     /// Created as its author wrote it.
     Untouched,
-    /// Refused by the API server itself, which says this.
+    /// Rejected by the API server itself, with this message.
     Refused(&'static str),
 }
 
@@ -116,7 +116,7 @@ fn is_injected(pod: &Json) -> bool {
         && pod["metadata"]["annotations"]["example.com/status"] == "injected"
 }
 
-/// As JSON, for what no type holds: fields that nobody knows.
+/// Creates the pod from JSON, for fields that no Rust type has.
 async fn create(rig: &Rig, pod: &Json, dry_run: bool) -> Result<Json> {
     let path =
         format!("/api/v1/namespaces/team-a/pods?fieldValidation=Ignore{}", if dry_run { "&dryRun=All" } else { "" });
@@ -137,7 +137,7 @@ fn invalid_inputs_end_with_documented_results() {
         })
         .await?;
         for (name, pod, expected) in cases() {
-            // B68: what a dry run shows is what is created.
+            // B68: a dry run shows what is created.
             for dry_run in [true, false] {
                 let created = create(&rig, &pod, dry_run).await;
                 match (&expected, created) {

@@ -1,4 +1,5 @@
-//! `docs/break-glass.md`, command by command: the kill switch with live replicas, all else with every replica dead.
+//! Runs every command of `docs/break-glass.md`: the kill switch with running replicas, all others with every replica
+//! dead.
 
 #![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
 
@@ -20,12 +21,12 @@ use serde_json::json;
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, is_untouched, names};
 
-/// Within which every replica has to know how the kill switch stands.
+/// The limit for every replica to observe the kill switch.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
-/// A namespace that is refused its pods when nobody answers.
+/// A namespace whose pods are rejected when no replica responds.
 const SHOP: &str = "shop";
 
-/// The commands of the page, by the heading that they stand under.
+/// The commands of the page, by heading.
 struct Page {
     blocks: Vec<(String, String)>,
     run: usize,
@@ -51,7 +52,7 @@ impl Page {
         Ok(Self { blocks, run: 0 })
     }
 
-    /// Runs the next block, which stands under this heading, as a person would. What it prints.
+    /// Runs the next block, which must be under this heading, as an operator would. Returns its output.
     async fn run(&mut self, control_plane: &ControlPlane, heading: &str) -> Result<String> {
         let (under, block) = self.blocks.get(self.run).context("the page has no more commands")?;
         ensure!(under == heading, "the next commands of the page are those of {under:?}, not of {heading:?}:\n{block}");
@@ -67,7 +68,7 @@ impl Page {
         Ok(out.into_owned())
     }
 
-    /// Passes over what stands under a heading.
+    /// Skips the blocks under a heading.
     fn skip(&mut self, heading: &str) {
         while self.blocks.get(self.run).is_some_and(|(under, _)| under == heading) {
             self.run += 1;
@@ -80,7 +81,7 @@ async fn ensure_switch(rig: &Rig) -> Result<()> {
     Ok(switch::ensure(&rig.control_plane.client(), &release).await.map(drop)?)
 }
 
-/// How long it takes until every replica says that it is so.
+/// Measures the time until every replica reports this state.
 async fn all_say(replicas: &[Replica], disabled: bool) -> Result<Duration> {
     let began = Instant::now();
     for replica in replicas {
@@ -93,8 +94,8 @@ async fn all_say(replicas: &[Replica], disabled: bool) -> Result<Duration> {
     Ok(began.elapsed())
 }
 
-/// How long it took until every replica knew it, which may be once again if a busy machine was late: one that is too slow is so
-/// each time.
+/// Returns the measured time, or that of a second attempt if it exceeded the limit. A busy machine may be late once,
+/// but a slow implementation is late each time.
 async fn in_time(rig: &Rig, disabled: bool, mut took: Duration) -> Result<Duration> {
     let (before, after) = if disabled { ("enabled", "disabled") } else { ("disabled", "enabled") };
     for _ in 0..2 {
@@ -142,7 +143,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         })
         .await?;
 
-        // What is not understood changes nothing, and neither does losing the API server.
+        // An invalid value changes nothing, and neither does losing the API server.
         say(&rig, "off").await?;
         eventually(SOON, "a warning", async || {
             ensure!(rig.replicas[0].log_text()?.contains("neither enabled nor disabled"));
@@ -155,13 +156,13 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         ensure!(answer.contains("\"allowed\":true") && !answer.contains("patch"), "{answer}");
         rig.control_plane.start_api_server().await?;
         all_say(&rig.replicas, true).await?;
-        // Who was cut off makes a pause before it watches again, of seconds: how quick it is with a word is seen after that.
+        // After a disconnect, the watch pauses for seconds before it reconnects. The reaction is measured after that.
         for (word, disabled) in [("enabled", false), ("disabled", true)] {
             say(&rig, word).await?;
             all_say(&rig.replicas, disabled).await?;
         }
 
-        // A replica that comes now knows it before it takes requests.
+        // A new replica observes the switch before it accepts requests.
         let late = Replica::start(&rig.spec, replica_address(9)).await?;
         ensure!(metric(&late, "pillion_injection_disabled").await? > 0.5);
         let counted = metric(&rig.replicas[0], "pillion_decisions_total{outcome=\"skipped\",reason=\"switched_off\"}");
@@ -177,7 +178,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         })
         .await?;
 
-        // Who takes the ConfigMap away takes the word back.
+        // Deleting the ConfigMap resets the switch.
         say(&rig, "disabled").await?;
         all_say(&rig.replicas, true).await?;
         let maps = Api::<ConfigMap>::namespaced(rig.control_plane.client(), NAMESPACE);
@@ -187,13 +188,13 @@ fn kill_switch_stops_replicas_within_two_seconds() {
     });
 }
 
-/// Whether a pod that is created now in the held namespace is not scheduled.
+/// Returns whether a new pod in the held namespace is gated.
 async fn waits(rig: &Rig) -> Result<bool> {
     let pod = rig.dry_run("till", &bare_pod("now")).await?;
     Ok(pod.pointer("/spec/schedulingGates/0/name").is_some_and(|name| name == INJECTION_GATE))
 }
 
-/// Puts the policies of held namespaces in place, as a controller that is gone has left them.
+/// Creates the policies of held namespaces, as a controller that has since ended left them.
 async fn held_pods_wait(rig: &Rig) -> Result<()> {
     rig.namespace("till", Some("held")).await?;
     let settings = held::Settings::new("pillion", NAMESPACE);
@@ -284,7 +285,7 @@ fn break_glass_commands_work_without_replicas() {
         ensure!(data().await? == r#"{"records":"enforced","webhooks":"armed"}"#);
         page.run(cluster, "Refuse nobody, and inject whom you can").await?;
         created("nobody is refused").await?;
-        // guardrails.rs shows what this word does.
+        // guardrails.rs shows the effect of this value.
         page.run(cluster, "Refuse nobody, and inject whom you can").await?;
 
         ensure!(page.run(cluster, "Afterwards").await? == r#"{"records":"ignored","webhooks":"armed"}"#);

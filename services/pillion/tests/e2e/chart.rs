@@ -1,6 +1,6 @@
-//! The chart on a real API server, by the real helm: installed, upgraded and deleted. Nothing runs pods here, so the test is
-//! the kubelet: it starts the real program with the arguments, the policy files and the service accounts that stand in the
-//! cluster, and runs the jobs that helm waits for.
+//! Installs, upgrades and deletes the chart on a real API server with the real helm. No node runs pods here, so the
+//! test plays the kubelet. It starts the real program with the cluster's arguments, policy files and service accounts,
+//! and runs the jobs that helm waits for.
 
 use std::path::Path;
 use std::process::Output;
@@ -24,16 +24,16 @@ use crate::managed::controller;
 use crate::rbac::{kubeconfig, refusals};
 use crate::rig::{Rig, SOON, annotation, bare_pod};
 
-/// How long one call of helm may take.
+/// The timeout of one helm call.
 const HELM_LIMIT: Duration = Duration::from_secs(90);
 /// The first of the controllers' addresses.
 const CONTROLLERS: u8 = 101;
-/// A definition that an upgrade brings up to date, under the eyes of those who watch.
+/// A CRD that an upgrade updates while other clients watch its objects.
 const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
-/// The heading of its first column, by which it is seen whether it was.
+/// The path of its first column heading, which shows whether the CRD was updated.
 const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
 
-/// What is installed, with waiting times for people who do not wait.
+/// Returns the values of the installation, with delays that suit a test.
 pub(crate) fn values(profiles: &Json) -> Json {
     json!({
         "profiles": profiles, "optIn": ["istio-injection=enabled"],
@@ -70,7 +70,7 @@ pub(crate) async fn helm_ok(control_plane: &ControlPlane, arguments: &[&str], va
     Ok(String::from_utf8(stdout)?)
 }
 
-/// Runs helm, which waits for a job, and the job.
+/// Runs helm, and the job that helm waits for.
 pub(crate) async fn helm_with_job(
     control_plane: &ControlPlane,
     job: &str,
@@ -83,8 +83,7 @@ pub(crate) async fn helm_with_job(
     Ok(said)
 }
 
-/// Does what kubelet and the controller of jobs do: runs the pod's container with the pod's service account, and says that
-/// the job is complete.
+/// Plays the kubelet and the job controller: runs the pod's container with its service account, and completes the job.
 async fn run_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     let jobs: Api<Job> = Api::namespaced(control_plane.client(), NAMESPACE);
     let job = eventually(HELM_LIMIT, "the job is there", async || Ok(jobs.get(name).await?)).await?;
@@ -104,14 +103,14 @@ async fn run_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     end_job(&jobs, &job, ["SuccessCriteriaMet", "Complete"]).await
 }
 
-/// Lets the job of a hook fail.
+/// Marks the job of a hook as failed.
 async fn fail_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     let jobs: Api<Job> = Api::namespaced(control_plane.client(), NAMESPACE);
     let job = eventually(HELM_LIMIT, "the job is there", async || Ok(jobs.get(name).await?)).await?;
     end_job(&jobs, &serde_json::to_value(job)?, ["FailureTarget", "Failed"]).await
 }
 
-/// Writes what the controller of jobs writes when a job ends.
+/// Writes the status that the job controller writes when a job ends.
 async fn end_job(jobs: &Api<Job>, job: &Json, conditions: [&str; 2]) -> Result<()> {
     let now = &job["metadata"]["creationTimestamp"];
     let conditions = conditions.map(|kind| json!({"type": kind, "status": "True", "lastTransitionTime": now}));
@@ -128,8 +127,8 @@ fn strings(list: &Json) -> Vec<String> {
     list.as_array().into_iter().flatten().map(|item| item.as_str().unwrap().to_owned()).collect()
 }
 
-/// The arguments of a Deployment's container as they stand in the cluster, without where it listens, and with the policy
-/// file where it is here.
+/// Returns the arguments of a Deployment's container, without the listen addresses, and with the local path of the
+/// policy file.
 async fn arguments(control_plane: &ControlPlane, component: &str) -> Result<Vec<String>> {
     let name = format!("pillion-{component}");
     let deployments: Api<Deployment> = Api::namespaced(control_plane.client(), NAMESPACE);
@@ -153,7 +152,7 @@ async fn arguments(control_plane: &ControlPlane, component: &str) -> Result<Vec<
     Ok(all)
 }
 
-/// Starts what the Deployments say.
+/// Starts the processes of the Deployments.
 pub(crate) async fn run(control_plane: ControlPlane) -> Result<(Rig, Vec<Replica>)> {
     let service = register_service(&control_plane.client(), &[]).await?;
     let binary = env!("CARGO_BIN_EXE_pillion");
@@ -172,7 +171,7 @@ pub(crate) async fn run(control_plane: ControlPlane) -> Result<(Rig, Vec<Replica
     Ok((Rig { control_plane, replicas, service, spec, serving_authority: String::new() }, controllers))
 }
 
-/// What the definition's first column is called.
+/// Returns the heading of the CRD's first column.
 async fn heading(definitions: &Api<CustomResourceDefinition>) -> Result<String> {
     let definition = serde_json::to_value(definitions.get(DEFINITION).await?)?;
     Ok(definition.pointer(HEADING).and_then(Json::as_str).context("a column")?.to_owned())
@@ -185,14 +184,14 @@ fn release_installs_injects_upgrades_and_uninstalls() {
         let client = control_plane.client();
         let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
 
-        // A dry run asks the API server about everything, and leaves nothing behind.
+        // A dry run sends every object to the API server, and stores none.
         control_plane.create_namespace(NAMESPACE, &[]).await?;
         helm_ok(&control_plane, &["install", "pillion", "--dry-run=server"], Some(&json!({}))).await?;
         ensure!(definitions.list(&ListParams::default()).await?.items.is_empty(), "a dry run has installed something");
 
         let installed = helm_ok(&control_plane, &["install", "pillion"], Some(&values(&json!(["nginx"])))).await?;
         ensure!(installed.contains("kubectl label namespace"), "{installed}");
-        // The definition is that of an older release.
+        // Replaces the CRD with that of an older release.
         let before = heading(&definitions).await?;
         let older: json_patch::Patch =
             serde_json::from_value(json!([{"op": "replace", "path": HEADING, "value": "older"}]))?;
@@ -204,7 +203,7 @@ fn release_installs_injects_upgrades_and_uninstalls() {
         rig.control_plane.create_namespace("mesh", &[("istio-injection", "enabled")]).await?;
         rig.is_called("mesh").await?;
 
-        // An upgrade with one profile more, which also brings the definitions up to date, and by somebody who has scaled.
+        // Upgrades with one more profile after manual scaling; this updates the CRDs as well.
         rig.control_plane
             .kubectl_ok(&["--namespace", NAMESPACE, "scale", "deployment/pillion-webhook", "--replicas=5"])
             .await?;
@@ -227,10 +226,10 @@ fn release_installs_injects_upgrades_and_uninstalls() {
             ensure!(refusals(&log).is_empty(), "{:#?}", refusals(&log));
         }
 
-        // Everything of it dies, and the release is deleted.
+        // All processes die, and the release is deleted.
         let Rig { control_plane, replicas, .. } = rig;
         drop((replicas, controllers));
-        // A job that fails stays, for its log; its permissions do not.
+        // A failed job is kept for its log, but its permissions are removed.
         let uninstall = ["uninstall", "pillion"];
         let (said, failed) =
             tokio::join!(helm(&control_plane, &uninstall, None), fail_job(&control_plane, "pillion-uninstall"));
@@ -262,13 +261,13 @@ fn release_installs_injects_upgrades_and_uninstalls() {
             ])
             .await?;
         ensure!(left.is_empty(), "{left}");
-        // The API server learns by watching that nobody is to be called.
+        // The API server notices a moment later that there is no webhook to call.
         let create = ["--namespace", "team-a", "run", "app", "--image=app:1"];
         eventually(SOON, "a pod is created", async || control_plane.kubectl_ok(&create).await.map(drop)).await
     });
 }
 
-/// What a tenant stores.
+/// A tenant's profile.
 const PROFILE: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile

@@ -1,10 +1,10 @@
-//! A clock that jumps: nothing is hurried, nothing is skipped, and no certificate is made that is not valid yet for the API
-//! server, whose clock is the one that counts.
+//! Clock jumps: no rotation step is early or skipped, and every new certificate is valid by the API server's clock,
+//! which is the reference.
 //!
-//! The controllers and replicas are the real program as processes, and it is their clocks that are moved
-//! ([`pillion_testkit::moved_clock`]): with nothing in the program for the test's sake, everything in it that asks what time it is
-//! is tested, the TLS library too. A proxy that changes the `Date` of the API server's answers would show the comparison
-//! alone. When all of Pillion goes by a moved clock, that is the same as an API server whose own clock is wrong.
+//! The controllers and replicas are processes of the real program with moved clocks ([`pillion_testkit::moved_clock`]).
+//! So all its uses of time are tested without test code in the program, including the TLS library. A proxy that changes
+//! the API server's `Date` header would test only the comparison. If all of Pillion has a moved clock, the effect is
+//! that of an API server with a wrong clock.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -32,18 +32,18 @@ use crate::rotation::{Damage, LIMIT, RATE, Write};
 
 const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
-/// Turns of the rotation in which nothing happens: it is not only late. There is one a second.
+/// The number of idle rotation cycles to wait for, at one a second, to show that nothing happens late either.
 const TURNS: u32 = 3;
 
-/// Within which a bundle has to be right again.
+/// The limit for repairing a bundle.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
-/// The first of the controllers that go by moved clocks, and of the replicas.
+/// The first addresses of controllers and replicas with moved clocks.
 const CONTROLLERS: u8 = 121;
 const REPLICAS: u8 = 21;
 
 impl Managed {
-    /// Has other controllers take over, each by a clock of its own.
+    /// Replaces the controllers by ones with these clocks.
     async fn controllers_by(&mut self, clocks: &[&MovedClock]) -> Result<()> {
         let before = std::mem::take(&mut self.controllers);
         for (number, clock) in (CONTROLLERS..).zip(clocks) {
@@ -57,7 +57,7 @@ impl Managed {
         eventually(PATIENCE, "one of them leads", async || self.leading().await.map(drop)).await
     }
 
-    /// Has other replicas answer, by this clock.
+    /// Replaces the replicas by ones with this clock.
     async fn replicas_by(&mut self, clock: &MovedClock, count: u8) -> Result<()> {
         let mut spec = self.rig.spec.clone();
         spec.env.extend(clock.environment());
@@ -73,7 +73,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Who leads, and that it tells how far its rotation is.
+    /// Returns the leader once it reports the state of its rotation.
     async fn leading(&self) -> Result<&Replica> {
         let leader = self.leader().await?;
         let leading = self.controllers.iter().find(|running| running.address() == leader);
@@ -82,13 +82,13 @@ impl Managed {
         Ok(leading)
     }
 
-    /// Which of the controllers leads.
+    /// Returns the index of the leading controller.
     async fn leads(&self) -> Result<usize> {
         let leader = self.leading().await?.address();
         self.controllers.iter().position(|running| running.address() == leader).context("it is one of them")
     }
 
-    /// Waits until the leader tells that its clock is so much ahead, and that it waits for nothing else.
+    /// Waits until the leader reports that its clock is this far ahead, and that it waits for nothing else.
     async fn differs(&self, ahead: i64) -> Result<()> {
         eventually(PATIENCE, "the leader tells that the clocks differ", async || {
             let leading = self.leading().await?;
@@ -105,7 +105,7 @@ impl Managed {
         .await
     }
 
-    /// Waits until the leader tells that the clocks agree.
+    /// Waits until the leader reports that the clocks agree.
     async fn agrees(&self) -> Result<()> {
         eventually(PATIENCE, "the leader tells that the clocks agree", async || {
             let leading = self.leading().await?;
@@ -116,7 +116,7 @@ impl Managed {
         .await
     }
 
-    /// Waits for some turns of the rotation.
+    /// Waits for some cycles of the rotation.
     async fn turns(&self) -> Result<()> {
         let mut last = 0.0;
         for _ in 0..TURNS {
@@ -130,7 +130,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Which versions of both Secrets there are.
+    /// Returns the versions of both Secrets.
     async fn versions(&self) -> Result<[Option<String>; 2]> {
         let mut versions = [None, None];
         for (version, name) in versions.iter_mut().zip(["authority", "serving"]) {
@@ -140,7 +140,7 @@ impl Managed {
         Ok(versions)
     }
 
-    /// The leaf that is to be served, which has to be valid by the machine's clock: the API server's.
+    /// Returns the serving certificate, which must be valid by the machine's clock, as the API server uses it.
     async fn valid_leaf(&self) -> Result<ValidCertificate> {
         let release = Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?;
         let secret = self.secrets().get(&format!("{RELEASE}-serving")).await?;
@@ -150,9 +150,9 @@ impl Managed {
         Ok(fit)
     }
 
-    /// Empties a bundle; how long it takes until it is there again.
+    /// Empties a bundle, and returns the time until it is restored.
     async fn repairs_a_bundle(&self) -> Result<Duration> {
-        // That of an entry for which the load has no pods: those of a moment without a bundle would be lost.
+        // Uses an entry that the load does not call, since calls without a bundle would fail.
         let entries = self.configurations().get(RELEASE).await?.webhooks.context("entries")?;
         let of_load = ["enabled.pillion.dev", "required.pillion.dev"];
         let place =
@@ -173,7 +173,7 @@ impl Managed {
         .await
     }
 
-    /// Which of the leader's phases it is, once it is this one, and that it stays so for so long.
+    /// Waits until the leader reports this phase, and checks that it stays in it for this long.
     async fn stays(&self, phase: &str, long: Duration) -> Result<()> {
         let since = Instant::now();
         while since.elapsed() < long {
@@ -197,14 +197,14 @@ fn clock_jump_changes_nothing_and_recovers() {
         managed.agrees().await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let before = managed.versions().await?;
-        // The leaf is due; the authority is; both have ended; nothing is valid yet; there is not even an authority.
+        // The serving certificate is due; the CA is due; both have expired; nothing is valid yet; not even a CA exists.
         let jumps = [5 * DAY, 200 * DAY, 3 * 365 * DAY, -5 * HOUR, -300 * DAY];
         let all_jumps = jumps.into_iter().flat_map(|ahead| [(ahead, false), (ahead, true)]);
-        // Each is a quarter of a minute: a day's run makes every third.
+        // Each jump takes about 15 seconds, so a normal run tests every third.
         let jumps: Vec<_> = all_jumps.step_by(if is_thorough() { 1 } else { 3 }).collect();
         for &(ahead, all) in &jumps {
             controllers.ahead_by(ahead)?;
-            // With the replicas', it is the API server's clock that is wrong.
+            // If the replicas' clocks move too, it is the API server's clock that is wrong.
             replicas.ahead_by(if all { ahead } else { 0 })?;
             managed.differs(ahead).await?;
             managed.turns().await?;
@@ -225,13 +225,13 @@ fn clock_jump_changes_nothing_and_recovers() {
             Ok(())
         })
         .await?;
-        // Whoever led then.
+        // Includes the logs of earlier leaders.
         let told: String = managed.controllers.iter().map(Replica::log_text).collect::<Result<_>>()?;
         for line in ["this clock and the API server's differ by minutes", "certificates are as they should be"] {
             ensure!(told.contains(line), "{line:?} is not in the log");
         }
 
-        // What is asked for and what is lost waits, and whom to trust is told whatever the time.
+        // Requested rotations and lost Secrets wait, but the CA bundle is published whatever the time.
         controllers.ahead_by(5 * DAY)?;
         managed.differs(5 * DAY).await?;
         managed.rotate()?;
@@ -263,7 +263,7 @@ fn rotation_survives_clock_jump_after_each_write() {
         let cases: Vec<_> = if is_thorough() {
             jumps.into_iter().flat_map(|ahead| Write::ALL.map(|write| (ahead, write))).collect()
         } else {
-            // Each write once, and each jump with every third of them.
+            // Tests each write once, and each jump with every third write.
             jumps.into_iter().cycle().zip(Write::ALL).collect()
         };
         for (ahead, write) in cases {
@@ -364,11 +364,11 @@ fn clock_of_former_leader_shortens_no_wait() {
         let active = managed.is_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let place = managed.leads().await?;
-        // So little that the clocks agree, and more than either wait takes.
+        // Small enough that the clocks agree, and longer than either wait.
         clocks[place].ahead_by(-240)?;
         managed.agrees().await?;
-        // Not before: an API server that hangs leaves the endpoints after five seconds at the earliest, and the next leader is to
-        // find it there.
+        // An API server that hangs leaves the endpoints after five seconds at the earliest, and the next leader must
+        // still find it there. So it is paused only now.
         second.process().pause()?;
         managed.rotate()?;
         managed.sees(Write::Bundle(2), active + 1).await?;
@@ -381,7 +381,7 @@ fn clock_of_former_leader_shortens_no_wait() {
         .await?;
         managed.stays("expanded", Duration::from_secs(5)).await?;
 
-        // The first one comes back with the right time, after the second has begun the soak with the wrong one.
+        // The first controller returns with the right time after the second has started the soak with the wrong one.
         clocks[place].ahead_by(0)?;
         clocks[1 - place].ahead_by(-240)?;
         second.process().resume()?;

@@ -1,5 +1,5 @@
-//! The webhook configurations against whoever changes them: what the keeper finds, undoes and leaves alone, at a real API
-//! server. No replica is needed for that.
+//! Tests the webhook configurations against other writers on a real API server: which drift the keeper detects, repairs
+//! and ignores. It needs no replica.
 
 #![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
 
@@ -33,10 +33,10 @@ use tokio::sync::watch;
 use self::kept::{Kept, release};
 use crate::rig::{SOON, TRIES, base64, quickest};
 
-/// Within which what is wrong has to be right again.
+/// The limit for repairing drift.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long it takes until something holds, looked at all the time.
+/// Measures the time until a check succeeds, without pauses between attempts.
 async fn took(what: &str, check: impl AsyncFn() -> Result<()>) -> Result<Duration> {
     let began = Instant::now();
     loop {
@@ -48,19 +48,19 @@ async fn took(what: &str, check: impl AsyncFn() -> Result<()>) -> Result<Duratio
     }
 }
 
-/// Everything that there can be, for one authority.
+/// Returns a target with every feature, for one CA.
 fn target(release: &Release, authority: &TestCa, epoch: u64) -> Target {
     let settings =
         pillion_api::webhook_configuration::Settings { canary: true, validates_profiles: true, ..settings_of(release) };
     let rules = Rules::default();
-    // The longest name of an entry that namespaces' own profiles cause, and one that is never refused.
+    // The longest name of an entry for namespaced profiles, and an entry that never rejects.
     let calls = [("pods/ephemeralcontainers", Operation::Create), ("pods/resize", Operation::Delete)];
     let own = calls.map(|(resource, operation)| ((resource.to_owned(), operation), ["team-a".to_owned()].into()));
     let rules = Rules { validated: Validated { everywhere: rules.mutating.clone(), own: own.into() }, ..rules };
     Target::new(settings, rules, authority.bundle_pem().into_bytes(), epoch)
 }
 
-/// Repairs without pauses.
+/// Returns settings that repair without pauses.
 fn at_once() -> Settings {
     let mut settings = Settings::default();
     settings.at_once = 1000;
@@ -128,7 +128,8 @@ fn drift_is_corrected_within_a_second() {
                 let vandals = kept.patch(patch).await.with_context(|| format!("{what}: {patch}"))?;
                 took(what, async || {
                     kept.is_as(&target).await?;
-                    // The version that the vandal wrote is not the one that is there: so this one was seen, and undone.
+                    // The configuration has another version than the one the test wrote, so the keeper has seen and
+                    // repaired the change.
                     let now = kept.live().await?.mutating.context("there")?.metadata.resource_version;
                     let is_undone = kept.repairs("mutating", drift) > before;
                     ensure!(now != vandals.metadata.resource_version && is_undone, "{what}");
@@ -168,7 +169,8 @@ fn persistent_drift_is_paced_and_reported() {
         (settings.first_pause, settings.longest_pause) = (Duration::from_millis(300), Duration::from_millis(1200));
         let target = target(&release()?, &TestCa::new()?, 1);
         let kept = Kept::filled(settings, &target).await?;
-        // 0, 0, 0, 300, 600 and 1200 ms, then each 1200 ms: no more than 3 + 2 + 4 in six seconds, and one more to spare.
+        // Repairs follow after 0, 0, 0, 300, 600 and 1200 ms, and then every 1200 ms: in six seconds at most 3 + 2 + 4,
+        // plus one to spare.
         let (began, mut written) = (Instant::now(), 0);
         while began.elapsed() < Duration::from_secs(6) {
             kept.patch(&json!([{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}])).await.ok();
@@ -198,17 +200,17 @@ fn who_is_behind_loses_by_conflict() {
         let nothing = observe(&client, &release, false).await?;
         ensure!(nothing.configuration(&|_| None) == Configuration::Absent);
 
-        // Both read that there is none; the one of the earlier epoch comes late.
+        // Both observe no configuration; the claim of the earlier epoch arrives late.
         let claimed = claim(&client, &release, &nothing, 5).await?;
         ensure!(matches!(claim(&client, &release, &nothing, 4).await, Err(WriteError::Changed)));
         ensure!(observe(&client, &release, false).await?.configuration(&|_| None) == Configuration::Empty { epoch: 5 });
-        // It was claimed for a later epoch since it was read.
+        // A later epoch has claimed it since it was read.
         let later = claim(&client, &release, &claimed, 9).await?;
         ensure!(matches!(
             write(&client, &release, &claimed, &target(&release, &authority, 5)).await,
             Err(WriteError::Changed)
         ));
-        // Nor does it help to read it again.
+        // Reading it again does not help either.
         let read = observe(&client, &release, false).await?;
         let behind = write(&client, &release, &read, &target(&release, &authority, 8)).await;
         ensure!(matches!(behind, Err(WriteError::Behind { live: 9, ours: 8 })), "{behind:?}");
@@ -227,7 +229,7 @@ fn who_is_behind_loses_by_conflict() {
         empty.settings.ca_bundle.clear();
         ensure!(matches!(write(&client, &release, &written, &empty).await, Err(WriteError::NoAuthority)));
 
-        // Who wrote something is known by the name that the client gave itself.
+        // The field manager identifies the writer.
         let api = Api::<MutatingWebhookConfiguration>::all(client.clone());
         let ignore: json_patch::Patch = serde_json::from_value(json!([
             {"op": "replace", "path": "/webhooks/1/failurePolicy", "value": "Ignore"},
@@ -237,7 +239,7 @@ fn who_is_behind_loses_by_conflict() {
         let writer = |entry| entry_manager(&edited, entry, &["f:failurePolicy"]);
         ensure!(writer("required.pillion.dev").as_deref() == Some("vandal"), "{:?}", edited.managed_fields);
 
-        // Labels and annotations of others stay, and nothing validating is left where nothing validates.
+        // Labels and annotations of other writers stay. The validating configuration disappears once nothing validates.
         let labelled = json!({"metadata": {"labels": {"team": "platform"}, "annotations": {"a": "b"}}});
         api.patch("pillion", &PatchParams::default(), &Patch::Merge(&labelled)).await?;
         let mut quiet = target(&release, &authority, 10);
@@ -250,7 +252,7 @@ fn who_is_behind_loses_by_conflict() {
         ensure!(metadata.labels.context("labels")?["team"] == "platform");
         ensure!(metadata.annotations.context("annotations")?["a"] == "b");
 
-        // Another release of the same name keeps its hands off, and so does its uninstalling.
+        // Another release with the same name does not change it, and neither does its uninstallation.
         let other = Release::new("pillion", "elsewhere", "cluster.local")?;
         let read = observe(&client, &other, false).await?;
         let refused = write(&client, &other, &read, &target(&other, &authority, 99)).await;
@@ -286,7 +288,7 @@ fn deleted_switch_is_recreated_without_effect() {
             if quickest < REPAIRED_WITHIN {
                 break;
             }
-            // One is made in a minute, unless it is another's term.
+            // The keeper recreates a configuration at most once a minute, except in another term.
             kept = kept.again(at_once(), &target).await?;
         }
         ensure!(quickest < REPAIRED_WITHIN, "{quickest:?}");
@@ -296,7 +298,7 @@ fn deleted_switch_is_recreated_without_effect() {
     });
 }
 
-/// Whom an object says that it belongs to: kinds and ids.
+/// Returns the owner references of an object: kinds and UIDs.
 fn owners(metadata: ObjectMeta) -> Vec<(String, String)> {
     metadata.owner_references.unwrap_or_default().into_iter().map(|owner| (owner.kind, owner.uid)).collect()
 }
@@ -326,7 +328,7 @@ fn owner_references_follow_recreated_namespace() {
             Ok(())
         };
         eventually(SOON, "all belong to the namespace", are_its_own).await?;
-        // As if it had been deleted and made again, a moment before Kubernetes looks for what belonged to it.
+        // As if the owner was deleted and recreated just before garbage collection.
         let gone = json!([{"op": "replace", "path": "/metadata/ownerReferences/0/uid", "value": "gone"}]);
         let gone: json_patch::Patch = serde_json::from_value(gone)?;
         bindings.patch("pillion-held", &PatchParams::default(), &Patch::<()>::Json(gone)).await?;
@@ -381,7 +383,7 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
             took("gone", async || gone().await).await
         };
         quickest(REPAIRED_WITHIN, "disarmed", once).await?;
-        // A word that is not understood changes nothing.
+        // An invalid value changes nothing.
         kept.mark("dissarmed").await?;
         tokio::time::sleep(Duration::from_millis(500)).await;
         ensure!(kept.live().await?.mutating.is_none());
@@ -392,7 +394,7 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
 
         kept.mark("armed").await?;
         eventually(SOON, "back", async || kept.is_as(&target).await).await?;
-        // What `pillion uninstall` does, while a controller is alive.
+        // Runs `pillion uninstall` while a controller is running.
         let accounts = Api::<ServiceAccount>::namespaced(kept.control_plane.client(), NAMESPACE);
         let account = serde_json::from_value(json!({"metadata": {"name": "pillion-controller"}}))?;
         let account = accounts.create(&PostParams::default(), &account).await?;
@@ -404,11 +406,12 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
             .await?;
         ensure!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
         tokio::time::sleep(Duration::from_millis(500)).await;
-        // A keeper that was slow to see the word has put them back, and takes them away.
+        // A keeper that observes the marker late has recreated the configurations, and deletes them again.
         eventually(SOON, "gone for good", gone).await?;
         let text = String::from_utf8_lossy(&said.stdout);
         ensure!(text.contains("goes with the service account pillion-controller"), "{text}");
-        // With that account it goes, when nobody is left who could put them back: who installs it again finds no word against it.
+        // Deleting that service account also deletes the ConfigMap, once no controller can recreate it. So a new
+        // installation finds no marker.
         let maps = Api::<ConfigMap>::namespaced(kept.control_plane.client(), NAMESPACE);
         let owners = maps.get("pillion").await?.metadata.owner_references.unwrap_or_default();
         let owners: Vec<_> = owners.into_iter().map(|owner| (owner.kind, Some(owner.uid))).collect();

@@ -1,9 +1,10 @@
-//! Replicas that are killed, hang, or lose their node while pods are created: what was in flight on them can fail, and nothing else for long.
+//! Kills and pauses replicas, and silences their nodes, while pods are created. Requests in flight there may fail, and
+//! others only for a short time.
 //!
-//! What kubelet and the endpoint slice controller would do is done here, as late as they would. A killed container's
-//! address stays, and connections to it are refused at once; kubelet sees its end within a second, and the slice says so.
-//! Until then the API server also opens connections to that address: it picks an endpoint at random, and does not try
-//! another one. So there are pods that were cut, and pods that were turned away; both are over when the slice is up to date.
+//! The test plays the kubelet and the endpoint slice controller, with their usual delays. The address of a killed
+//! container stays and refuses connections at once. The kubelet notices its end within a second and updates the slice.
+//! Until then the API server also connects to that address: it picks a random endpoint and does not try another one. So
+//! some pods are cut off and some are refused; both end once the slice is up to date.
 
 use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
@@ -15,34 +16,35 @@ use crate::load::{Created, Ended, Level, Load, Outcomes, count_from, tell};
 use crate::rig::Rig;
 
 const REPLICAS: u8 = 3;
-/// Times that a replica is killed, unless `PILLION_KILLS` says otherwise.
+/// The default number of kills, which `PILLION_KILLS` overrides.
 const KILLS: u64 = 2;
-/// Pods between two faults.
+/// The number of pods between two faults.
 const BETWEEN: u64 = 120;
-/// By how much later after a batch of pods was sent each kill comes than the one before.
+/// The increment of the delay between sending a batch of pods and each kill.
 const STEP: Duration = Duration::from_millis(3);
-/// How long kubelet takes to see that a container has ended.
+/// How long the kubelet takes to notice that a container has ended.
 const END_IS_SEEN: Duration = Duration::from_secs(1);
-/// How long it takes to see by its probes that one does not answer, and then to kill it.
+/// How long the kubelet's probes take to detect a hanging container and to kill it.
 const HANG_IS_SEEN: Duration = Duration::from_secs(3);
-/// How long the node controller takes to see that a node is silent, forty seconds in most clusters: what is lost
-/// is in proportion.
+/// How long the node controller takes to notice a silent node. Most clusters need forty seconds, and the number of lost
+/// pods is proportional.
 const SILENCE_IS_SEEN: Duration = Duration::from_secs(12);
-/// How long the API server takes to learn of a slice that was written.
+/// How long the API server takes to observe a new slice.
 const SLICE_IS_SEEN: Duration = Duration::from_secs(1);
-/// Idle connections that an API server keeps to a webhook, and so what one replica has in flight of it for long.
+/// The idle connections that an API server keeps to a webhook: the maximum that one replica can hold in flight for
+/// long.
 const POOL: usize = 25;
 
-/// What a replica suffered.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// SIGKILL, and started again before anybody saw it: the slice says all the while that it is ready.
+    /// SIGKILL and an immediate restart, before the kubelet notices: the slice shows the replica as ready throughout.
     Restarted,
     /// SIGKILL.
     Killed,
     /// SIGSTOP, and SIGKILL later.
     Hung,
-    /// Its node has no power: neither answers nor refusals come from its address.
+    /// The node has no power: its address neither responds nor refuses connections.
     Silent,
 }
 
@@ -50,20 +52,20 @@ enum Kind {
 struct Fault {
     kind: Kind,
     at: Instant,
-    /// When the signal had done its work.
+    /// When the signal had taken effect.
     done: Instant,
-    /// What is sent later is not to fail any more.
+    /// Requests that are sent later must not fail.
     over: Instant,
 }
 
-/// What a fault did.
+/// The damage of a fault.
 struct Damage<'o> {
     fault: &'o Fault,
     lost: Vec<&'o Created>,
 }
 
 impl Fault {
-    /// Kills a replica, and starts it again once that is seen.
+    /// Kills a replica, and restarts it once the kubelet has noticed.
     async fn kill(rig: &mut Rig, victim: usize) -> Result<Self> {
         let address = rig.replicas[victim].address();
         let at = Instant::now();
@@ -73,12 +75,12 @@ impl Fault {
         rig.service.set_ready(address, false).await?;
         let seen = Instant::now() + SLICE_IS_SEEN;
         restart(rig, victim).await?;
-        // An API server that is late to see it, on a busy machine, is turned away until one is there again.
+        // On a busy machine the API server may notice late, and is refused until the replica is back.
         let over = seen.max(Instant::now());
         Ok(Self { kind: Kind::Killed, at, done, over })
     }
 
-    /// Kills a replica, which is started again at once.
+    /// Kills a replica and restarts it at once.
     async fn restart(rig: &mut Rig, victim: usize) -> Result<Self> {
         let at = Instant::now();
         rig.replicas[victim].kill()?;
@@ -88,7 +90,8 @@ impl Fault {
         Ok(Self { kind: Kind::Restarted, at, done, over })
     }
 
-    /// Stops one where it stands; its probes fail, it is taken out, and killed when it still does not answer.
+    /// Pauses a replica. Its probes fail, the slice marks it as not ready, and it is killed while it still does not
+    /// respond.
     async fn hang(rig: &mut Rig, victim: usize) -> Result<Self> {
         let address = rig.replicas[victim].address();
         let at = Instant::now();
@@ -98,13 +101,13 @@ impl Fault {
         rig.service.set_ready(address, false).await?;
         tokio::time::sleep(HANG_IS_SEEN).await;
         rig.replicas[victim].kill()?;
-        // With it go the connections that were idle when it stopped, on each of which one pod could have waited.
+        // Its idle connections end too, on each of which one pod may have waited.
         let over = Instant::now() + SLICE_IS_SEEN;
         restart(rig, victim).await?;
         Ok(Self { kind: Kind::Hung, at, done, over })
     }
 
-    /// Has its node lose power; the slice says so when the node controller has seen it.
+    /// Cuts a node's power. The slice is updated once the node controller has noticed.
     async fn silence(rig: &mut Rig, victim: usize) -> Result<Self> {
         let address = rig.replicas[victim].address();
         let at = Instant::now();
@@ -113,7 +116,7 @@ impl Fault {
         let done = Instant::now();
         tokio::time::sleep(SILENCE_IS_SEEN).await;
         rig.service.set_ready(address, false).await?;
-        // Connections that were idle when the power went are tried again, one pod each, until their packets are given up.
+        // The API server retries idle connections, with one pod each, until their packets time out.
         let over = Instant::now() + SLICE_IS_SEEN;
         tokio::time::sleep(HANG_IS_SEEN).await;
         drop(silence);
@@ -139,22 +142,22 @@ impl Damage<'_> {
         self.lost.iter().filter(|created| created.level == level).count()
     }
 
-    /// Those that were on their way when it happened.
+    /// Counts the lost pods that were in flight when the fault happened.
     fn cut(&self) -> usize {
         self.lost.iter().filter(|created| created.sent <= self.fault.done).count()
     }
 
-    /// How long after the fault the last one was sent that failed.
+    /// Returns the delay from the fault to the last request that failed.
     fn last(&self) -> Duration {
         self.lost.iter().map(|created| created.sent.saturating_duration_since(self.fault.at)).max().unwrap_or_default()
     }
 
     fn check(&self) -> Result<()> {
-        // A refused pod is one that is required; a pod without its sidecar is one that is not.
+        // A rejected pod must be a required one; a pod without its sidecar must not be.
         for created in &self.lost {
             let as_labelled = match (&created.ended, created.level) {
                 (Ended::Failed(why), Level::Required) => {
-                    // It was cut, turned away, or waited in vain: the webhook has given no answer.
+                    // The request was cut off, refused or timed out: the webhook has not responded.
                     why.contains("failed to call webhook: Post") && why.contains("required.pillion.dev")
                 }
                 (Ended::NotInjected, Level::Enabled) => true,
@@ -196,7 +199,7 @@ fn dying_replica_loses_only_own_requests() {
         let victims = (0..usize::from(REPLICAS)).cycle().zip((0..6).cycle());
         for ((victim, steps), _) in victims.zip(0..kills) {
             load.answers(BETWEEN).await?;
-            // At another moment of the pods' way each time.
+            // Each kill happens at another stage of the requests.
             load.amid_a_batch(STEP * steps).await;
             faults.push(Fault::kill(&mut rig, victim).await?);
             load.answers(BETWEEN).await?;

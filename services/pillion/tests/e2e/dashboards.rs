@@ -1,5 +1,5 @@
-//! The dashboards and the alerts on a cluster with everything in it: the API server's view is not empty either, and what
-//! really happens fires what it should. Windows of minutes are seconds here, and nothing is waited for before an alert fires.
+//! Tests the dashboards and alerts on a full cluster: the panels of the API server show data too, and real events fire
+//! their alerts. Windows of minutes are seconds here, and alerts have no `for` delay.
 
 #![allow(clippy::print_stdout, reason = "what fires is what it is about")]
 
@@ -21,11 +21,11 @@ use crate::prometheus::Prometheus;
 use crate::rig::{REJECTED, SOON, bare_pod};
 use crate::rotation::Damage;
 
-/// How long an alert may take: several windows.
+/// The limit for an alert: several windows.
 const FIRES_WITHIN: Duration = Duration::from_mins(1);
-/// Dashboards about what is off here.
+/// Dashboards of features that are off here.
 const NOT_HERE: [&str; 1] = ["tenants"];
-/// What does not fire in a cluster in which all is well.
+/// Alerts that must not fire in a healthy cluster.
 const QUIET: [&str; 27] = [
     "PillionAuditIncomplete",
     "PillionCacheStale",
@@ -55,13 +55,13 @@ const QUIET: [&str; 27] = [
     "PillionShedding",
     "PillionSwitchedOff",
 ];
-/// Commands of runbooks with a name to be filled in.
+/// Arguments of runbook commands that the reader must fill in.
 const NEEDS_MORE: [&str; 3] = [" NAME", "/NAME", " -n NAMESPACE"];
-/// What fires from the beginning, since the authority lives for a month only.
+/// Alerts that fire from the start, since the CA is valid for one month only.
 const OF_AN_AUTHORITY: [&str; 2] = ["PillionAuthorityExpiresSoon", "PillionAuthorityExpiring"];
-/// What fires when requests are not decided.
+/// Alerts that fire when requests get no decision.
 const OF_NO_ANSWER: [&str; 3] = ["PillionErrorBudgetBurnsFast", "PillionErrorBudgetBurnsSlowly", "PillionShedding"];
-/// What fires when certificates are not renewed.
+/// Alerts that fire when certificates are not renewed.
 const OF_A_LEAF: [&str; 2] = ["PillionLeafExpiresSoon", "PillionLeafExpiring"];
 
 fn folder(name: &str) -> PathBuf {
@@ -81,7 +81,7 @@ fn texts(name: &str, ending: &str) -> Result<Vec<(String, String)>> {
     Ok(texts)
 }
 
-/// The rules with windows of seconds.
+/// Returns the rules with windows of seconds.
 fn scaled(rules: &str) -> String {
     let lines: Vec<_> = rules.lines().filter(|line| !line.starts_with("        for: ")).collect();
     let mut text = lines.join("\n") + "\n";
@@ -91,7 +91,7 @@ fn scaled(rules: &str) -> String {
     text
 }
 
-/// Scrapes everything that is there, the API server too.
+/// Starts a Prometheus that scrapes all processes, including the API server.
 async fn start_prometheus(managed: &Managed) -> Result<Prometheus> {
     let control_plane = &managed.rig.control_plane;
     let jsonpath = "jsonpath={.users[0].user.token}";
@@ -104,7 +104,7 @@ async fn start_prometheus(managed: &Managed) -> Result<Prometheus> {
     let rules = texts("rules", "yaml")?.into_iter().map(|(name, text)| (format!("rules-{name}"), scaled(&text)));
     let rules: Vec<_> = rules.collect();
     let files: Vec<_> = rules.iter().map(|(name, text)| (&**name, &**text)).collect();
-    // What an API server tells is long: it has more than a second for it.
+    // The API server's metrics are long, so a scrape may take more than a second.
     let config = format!(
         "rule_files: ['rules-*.yaml']\n\
          scrape_configs:\n\
@@ -119,7 +119,7 @@ async fn start_prometheus(managed: &Managed) -> Result<Prometheus> {
     Ok(Prometheus::with(&config, &files))
 }
 
-/// Waits until these alerts fire, and none of those.
+/// Waits until these alerts fire, and checks that no others do.
 async fn fires(prometheus: &Prometheus, what: &str, wanted: &[&str], others: &[&str]) -> Result<()> {
     let began = std::time::Instant::now();
     eventually(FIRES_WITHIN, what, async || {
@@ -135,7 +135,7 @@ async fn fires(prometheus: &Prometheus, what: &str, wanted: &[&str], others: &[&
     Ok(())
 }
 
-/// As a person does it.
+/// Patches the ConfigMap as an operator does.
 async fn set(managed: &Managed, data: &str) -> Result<()> {
     let patch = format!(r#"{{"data":{data}}}"#);
     let arguments =
@@ -144,7 +144,7 @@ async fn set(managed: &Managed, data: &str) -> Result<()> {
     Ok(())
 }
 
-/// Changes the webhook configuration, and waits until it is as before.
+/// Changes the webhook configuration, and waits until it is repaired.
 async fn contend(managed: &Managed) -> Result<()> {
     const THEIRS: i32 = 11;
     let patch = format!(r#"[{{"op":"replace","path":"/webhooks/0/timeoutSeconds","value":{THEIRS}}}]"#);
@@ -158,8 +158,8 @@ async fn contend(managed: &Managed) -> Result<()> {
     .await
 }
 
-/// Runs every command of the runbooks, again until it succeeds: some delete what the controllers make anew a moment later, and
-/// the next ones look at that. How many there were.
+/// Runs every command of the runbooks, and retries each until it succeeds. Some delete objects that the controllers
+/// recreate a moment later, and the next commands read those. Returns the number of commands.
 async fn run_runbooks(managed: &Managed) -> Result<usize> {
     let kubectl = tools::program("kubectl")?;
     let pillion = Path::new(env!("CARGO_BIN_EXE_pillion")).parent().context("a folder")?;
@@ -178,7 +178,7 @@ async fn run_runbooks(managed: &Managed) -> Result<usize> {
                 command.args(["-ec", line]).env("PATH", &path).kill_on_drop(true);
                 command.env("KUBECONFIG", &kubeconfig).env("PILLION_KUBECONFIG", &kubeconfig);
                 let said = command.output().await?;
-                // That there is a finding is an answer too.
+                // A finding is a valid result too.
                 let has_findings = line.starts_with("pillion status") && said.status.code() == Some(1);
                 let is_told = said.status.success() || has_findings;
                 ensure!(is_told, "{line}\n{}", String::from_utf8_lossy(&said.stderr));
@@ -194,7 +194,7 @@ async fn run_runbooks(managed: &Managed) -> Result<usize> {
 async fn rejected_pods_fire(managed: &Managed, prometheus: &Prometheus) -> Result<()> {
     let kubectl = &managed.rig.control_plane;
     kubectl.apply_yaml(REJECTED).await?;
-    // A replica that does not serve it yet lets the pod through.
+    // A replica that does not serve the profile yet lets the pod through.
     let rejected = async |number: usize| {
         let mut pod = bare_pod(&format!("rejected-{number}"));
         pod["metadata"]["annotations"]["pillion.dev/profiles"] = "rejected".into();
@@ -214,7 +214,7 @@ async fn rejected_pods_fire(managed: &Managed, prometheus: &Prometheus) -> Resul
     Ok(())
 }
 
-/// Each query of each panel finds a number, while a pod is created a moment.
+/// Checks that each query of each panel returns a number, under a steady load of pods.
 async fn no_panel_is_empty(managed: &Managed, prometheus: &Prometheus) -> Result<usize> {
     let mut asked = 0;
     for (name, text) in texts("", "json")? {
@@ -288,7 +288,7 @@ fn what_really_happens_fires_what_it_should() {
         fires(&prometheus, "armed", &[], &["PillionDisarmed"]).await?;
         managed.rig.is_called("team-a").await?;
 
-        // What comes next does not fire yet.
+        // Alerts of the later steps do not fire yet.
         let next =
             ["PillionConfigurationContested", "PillionLeafNotLoaded", "PillionHandshakesFail", "PillionShedding"];
         fires(&prometheus, "armed for a while", &[], &next).await?;
@@ -305,7 +305,8 @@ fn what_really_happens_fires_what_it_should() {
         }
         fires(&prometheus, "connections without TLS", &["PillionHandshakesFail"], &[]).await?;
         let (direct, in_no_time) = (Direct::to(replica)?, review("late", "team-a", &bare_pod("late")));
-        // The client asks again and again when it is turned away; that is not waited for. It is time enough to connect.
+        // The timeout is long enough to connect. The client retries when its load is shed, so the test does not await
+        // it.
         let turned_away = async || {
             let answer = direct.answer("/mutate/enabled?timeout=1us", &in_no_time);
             ensure!(
@@ -327,7 +328,7 @@ fn what_really_happens_fires_what_it_should() {
         let (open, refused) = (bare_pod("open"), bare_pod("refused"));
         managed.rig.create("team-a", &open).await?;
         ensure!(managed.rig.create("shop", &refused).await.is_err(), "nobody answers, and the namespace is required");
-        // A counter that comes up by its first event is a rate at its second.
+        // A counter that starts with its first event has a rate only from its second.
         let wanted = ["PillionFailedOpen", "PillionPodsNotInjected"];
         fires(&prometheus, "a pod is created without an answer", &wanted, &[]).await?;
         ensure!(managed.rig.create("shop", &refused).await.is_err());
@@ -353,7 +354,7 @@ fn a_certificate_that_nobody_renews_is_told() {
         ensure!(policy != QUICK);
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 1, 1).await?;
         let prometheus = start_prometheus(&managed).await?;
-        // It is renewed once at the least.
+        // The certificate is renewed at least once.
         eventually(FIRES_WITHIN, "a second certificate", async || {
             let changes =
                 prometheus.query("changes(pillion_leaf_not_after_seconds[1m])").map_err(anyhow::Error::msg)?;

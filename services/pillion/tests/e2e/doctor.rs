@@ -1,4 +1,4 @@
-//! The installation under the doctor's eyes: nothing is found where nothing is wrong, and what is wrong is named by its code.
+//! Tests `pillion doctor` on an installation: it reports nothing on a healthy one, and each problem by its code.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ fn doctor_reports_only_real_problems() {
         })
         .await?;
         ensure!(well.codes().is_empty(), "{:#}", well.json);
-        // That nothing is wrong does not say that the rotation is through.
+        // A healthy status does not mean that the rotation is complete.
         eventually(PATIENCE, "the status tells of all", async || {
             let status = pillion(control_plane, &["status"]).await?;
             let lines: BTreeMap<_, _> = status.json["installation"]
@@ -46,7 +46,7 @@ fn doctor_reports_only_real_problems() {
             Ok(())
         })
         .await?;
-        // A profile of which the controller says that it was not accepted.
+        // The controller rejects this profile and reports that in its status.
         control_plane.apply_yaml(BROKEN).await?;
         eventually(PATIENCE, "the profile is not ready", async || {
             let answer = pillion(control_plane, &["doctor"]).await?;
@@ -57,13 +57,13 @@ fn doctor_reports_only_real_problems() {
         managed.rig.create("team-a", &asking("hopeful", "broken")).await?;
         finds(&managed.rig, "team-a", "hopeful", "profile_not_ready").await?;
         control_plane.kubectl_ok(&["delete", "ciprof", "broken"]).await?;
-        // Labels that look like the one that opts in.
+        // Adds labels that resemble the opt-in label.
         managed.rig.namespace("typo", None).await?;
         managed.rig.label_namespace("typo", "pillion.dev/injecion", "enabled").await?;
         managed.rig.namespace("wordy", Some("yes")).await?;
-        // A role that was taken away.
+        // Removes a role binding.
         control_plane.kubectl_ok(&["delete", "clusterrolebinding", "pillion-webhook"]).await?;
-        // The API server, which is asked about rights, learns of it by watching.
+        // The API server evaluates permissions, and notices the change a moment later.
         eventually(PATIENCE, "all three are named", async || {
             let answer = pillion(control_plane, &["doctor"]).await?;
             for code in ["opt_in_label_misspelt", "opt_in_value_unknown", "right_missing"] {
@@ -85,13 +85,13 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
             register_webhook(&control_plane.client(), &webhook_configuration::mutating(settings)).await
         };
         let right = Settings::new(NAMESPACE, rig.serving_authority.clone());
-        // 20: a replica that is listed and cannot be reached.
+        // 20: a listed replica that is unreachable.
         let nobody = replica_address(77);
         rig.service.set_ready(nobody, true).await?;
         let answer = pillion(control_plane, &["doctor"]).await?;
         answer.says("replica_unreachable", "10.111.1.77:8443")?;
         rig.service.remove(nobody).await?;
-        // The others have to answer within a time that a busy machine may not have.
+        // The other replicas must respond within a time that a busy machine may exceed.
         eventually(PATIENCE, "all are reached", async || {
             let answer = pillion(control_plane, &["doctor"]).await?;
             ensure!(!answer.codes().contains(&"replica_unreachable"), "{:#}", answer.json);
@@ -99,7 +99,7 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         })
         .await?;
 
-        // 19: the bundle is another authority's.
+        // 19: the bundle belongs to another CA.
         rig.namespace("team-b", Some("required")).await?;
         register(&Settings::new(NAMESPACE, TestCa::new()?.bundle_pem())).await?;
         eventually(PATIENCE, "the doctor names the bundle", async || {
@@ -119,7 +119,7 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
             Ok(())
         })
         .await?;
-        // Nobody is called at all.
+        // No webhook is called at all.
         Api::<MutatingWebhookConfiguration>::all(control_plane.client())
             .delete("pillion", &DeleteParams::default())
             .await?;
@@ -151,7 +151,7 @@ fn doctor_runs_as_plugin_and_reports_failure() {
         ensure!(!text.contains('\u{1b}'), "colours are for terminals: {text:?}");
         let output = run(&["explain", "service/web"]).await?;
         ensure!(output.status.code() == Some(2), "{output:?}");
-        // The definitions are not there: the doctor says so.
+        // The CRDs are missing, and the doctor reports that.
         let output = run(&["doctor", "-o", "json"]).await?;
         let answer = Answer { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
         answer.names("definition_missing")?;

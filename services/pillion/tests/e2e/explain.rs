@@ -1,5 +1,5 @@
-//! "Why was my pod not injected?": each reason is planted on the real API server, and `pillion explain` or `pillion doctor`
-//! names it by its code and says what to do about it.
+//! "Why was my pod not injected?" The tests cause each reason on a real API server. `pillion explain` or `pillion
+//! doctor` must report it by its code, with a remedy.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::rig::{ASK, Rig, SOON, bare_pod, base64, is_untouched, names};
 
-/// Profiles that each leave some pods out.
+/// Profiles that each exclude some pods.
 pub(crate) const PROFILES: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -65,7 +65,7 @@ spec:
   template: {metadata: {annotations: {example.com/regional: "1"}}}
 "#;
 
-/// One that cannot be compiled.
+/// A profile that does not compile.
 pub(crate) const BROKEN: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -75,14 +75,14 @@ spec:
   template: {metadata: {annotations: {example.com/broken: "1"}}}
 "#;
 
-/// What a command printed and how it ended.
+/// The output and exit code of a command.
 pub(crate) struct Answer {
     pub(crate) code: Option<i32>,
     pub(crate) json: Json,
 }
 
 impl Answer {
-    /// Fails unless this is among the findings, with a message and a remedy.
+    /// Returns the finding with this code. Fails unless it exists and has a message and a remedy.
     pub(crate) fn names(&self, code: &str) -> Result<&Json> {
         let findings = self.json["findings"].as_array().context("findings")?;
         let found = findings.iter().find(|finding| finding["code"] == code);
@@ -94,7 +94,7 @@ impl Answer {
         Ok(found)
     }
 
-    /// Fails unless this is among the findings, and its message has this text.
+    /// Fails unless there is a finding with this code, and its message contains this text.
     pub(crate) fn says(&self, code: &str, text: &str) -> Result<()> {
         let found = self.names(code)?;
         ensure!(found["message"].as_str().is_some_and(|message| message.contains(text)), "no {text:?} in {found}");
@@ -105,7 +105,7 @@ impl Answer {
         self.json["findings"].as_array().into_iter().flatten().filter_map(|finding| finding["code"].as_str()).collect()
     }
 
-    /// The codes of what keeps something from working, each once.
+    /// Returns the codes of the errors, without repetition.
     fn errors(&self) -> BTreeSet<&str> {
         let findings = self.json["findings"].as_array().into_iter().flatten();
         let errors = findings.filter(|finding| finding["severity"] == "error");
@@ -113,7 +113,7 @@ impl Answer {
     }
 }
 
-/// Runs a command of the program, which prints JSON.
+/// Runs a command of the program that prints JSON.
 pub(crate) async fn pillion(control_plane: &ControlPlane, arguments: &[&str]) -> Result<Answer> {
     let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
         .args(arguments)
@@ -130,12 +130,12 @@ async fn explain(rig: &Rig, namespace: &str, object: &str) -> Result<Answer> {
     pillion(&rig.control_plane, &["explain", object, "-n", namespace]).await
 }
 
-/// Fails unless an explanation of an object names a reason with its remedy, and no other error.
+/// Fails unless the explanation of an object reports this reason with a remedy, and no other error.
 pub(crate) async fn finds(rig: &Rig, namespace: &str, object: &str, code: &str) -> Result<Answer> {
     finds_beside(rig, namespace, object, code, &[]).await
 }
 
-/// The same where these are errors too: of another mistake, or of the namespace's other pods.
+/// Like [`finds`], but permits further errors: of another mistake, or of the namespace's other pods.
 pub(crate) async fn finds_beside(
     rig: &Rig,
     namespace: &str,
@@ -151,7 +151,7 @@ pub(crate) async fn finds_beside(
     Ok(answer)
 }
 
-/// Waits until a profile is served that puts this annotation on pods.
+/// Waits until a profile is served that adds this annotation to pods.
 async fn is_served(rig: &Rig, profile: &str, key: &str, value: &str) -> Result<()> {
     eventually(SOON, "the profile is served", async || {
         let pod = rig.dry_run("team-a", &asking("probe", profile)).await?;
@@ -161,7 +161,7 @@ async fn is_served(rig: &Rig, profile: &str, key: &str, value: &str) -> Result<(
     .await
 }
 
-/// A pod that asks for a profile by its name.
+/// Returns a pod that requests a profile by name.
 pub(crate) fn asking(name: &str, profile: &str) -> Json {
     let mut pod = bare_pod(name);
     pod["metadata"]["annotations"] = json!({"pillion.dev/profiles": profile});
@@ -181,7 +181,8 @@ fn explain_names_author_namespace_and_profile_causes() {
         control_plane.apply_yaml(PROFILES).await?;
         is_served(&rig, "limited", "example.com/limited", "9000").await?;
 
-        // A pod as it should be: what was changed, by whom, with which values and from where.
+        // A correctly injected pod: the explanation lists the changes, their profiles, and the values with their
+        // sources.
         let set =
             with(asking("fine", "limited"), |pod| pod["metadata"]["annotations"]["example.com/port"] = json!("8080"));
         rig.create("team-a", &set).await?;
@@ -209,12 +210,12 @@ fn explain_names_author_namespace_and_profile_causes() {
         let answer = finds(&rig, "plain", "web", "not_opted_in").await?;
         ensure!(answer.code == Some(1) && answer.json["verdict"] == "notInjected", "{:#}", answer.json);
         ensure!(answer.codes() == ["not_opted_in"], "{:#}", answer.json);
-        // Profiles that are served are not told as ones that are not.
+        // Served profiles are not reported as not served.
         let profiles = answer.json["profiles"].as_array().context("profiles")?;
         let is_right = |profile: &Json| profile["outcome"] == "not_matched" && profile["reason"] == "not_opted_in";
         ensure!(profiles.len() > 1 && profiles.iter().all(is_right), "{:#}", answer.json);
         finds(&rig, "plain", "namespace/plain", "not_opted_in").await?;
-        // ... or one that only looks like it.
+        // ... or one that only resembles it.
         rig.label_namespace("plain", "pillion.dev/injecton", "enabled").await?;
         finds(&rig, "plain", "web", "opt_in_label_misspelt").await?;
         rig.namespace("wordy", Some("true")).await?;
@@ -252,7 +253,7 @@ fn explain_names_author_namespace_and_profile_causes() {
         let account = answer.names("service_account_missing")?;
         ensure!(account["object"]["name"] == "nobody", "{account}");
 
-        // 4: a namespace of the system's.
+        // 4: a system namespace.
         rig.create("kube-system", &bare_pod("web")).await?;
         finds(&rig, "kube-system", "web", "system_namespace").await?;
 
@@ -263,10 +264,10 @@ fn explain_names_author_namespace_and_profile_causes() {
     });
 }
 
-/// What profiles and their readiness keep from pods that ask for them.
+/// Tests the reasons from profiles and their readiness, for pods that request them.
 async fn what_profiles_say(rig: &Rig) -> Result<()> {
     let control_plane = &rig.control_plane;
-    // 5: selectors, of the pod and of the namespace.
+    // 5: selectors for the pod and for the namespace.
     rig.create("team-a", &asking("untiered", "selective")).await?;
     finds(rig, "team-a", "untiered", "object_selector").await?;
     rig.create("team-a", &asking("abroad", "regional")).await?;
@@ -311,7 +312,7 @@ async fn what_profiles_say(rig: &Rig) -> Result<()> {
     rig.label_namespace("plain", "pillion.dev/injection", "enabled").await?;
     finds(rig, "plain", "static-node-1", "mirror_pod").await?;
 
-    // 7: the profile is not ready. A cluster without a controller has no conditions; its text tells all the same.
+    // 7: the profile is not ready. Without a controller the profile has no conditions, but its text shows the problem.
     control_plane.apply_yaml(BROKEN).await?;
     rig.create("team-a", &asking("hopeful", "broken")).await?;
     let answer = finds(rig, "team-a", "hopeful", "profile_not_ready").await?;
@@ -358,7 +359,7 @@ fn explain_names_missing_permissions_and_still_answers() {
                 .await?;
             let answer = Answer { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
             answer.says("unreadable", "forbidden")?;
-            // What is not known is not made up.
+            // Unknown facts are not reported.
             ensure!(!answer.codes().contains(&"surplus_profile"), "{:#}", answer.json);
             if expected.is_none() {
                 ensure!(answer.json["verdict"] == "injected", "{:#}", answer.json);
@@ -374,7 +375,7 @@ async fn owner(control_plane: &ControlPlane, kind: &str, name: &str) -> Result<J
     Ok(json!({"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": uid, "controller": true}))
 }
 
-/// A webhook of somebody else's, which takes Pillion's container away and keeps the last review of a dry run.
+/// Another webhook, which removes Pillion's container and stores the last review of a dry run.
 struct Other {
     seen: Arc<Mutex<Option<Json>>>,
     serving: JoinHandle<()>,
@@ -432,14 +433,14 @@ fn explain_names_foreign_changes_and_rejections() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
-        // 15: the pod carries an older revision.
+        // 15: the pod has an older revision.
         let old = rig.create("team-a", &bare_pod("old")).await?;
         ensure!(names(&old).contains(&"sidecar-nginx".to_owned()), "{old}");
         control_plane.apply_yaml(&crate::rig::NGINX.replace("nginx:1.29", "nginx:1.30")).await?;
         let answer = finds(&rig, "team-a", "old", "outdated_revision").await?;
         ensure!(answer.json["verdict"] == "injected" && answer.code == Some(1), "{:#}", answer.json);
 
-        // 9: another webhook takes away what was injected.
+        // 9: another webhook removes the injected container.
         let other = Other::start(control_plane).await?;
         eventually(SOON, "the other webhook is called", async || {
             let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
@@ -454,7 +455,7 @@ fn explain_names_foreign_changes_and_rejections() {
         answer.says("removed_after_injection", "/spec/containers/sidecar-nginx")?;
         ensure!(answer.json["verdict"] == "partlyInjected", "{:#}", answer.json);
 
-        // 14: a dry run, as the API server sent it.
+        // 14: a dry run, with the API server's own review.
         let review = other.seen.lock().unwrap().clone().context("a review")?;
         let file = control_plane.directory().join("review.json");
         std::fs::write(&file, review.to_string())?;
@@ -469,7 +470,7 @@ fn explain_names_foreign_changes_and_rejections() {
         answer.names("other_injector")?;
         answer.names("canary_failed")?;
 
-        // A condition that somebody wrote into Pillion's own entry.
+        // Another writer has added a condition to Pillion's entry.
         drop(other);
         Api::<MutatingWebhookConfiguration>::all(control_plane.client())
             .delete("zealous", &kube::api::DeleteParams::default())

@@ -1,4 +1,5 @@
-//! What was otherwise when a pod was created: the label, the profile, the switch, and whether anybody answered.
+//! Tests explanations by the past: the label, the profile, the kill switch or the replicas were different when the pod
+//! was created.
 
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
@@ -10,8 +11,8 @@ use serde_json::json;
 use crate::explain::{PROFILES, asking, finds, finds_beside, pillion};
 use crate::rig::{Rig, SOON, bare_pod, is_untouched};
 
-/// Times of objects are whole seconds, and within two of them nobody can say what came first: waits until what comes now is
-/// later for sure.
+/// Waits until new objects are certainly later than this time. Timestamps are whole seconds, and the order within two
+/// of them is unknown.
 async fn is_past(time: Timestamp) -> Result<()> {
     eventually(SOON, "a time is past for whoever compares seconds", async || {
         ensure!(Timestamp::now().duration_since(time).as_secs() > 2, "it is not yet");
@@ -44,7 +45,7 @@ fn explain_names_changes_since_creation() {
             .to_string()
         };
         rig.control_plane.apply_yaml(&map("disabled")).await?;
-        // The namespace's pod is what it was, and is told of beside.
+        // The namespace's pod is unchanged, and its reason is reported as well.
         let others = ["created_before_profile"];
         let answer = finds_beside(&rig, "team-a", "namespace/team-a", "switched_off", &others).await?;
         ensure!(
@@ -55,7 +56,7 @@ fn explain_names_changes_since_creation() {
         pillion(&rig.control_plane, &["doctor"]).await?.names("switched_off")?;
         rig.control_plane.apply_yaml(&map("enabled")).await?;
 
-        // 10: created while nobody answered. Another replica comes, and the pod is as it was.
+        // 10: created while no replica responded. After a new replica has started, the pod stays as it was.
         is_past(Timestamp::now()).await?;
         rig.replicas[0].kill()?;
         rig.service.set_ready(replica_address(1), false).await?;

@@ -1,5 +1,5 @@
-//! Exported policies on a real API server decide as the engine does: the same objects are let pass and refused, with the
-//! same status.
+//! Tests that exported policies on a real API server decide like the engine: they permit and reject the same objects,
+//! with the same status.
 
 mod cases;
 
@@ -20,7 +20,7 @@ use self::cases::{Case, Doing, cases, namespaces, profiles};
 
 const SOON: Duration = Duration::from_mins(1);
 
-/// What the API server says: allowed or the status and message of its refusal.
+/// Returns the API server's decision: `None` if it permits, or the status and message of its rejection.
 async fn ask(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)>> {
     let (name, collection) = (name(case), format!("/api/v1/namespaces/{}/configmaps", case.namespace));
     let (method, path, body) = match case.doing {
@@ -37,7 +37,7 @@ async fn ask(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)>
     }
 }
 
-/// The same for many at once, over few connections: making one for each takes longer than all answers.
+/// Sends many cases at once over few connections, since opening one for each takes longer than all responses.
 async fn ask_all(client: &kube::Client, cases: &[&Case]) -> Result<Vec<Option<(u16, String)>>> {
     futures::stream::iter(cases.iter().map(|case| ask(client, case))).buffered(16).try_collect().await
 }
@@ -47,7 +47,7 @@ fn name(case: &Case) -> &str {
     object["metadata"]["name"].as_str().unwrap()
 }
 
-/// What the engine says of the same.
+/// Returns the engine's decision for the same case.
 fn decide(
     snapshot: &Snapshot,
     namespace: &str,
@@ -88,13 +88,13 @@ fn snapshot(profiles: Vec<(&'static str, Json)>) -> Snapshot {
     });
     namespaces().iter().fold(Snapshot::new(ProfileSet::new(compiled)), |snapshot, (name, labels, annotations)| {
         let mut labels = pairs(labels);
-        // As the API server labels every namespace.
+        // The API server adds this label to every namespace.
         labels.push(("kubernetes.io/metadata.name".to_owned(), (*name).to_owned()));
         snapshot.with_namespace(name, Some(Namespace::new(labels, pairs(annotations))))
     })
 }
 
-/// A cluster with the namespaces, the exported policies, and the objects that are updated and deleted.
+/// Starts a cluster with the namespaces, the exported policies, and the objects to update and delete.
 async fn start(cases: &[Case], profiles: Vec<(&'static str, Json)>) -> Result<ControlPlane> {
     let plane = ControlPlane::start().await?;
     let mut objects = Vec::new();
@@ -128,7 +128,7 @@ fn exported_policies_decide_as_the_engine_does() {
         let (cases, snapshot) = (cases(), snapshot(profiles()));
         let plane = start(&cases, profiles()).await?;
         let client = plane.client();
-        // The API server reads policies anew now and then: the last one of them is at work when it refuses.
+        // The API server reloads policies periodically: the last policy is active once it rejects.
         let mut awaited: Vec<&str> =
             vec!["plain", "old", "deleted", "strict", "computed", "asked", "forced", "elsewhere"];
         eventually(SOON, "the policies are at work", async || {
@@ -176,7 +176,7 @@ fn exported_policies_decide_as_the_engine_does() {
     });
 }
 
-/// With other labels to opt in by, the first that a namespace has decides, as it does for the webhooks.
+/// Of several opt-in labels, the first that a namespace has decides, as for the webhooks.
 #[test]
 fn exported_policies_use_given_labels() {
     isolated(|| async {
@@ -210,7 +210,7 @@ fn exported_policies_use_given_labels() {
             .output()?;
         ensure!(exported.status.code() == Some(0), "{}", String::from_utf8_lossy(&exported.stderr));
         plane.apply_yaml(std::str::from_utf8(&exported.stdout)?).await?;
-        // The API server reads policies anew now and then, and namespaces from a cache.
+        // The API server reloads policies periodically, and reads namespaces from a cache.
         eventually(SOON, "the policy holds where a namespace is opted in, and nowhere else", async || {
             for (name, labels) in &namespaces {
                 let ours = Namespace::new(labels.iter().copied(), []).opting_in_by(&opt_in).level().is_some();
@@ -225,7 +225,7 @@ fn exported_policies_use_given_labels() {
     });
 }
 
-/// Profiles that add labels and annotations.
+/// Returns profiles that add labels and annotations.
 fn additions() -> Vec<(&'static str, Json)> {
     let maps = json!({"version": "v1", "resources": ["configmaps"], "operations": ["CREATE", "UPDATE"]});
     let template = json!({"metadata": {
@@ -244,7 +244,7 @@ fn additions() -> Vec<(&'static str, Json)> {
     ]
 }
 
-/// The labels and annotations of an object, without the record.
+/// Returns the labels and annotations of an object, without the injection record.
 fn keys(object: &Json) -> Json {
     let mut annotations = object["metadata"]["annotations"].clone();
     if let Some(annotations) = annotations.as_object_mut() {
@@ -312,7 +312,7 @@ fn exported_mutations_add_what_the_engine_adds() {
     });
 }
 
-/// The engine's patch of an object that is created.
+/// Returns the engine's patch of an object's creation.
 fn inject(snapshot: &Snapshot, namespace: &str, object: &Json) -> Result<Option<Vec<u8>>> {
     let body = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",

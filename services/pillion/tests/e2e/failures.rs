@@ -1,4 +1,4 @@
-//! When replicas are gone: the namespace's label decides.
+//! Without replicas, the namespace's label decides.
 
 use anyhow::ensure;
 use pillion_testkit::{Isolation, eventually, isolated};
@@ -19,7 +19,7 @@ fn failure_modes_hold_without_replicas() {
         ensure!(is_untouched(&created), "{created}");
         let refused = rig.create("strict", &bare_pod("refused")).await.unwrap_err().to_string();
         ensure!(refused.contains("required.pillion.dev"), "{refused}");
-        // The namespace's owner is not locked out: taking the label away stops the calls with every replica dead.
+        // The namespace's owner is not locked out: removing the label stops the calls, even with every replica dead.
         rig.label_namespace("strict", "pillion.dev/injection", "off").await?;
         eventually(SOON, "the label was taken away", async || rig.create("strict", &bare_pod("after")).await.map(drop))
             .await

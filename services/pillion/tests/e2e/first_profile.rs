@@ -1,6 +1,6 @@
-//! The pages for the first day, followed by their letter: `docs/install.md` by an administrator, `docs/tutorial.md` and
-//! `docs/tenancy.md` by who has the role `edit` in a namespace and nothing else. Files and commands are taken out of the
-//! pages, so they cannot drift; nothing runs pods here, so what needs a kubelet is left out by name.
+//! Follows the pages for the first day exactly. An administrator follows `docs/install.md`; a user with only the role
+//! `edit` in one namespace follows `docs/tutorial.md` and `docs/tenancy.md`. Files and commands come from the pages, so
+//! the pages cannot drift. No node runs pods here, so commands that need a kubelet are skipped by name.
 
 #![allow(clippy::print_stdout, reason = "how long the pages take is what they promise")]
 
@@ -17,25 +17,26 @@ use crate::chart::{run, values};
 use crate::direct::{Direct, review};
 use crate::rig::{SOON, bare_pod, names};
 
-/// How long one command may take, and what it is to print may be on its way.
+/// The timeout of one command, including retries until its output is as expected.
 const PRINTED: Duration = Duration::from_mins(2);
-/// Those that make pods of a Deployment, and put the release's rights into Kubernetes' own roles.
+/// The controllers that create a Deployment's pods, and aggregate the release's RBAC permissions into Kubernetes'
+/// roles.
 const CONTROLLERS: &str = "deployment-controller,replicaset-controller,clusterrole-aggregation-controller";
-/// Commands that are for clusters with nodes, or that end with Ctrl-C: `tests/dev.rs` has those.
+/// Commands that need nodes, or that end with Ctrl-C: `tests/dev.rs` runs the latter.
 const NOT_HERE: [&str; 3] =
     ["kubectl logs ", "kubectl --namespace pillion-system rollout status ", "pillion dev -p shipper "];
-/// What stands in a page for what is different each time.
+/// The placeholder in a page for varying output.
 const ANYTHING: char = '…';
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// What one fenced block of a page is for.
+/// The purpose of a fenced block.
 enum Step {
-    /// A file, by its name.
+    /// A file, with its name.
     File(String, String),
-    /// Commands, and what the last of them prints.
+    /// Commands, and the expected output of the last one.
     Commands(Vec<String>, Option<String>),
 }
 
@@ -77,8 +78,8 @@ impl Page {
         Ok(Self { steps, folder })
     }
 
-    /// Follows the page as this user: all up to a heading or to commands that begin so, or to the end. How many commands
-    /// were run.
+    /// Follows the page as this user, up to a heading or to commands that start with this, or to the end. Returns the
+    /// number of commands.
     async fn follow(&mut self, until: Option<&str>, kubeconfig: &Path) -> Result<usize> {
         let ends = |(heading, step): &(String, Step)| {
             let begins = |until: &str| match step {
@@ -128,7 +129,7 @@ impl Page {
         }
     }
 
-    /// Runs a command that has to succeed. What only looks may look again: what it sees may be on its way.
+    /// Runs a command that must succeed. Read-only commands are retried, since a change may arrive late.
     async fn succeeds(&self, command: &str, kubeconfig: &Path) -> Result<()> {
         if !command.starts_with("pillion ") {
             return self.run(command, kubeconfig).await?.succeeded(command);
@@ -155,7 +156,7 @@ impl Page {
     }
 }
 
-/// What a command came to.
+/// The result of a command.
 struct Said {
     succeeded: bool,
     text: String,
@@ -168,7 +169,7 @@ impl Said {
     }
 }
 
-/// Whether a text is what a page says, but for widths of columns and for what is different each time.
+/// Returns whether the output matches the page, ignoring column widths and varying text.
 fn is_like(said: &str, expected: &str) -> bool {
     let words = |text: &str| text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     let (said, expected): (Vec<String>, Vec<String>) = (words(said.trim_end()), words(expected.trim_end()));
@@ -212,7 +213,7 @@ fn first_day_pages_work_as_written() {
         let mut install = Page::read("install.md")?;
         for (_, step) in &mut install.steps {
             if let Step::Commands(commands, _) = step {
-                // Nobody waits here as long as people do.
+                // Shortens delays, since the test does not wait as long as users do.
                 let quick = |command: &mut String| command.push_str(" --values quick.yaml");
                 commands.iter_mut().filter(|command| command.starts_with("helm install ")).for_each(quick);
             }
@@ -232,20 +233,20 @@ fn first_day_pages_work_as_written() {
         tutorial.follow(Some("9. In a cluster"), &administrator).await?;
         tutorial.step(&administrator).await?;
         let tenant = rig.control_plane.kubeconfig_as("tenant", &[])?;
-        // The API server learns of rights in less time than a person takes for the next line, too.
+        // The API server observes RBAC changes a moment later, sooner than a user types the next line.
         eventually(SOON, "the tenant may store profiles", async || {
             let ask = ["auth", "can-i", "create", "injectionprofiles.pillion.dev", "-n", "shop", "--as", "tenant"];
             rig.control_plane.kubectl_ok(&ask).await.map(drop)
         })
         .await?;
         let before = tutorial.follow(Some("kubectl patch "), &tenant).await?;
-        // Replicas fetch what was published, in less time than a person takes for the next line.
+        // Replicas fetch a published profile a moment later, sooner than a user types the next line.
         eventually(SOON, "the profile is served", async || {
             let mut pod = bare_pod("probe");
             pod["metadata"]["annotations"] = json!({"shop.example.com/ship-logs": "yes"});
             let names = names(&rig.dry_run("shop", &pod).await?);
             ensure!(names == ["app", "shipper"], "{names:?}");
-            // Each of them: the pod of the next line is made once, and any may be asked about it.
+            // Checks every replica, since the next line creates its pod only once, and any replica may get the request.
             for replica in &rig.replicas {
                 let answer = Direct::to(replica)?.answer("/mutate/enabled", &review("u", "shop", &pod)).await?;
                 ensure!(answer.contains("\"patch\""), "{}: {answer}", replica.address());

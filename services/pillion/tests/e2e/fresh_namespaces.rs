@@ -1,4 +1,4 @@
-//! Pods that come within milliseconds of their namespace, or while it is being deleted.
+//! Creates pods within milliseconds of their namespace, or while the namespace is being deleted.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use pillion_testkit::{Replica, eventually, isolated};
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, names};
 
-/// Look-ups that were in vain so far: there was no answer in a quarter of a second, or there had been ten in this one already.
+/// Returns the number of failed lookups: those that timed out after a quarter of a second or exceeded the rate limit.
 async fn in_vain(replica: &Replica) -> Result<f64> {
     let mut count = 0.0;
     for result in ["timed_out", "failed", "refused"] {
@@ -21,20 +21,21 @@ async fn in_vain(replica: &Replica) -> Result<f64> {
 fn namespace_is_known_until_deleted() {
     isolated(|| async {
         let mut rig = Rig::start(1).await?;
-        // As the API server does it: it looks itself, and names the level by the path.
+        // The API server looks up the namespace itself, and the path contains the failure mode.
         for number in 0..20 {
             let name = format!("fresh-{number}");
             rig.namespace(&name, Some("enabled")).await?;
             let pod = rig.dry_run(&name, &bare_pod("first")).await?;
             ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "{name}: {pod}");
         }
-        // Without a level in the path it is for the replica to find out. Whether the watch or a look-up was first, is luck.
+        // If the path has no failure mode, the replica looks up the namespace. Either the watch or a lookup may be
+        // first.
         let direct = Direct::to(&rig.replicas[0])?;
         let injects = async |direct: &Direct, name: &str| -> Result<bool> {
             let answer = direct.answer("/mutate", &review("u", name, &bare_pod("first"))).await?;
             Ok(answer.contains("\"patch\""))
         };
-        // A look-up that was in vain is luck, too: then another namespace shows it.
+        // A lookup may fail by chance; then the test tries another namespace.
         let (began, mut tried, mut known) = (Instant::now(), 0, 0);
         while known < 20 {
             ensure!(began.elapsed() < SOON, "{known} of {tried} were known");
@@ -67,7 +68,7 @@ fn namespace_is_known_until_deleted() {
         });
         known.await?;
 
-        // Nobody runs controllers here, so it stays as it is: going.
+        // No controller runs here, so the namespace stays in the phase Terminating.
         rig.control_plane.kubectl_ok(&["delete", "namespace", "fresh-0", "--wait=false"]).await?;
         let phase = ["get", "namespace", "fresh-0", "-o", "jsonpath={.status.phase}"];
         ensure!(rig.control_plane.kubectl_ok(&phase).await? == "Terminating");

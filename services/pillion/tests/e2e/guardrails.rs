@@ -1,5 +1,5 @@
-//! The guardrails that the chart puts into the API server, each as somebody meets it whom it is for: a tenant with the role
-//! `admin` who writes a secret into a profile, and whoever creates pods where nobody decides about them.
+//! Tests the guardrails that the chart installs into the API server. One concerns a tenant with the role `admin` who
+//! writes a secret into a profile; the other concerns pods that are created while no replica decides.
 
 use std::path::Path;
 
@@ -16,12 +16,12 @@ use serde_json::{Value as Json, json};
 use crate::chart::{helm_ok, run, values};
 use crate::rig::{PATIENCE, Rig, SOON, bare_pod, names};
 
-/// Those that aggregate roles, as `admin` needs it, and check the types of policies.
+/// The controllers that aggregate roles, as `admin` needs it, and check the types of policies.
 const CONTROLLERS: &str = "clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller";
 
-/// What a text is refused with that holds a secret, before what was found.
+/// The start of the rejection of a profile with a secret.
 const SECRET: &str = "what a profile says can be read by whoever may read profiles, and";
-/// What is to be done about it.
+/// The remedy in the rejection.
 const HELP: &str = "that with valueFrom.secretKeyRef";
 
 pub(crate) fn dry_run() -> PostParams {
@@ -40,7 +40,7 @@ fn profile(spec: &Json) -> Result<DynamicObject> {
     }))?)
 }
 
-/// A template that adds a container with this environment.
+/// Returns a template that adds a container with this environment.
 fn with_env(env: &Json) -> Json {
     json!({"template": {"spec": {"containers": [{"name": "side", "image": "side:1", "env": env}]}}})
 }
@@ -49,12 +49,12 @@ fn with_value(name: &str, value: &str) -> Json {
     with_env(&json!([{"name": name, "value": value}]))
 }
 
-/// A text with a template that has nothing to do with what is tried.
+/// Returns a spec with this field and a harmless template.
 fn beside(field: &str, value: &Json) -> Json {
     json!({field: value, "template": {"metadata": {"labels": {"a": "b"}}}})
 }
 
-/// Names of variables whose value is a secret, whatever it is.
+/// Variable names whose values always count as secrets.
 const NAMES_OF_SECRETS: [&str; 14] = [
     "DB_PASS",
     "SMTP_PASS",
@@ -72,7 +72,8 @@ const NAMES_OF_SECRETS: [&str; 14] = [
     "DB_CREDENTIALS",
 ];
 
-/// What holds a secret, each with what has to be named. Tokens are put together here, so that none stands in this file.
+/// Returns specs that contain a secret, each with the name that the rejection must contain. Tokens are built here, so
+/// that this file contains none.
 fn secrets() -> Vec<(Json, &'static str)> {
     let github = format!("ghp_{}", "a1".repeat(18));
     let jwt = format!("eyJ{}.eyJ{}.sig", "hbGciOiJIUzI1NiJ9", "zdWIiOiJhbm9uIn0");
@@ -124,7 +125,7 @@ fn secrets() -> Vec<(Json, &'static str)> {
     all
 }
 
-/// What looks like one at first, or cannot be looked at, and may be stored.
+/// Returns specs that resemble secrets or cannot be checked, and that are accepted.
 fn no_secrets() -> Vec<Json> {
     let referred = json!([{"name": "DB_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}]);
     let mut all = vec![
@@ -181,7 +182,7 @@ fn no_secrets() -> Vec<Json> {
     all
 }
 
-/// The texts that cost the API server most: as much as a profile may hold, in few strings and in many.
+/// Returns the specs that cost the API server most: of maximal size, with few strings and with many.
 fn largest() -> Vec<Json> {
     let env: Vec<_> =
         (0..30).map(|n| json!({"name": format!("A_TOKEN_{n}"), "value": format!("/{}", "v".repeat(120))})).collect();
@@ -197,7 +198,7 @@ fn largest() -> Vec<Json> {
     ]
 }
 
-/// Waits until the types of the policies of a release are checked, and says what is wrong with them.
+/// Waits until the policies of a release are type-checked, and returns the warnings.
 async fn type_warnings(client: &Client) -> Result<Vec<String>> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     eventually(PATIENCE, "types are checked", async || {
@@ -215,7 +216,7 @@ async fn type_warnings(client: &Client) -> Result<Vec<String>> {
     .await
 }
 
-/// A policy that asks for a field that there is not, to see that somebody would say so.
+/// A policy that reads a missing field, to show that type warnings appear.
 const WRONG: &str = "
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -268,14 +269,14 @@ fn a_tenant_stores_profiles_and_no_secrets() {
             ensure!(stored.is_ok(), "{}: {stored:?}", spec.to_string().chars().take(300).collect::<String>());
         }
 
-        // One that is stored cannot become one that holds a secret, and what others write into its metadata is no matter.
+        // An update cannot add a secret to a stored profile. Metadata that other clients write does not matter.
         let mut stored = tenant.create(&PostParams::default(), &profile(&with_value("A", "b"))?).await?;
         stored.data["spec"] = secrets[0].0.clone();
         let error =
             tenant.replace("own", &PostParams::default(), &stored).await.err().context("it was changed")?.to_string();
         ensure!(error.contains(SECRET), "{error}");
 
-        // What is shipped is looked at as if a tenant wrote it: whatever else is wrong with it then, this is not.
+        // Shipped profiles are checked like a tenant's: they may be invalid in other ways, but contain no secret.
         let mut shipped = 0;
         for folder in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles"))? {
             let Ok(text) = std::fs::read_to_string(folder?.path().join("profile.yaml")) else { continue };
@@ -296,12 +297,12 @@ fn a_tenant_stores_profiles_and_no_secrets() {
     });
 }
 
-/// Why a test has API servers of its own. docs/guardrails.md has the details.
+/// Why a test has API servers of its own; docs/guardrails.md has the details.
 pub(crate) const AS_NEW: &str = "an API server that had policies with parameters reads no new parameters";
 const RECORD: &str = "pillion.dev/injected";
 const EMPTY: &str = r#"{"version":1,"profiles":[]}"#;
 
-/// A pod that asks for nothing.
+/// Returns a pod that requests nothing.
 pub(crate) fn plain() -> Json {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"},
         "spec": {"containers": [{"name": "app", "image": "app:1"}]}})
@@ -318,7 +319,7 @@ async fn refusal(rig: &Rig, namespace: &str, pod: &Json) -> Result<String> {
     Ok(created.err().with_context(|| format!("a pod was created in {namespace}"))?.to_string())
 }
 
-/// Waits until pods that nobody decided about are refused, and says how.
+/// Waits until pods without a decision are rejected, and returns the message.
 async fn refused(rig: &Rig, namespace: &str) -> Result<String> {
     eventually(SOON, "pods are refused", async || {
         let error = refusal(rig, namespace, &plain()).await?;
@@ -337,14 +338,14 @@ async fn created(rig: &Rig, namespace: &str, why: &str) -> Result<()> {
     .await
 }
 
-/// Writes a word into the ConfigMap of the kill switch, or takes it out.
+/// Sets or removes a key in the ConfigMap of the kill switch.
 async fn say(rig: &Rig, key: &str, word: Option<&str>) -> Result<()> {
     let patch = json!({"data": {key: word}}).to_string();
     let arguments = ["-n", NAMESPACE, "patch", "configmap", "pillion", "--type=merge", "-p", &patch];
     rig.control_plane.kubectl_ok(&arguments).await.map(drop)
 }
 
-/// Runs what a refusal says is to be run.
+/// Runs the command that a rejection suggests.
 async fn run_the_help(rig: &Rig, error: &str) -> Result<()> {
     let (_, command) = error.split_once("for now: kubectl ").context("a command")?;
     let (before, patch) = command.split_once(" -p '").context("a patch")?;
@@ -353,7 +354,7 @@ async fn run_the_help(rig: &Rig, error: &str) -> Result<()> {
     rig.control_plane.kubectl_ok(&arguments).await.map(drop)
 }
 
-/// Nobody else is refused, and no node its mirrors.
+/// Checks that other namespaces' pods and mirror pods of nodes are not rejected.
 async fn others_are_left_alone(rig: &Rig) -> Result<()> {
     for namespace in [NAMESPACE, "left-alone", "kube-public", "both", "team-b", "nobodys"] {
         created(rig, namespace, namespace).await?;
@@ -375,7 +376,7 @@ async fn others_are_left_alone(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// The ways out: the one that the refusal says, and each of break-glass.
+/// Tests every way to permit pods again: the rejection's own suggestion, and each one of docs/break-glass.md.
 async fn each_way_out_is_one(rig: &Rig, error: &str) -> Result<()> {
     run_the_help(rig, error).await?;
     created(rig, "team-a", "records are ignored").await?;
@@ -425,7 +426,7 @@ fn required_namespace_rejects_undecided_pods() {
         values["excludedNamespaces"] = json!(["left-alone"]);
         helm_ok(&control_plane, &["install", "pillion"], Some(&values)).await?;
 
-        // Nobody is called yet, and nobody is refused: pods are created while a release begins.
+        // Pods can be created while a release starts: no replica is called yet, and no pod is rejected.
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         let mut early = 0;
         for _ in 0..20 {
@@ -446,7 +447,7 @@ fn required_namespace_rejects_undecided_pods() {
         rig.is_called("mesh").await?;
         rig.all_serve(1).await?;
 
-        // Whatever is decided, it is noted down, and the pod is created.
+        // Every decision is recorded, and the pod is created.
         for namespace in ["team-a", "mesh"] {
             let mut pod = plain();
             pod["metadata"]["name"] = json!("decided");
@@ -469,13 +470,13 @@ fn required_namespace_rejects_undecided_pods() {
         .await?;
         rig.dry_run("team-b", &forged()).await?;
 
-        // The kill switch: replicas leave pods as they are, and so does the policy.
+        // With the kill switch, replicas leave pods unchanged, and the policy permits them.
         say(&rig, "injection", Some("disabled")).await?;
         created(&rig, "team-a", "the kill switch").await?;
         say(&rig, "injection", Some("enabled")).await?;
         rig.is_called("team-a").await?;
 
-        // Everybody dies. First the configuration lets pods pass, then it is gone.
+        // All processes die. First the configuration permits pods, and then it is deleted.
         for process in controllers.iter_mut().chain(&mut rig.replicas) {
             process.kill()?;
         }

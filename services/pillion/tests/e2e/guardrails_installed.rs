@@ -1,5 +1,5 @@
-//! The policies that keep records and revisions from being forged, as helm puts them into a cluster: for each label that opts
-//! in, and over a release that had none.
+//! Tests the policies that prevent forged injection records and revisions, as helm installs them: for each opt-in
+//! label, and as an upgrade of a release without them.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::chart::helm_ok;
 use crate::guardrails::{AS_NEW, dry_run, plain};
 use crate::rig::SOON;
 
-/// A cluster with the chart and these values.
+/// Starts a cluster with the chart and these values.
 async fn installed(values: &Json) -> Result<ControlPlane> {
     let control_plane = ControlPlane::start().await?;
     control_plane.create_namespace(NAMESPACE, &[]).await?;
@@ -26,7 +26,7 @@ async fn installed(values: &Json) -> Result<ControlPlane> {
     Ok(control_plane)
 }
 
-/// The names of the policies' bindings and by which labels they are for a namespace, for labels of several kinds.
+/// Compares the policies' bindings and namespace selectors for several kinds of opt-in labels.
 #[test]
 fn required_labels_have_policy_bindings() {
     isolated(|| async {
@@ -61,7 +61,7 @@ fn required_labels_have_policy_bindings() {
     });
 }
 
-/// What a tenant has whose role allows everything in a namespace.
+/// A role for tenants that permits everything in a namespace.
 const EVERYTHING: &str = "
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -80,7 +80,7 @@ metadata: {name: own, namespace: team-a}
 spec: {template: {metadata: {labels: {a: b}}}}
 ";
 
-/// Writes, without storing it, a revision of a profile and the status that publishes it.
+/// Dry-runs the creation of a profile's revision and the status that publishes it.
 async fn writes(client: &Client, revision: &ProfileRevision) -> [kube::Result<()>; 2] {
     let revisions: Api<ProfileRevision> = Api::namespaced(client.clone(), "team-a");
     let profiles: Api<InjectionProfile> = Api::namespaced(client.clone(), "team-a");
@@ -117,7 +117,7 @@ fn only_the_controller_writes_revisions_and_status() {
         for written in writes(&controller, &forged).await {
             written.context("the controller")?;
         }
-        // What other controllers write into a revision's metadata is no matter, and its labels are.
+        // Other controllers may change a revision's metadata, but not its labels.
         let stored: Api<ProfileRevision> = Api::namespaced(control_plane.client(), "team-a");
         stored.create(&PostParams::default(), &forged).await?;
         let revisions: Api<ProfileRevision> = Api::namespaced(tenant, "team-a");
@@ -130,11 +130,11 @@ fn only_the_controller_writes_revisions_and_status() {
     });
 }
 
-/// The record of a container that its author wrote.
+/// An injection record that claims a container of the pod author.
 const FORGED: &str =
     r#"{"version":1,"profiles":[{"profile":"sidecar","revision":"0123456789","added":["/spec/containers/app"]}]}"#;
 
-/// Whether any owner of a field is noted down, and whether the record has one.
+/// Returns whether any field has an owner, and whether the record has one.
 fn owners(pod: &Pod) -> (bool, bool) {
     let entries = pod.metadata.managed_fields.iter().flatten().filter_map(|entry| entry.fields_v1.as_ref());
     let is_record = |fields: &FieldsV1| fields.0.pointer("/f:metadata/f:annotations/f:pillion.dev~1injected").is_some();
@@ -151,7 +151,8 @@ fn stored_records_cannot_be_forged() {
         let pod: Pod = serde_json::from_value(plain())?;
         pods.create(&PostParams::default(), &pod).await?;
         let record = |text: &str| Patch::Merge(json!({"metadata": {"annotations": {"pillion.dev/injected": text}}}));
-        // A client that updates an object writes its managedFields too: a record that the author wrote has no owner any more.
+        // A client that updates an object also writes its managedFields, so a record that its author wrote loses its
+        // owner.
         let forged = pods.patch("plain", &PatchParams::default(), &record(FORGED)).await?;
         ensure!(owners(&forged) == (true, true), "{forged:?}");
         let mut stripped = forged;
@@ -185,7 +186,7 @@ fn stored_records_cannot_be_forged() {
     });
 }
 
-/// Replicas that were there before write no records yet, and the ConfigMap of the kill switch is there already.
+/// Old replicas do not write records yet, and the ConfigMap of the kill switch already exists.
 #[test]
 fn upgrade_that_adds_records_rejects_no_pod() {
     Isolation::new().own_network(AS_NEW).run(|| async {
@@ -194,7 +195,7 @@ fn upgrade_that_adds_records_rejects_no_pod() {
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "required")]).await?;
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         let pod: Pod = serde_json::from_value(plain())?;
-        // One that is at work as soon as the policy is, to know when it would be.
+        // Adds a marker policy that becomes active together with the release's policy.
         let with = json!({"crds": {"upgrade": false}});
         let said = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
         ensure!(said.contains("the\nnext upgrade begins with that"), "{said}");
@@ -222,7 +223,7 @@ fn upgrade_that_adds_records_rejects_no_pod() {
     });
 }
 
-/// A policy beside the release's, of the same kind.
+/// A policy like the release's, which marks when both are active.
 const MARKER: &str = "
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -244,7 +245,7 @@ spec:
   validationActions: [Deny]
 ";
 
-/// Keys that are the same but for what cannot stand in a name.
+/// Tests keys that differ only in characters that are invalid in a name.
 #[test]
 fn similar_labels_have_separate_bindings() {
     isolated(|| async {

@@ -1,6 +1,7 @@
-//! `held` namespaces with Pillion as it is installed: with every replica dead no pod is refused, and none can be scheduled
-//! without its sidecar; once they are back, the controller has all of them made anew, also if its leader dies meanwhile. Pods
-//! are made by the real controllers, and controllers and replicas may do what their service accounts may.
+//! Tests `held` namespaces with an installed Pillion. With every replica dead, no pod is rejected, and none can be
+//! scheduled without its sidecar. Once replicas are back, the controller has all gated pods recreated, even if its
+//! leader dies. Real controllers create the pods, and Pillion's processes have only their service accounts'
+//! permissions.
 
 mod cluster;
 
@@ -22,13 +23,13 @@ use crate::load::tell;
 use crate::managed::RELEASE;
 use crate::rig::{ASK, PATIENCE, SOON, bare_pod, names};
 
-/// Pods that were created while nobody answered are injected so soon after somebody does.
+/// The limit for injecting the pods of an outage after replicas respond again.
 const RECOVERY: Duration = Duration::from_secs(30);
 
 fn owner(pod: &Json) -> String {
     let owner = &pod["metadata"]["ownerReferences"][0];
     let name = owner["name"].as_str().unwrap_or("nobody");
-    // A ReplicaSet is called after its Deployment.
+    // A ReplicaSet's name starts with that of its Deployment.
     name.split_once('-').map_or(name, |(name, _)| name).to_owned()
 }
 
@@ -52,14 +53,14 @@ fn template(extra: &Json) -> Json {
     json!({"metadata": {"labels": {"app": "x"}, "annotations": {ASK: "yes"}}, "spec": spec})
 }
 
-/// One of each owner that makes pods. The Job `once` fails for good if one of its pods is counted as failed.
+/// Returns one workload of each kind. The Job `once` fails for good if one of its pods counts as failed.
 fn workloads() -> String {
     let selector = json!({"matchLabels": {"app": "x"}});
     let plain = template(&json!({}));
     let never = template(&json!({"restartPolicy": "Never"}));
     let object = |api: &str, kind: &str, name: &str, spec: Json| json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": TILL}, "spec": spec});
     let with = |name: &str, mut spec: Json| {
-        // Each with labels of its own, as owners by label must have.
+        // Each workload has labels of its own, since owners select their pods by label.
         if spec["selector"].is_object() {
             spec["selector"]["matchLabels"]["app"] = json!(name);
         }
@@ -100,10 +101,10 @@ fn workloads() -> String {
     objects.map(|object| object.to_string()).join("\n---\n")
 }
 
-/// Replicas of each Deployment: more than are released at once.
+/// The replicas of each Deployment: more than are released at once.
 const WEB: usize = 60;
 
-/// What there is to be of each owner's.
+/// The expected number of pods for each owner.
 const EXPECTED: [(&str, usize); 9] = [
     ("agent", 2),
     ("db", 2),
@@ -116,7 +117,7 @@ const EXPECTED: [(&str, usize); 9] = [
     ("web", WEB),
 ];
 
-/// A Deployment whose pods are being created when the replicas die.
+/// Returns a Deployment whose pods are being created when the replicas die.
 fn deployment(name: &str) -> Json {
     let mut template = template(&json!({}));
     template["metadata"]["labels"]["app"] = json!(name);
@@ -139,7 +140,8 @@ fn held_pods_wait_until_replicas_recover() {
         // All replicas die while pods are being created.
         cluster.rig().control_plane.apply_yaml(&deployment("early").to_string()).await?;
         eventually(PATIENCE, "the first pods are injected", async || {
-            // Not as the scheduler has seen it, which is behind while it binds: some have to be made yet.
+            // Counts the cluster's pods, since the test's scheduler lags while it binds. Some pods must still be
+            // missing.
             let injected = cluster.pods().await?.iter().filter(|pod| is_injected(pod)).count();
             ensure!(injected >= 10, "{injected} so far");
             Ok(())
@@ -147,7 +149,7 @@ fn held_pods_wait_until_replicas_recover() {
         .await?;
         cluster.lose_every_replica().await?;
 
-        // Everything is created, and everything waits.
+        // All objects are created, and all pods wait.
         cluster.rig().control_plane.apply_yaml(&workloads()).await?;
         cluster.rig().create(TILL, &bare_pod("bare")).await?;
         let jobs: Api<Job> = Api::namespaced(client.clone(), TILL);
@@ -165,7 +167,7 @@ fn held_pods_wait_until_replicas_recover() {
         ensure!(before.len() < WEB, "the replicas died when all pods were there");
         ensure!(waiting.iter().all(|pod| names(pod) == ["app"]), "nobody was there to inject");
 
-        // Not even somebody who binds one by hand makes it run.
+        // Even a manual binding cannot start a gated pod.
         let bound = bind(&client, "bare", "one").await;
         ensure!(bound.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{bound:?}");
         eventually(SOON, "the controller knows of them", async || {
@@ -173,11 +175,11 @@ fn held_pods_wait_until_replicas_recover() {
             Ok(())
         })
         .await?;
-        // Nothing is touched while nobody answers.
+        // While no replica responds, no pod is replaced.
         let still = cluster.pods().await?.into_iter().filter(is_gated).collect::<Vec<_>>();
         ensure!(ids(&still) == ids(&waiting), "pods were replaced while nobody answered");
 
-        // As a controller leaves a Job's pod that ends between its two steps.
+        // Recreates the state of a Job's pod whose controller ended between its two steps.
         let indexed = waiting.iter().find(|pod| owner(pod) == "indexed").context("a pod of the Job")?;
         let name = indexed["metadata"]["name"].as_str().context("a name")?;
         cluster.rig().patch(TILL, name, &json!({"metadata": {"finalizers": null}})).await?;
@@ -186,7 +188,7 @@ fn held_pods_wait_until_replicas_recover() {
         let began = Instant::now();
         let release = the_leader_dies_in_the_middle_of_the_release(&mut cluster, began).await?;
 
-        // None was refused to its owner, and none that was injected before was touched.
+        // No owner was refused a pod, and no pod that was injected before was replaced.
         let events: Api<Event> = Api::namespaced(client.clone(), TILL);
         let refused = events.list(&ListParams::default().fields("reason=FailedCreate")).await?;
         ensure!(refused.items.is_empty(), "creations that were refused: {:?}", refused.items);
@@ -202,7 +204,7 @@ fn held_pods_wait_until_replicas_recover() {
         jobs_go_on(&cluster).await?;
         what_nobody_makes_again_waits(&cluster).await?;
 
-        // In none of its states could any pod run without, and no creation failed meanwhile.
+        // In none of its states could any pod run without the sidecar, and no creation failed meanwhile.
         let (stored, dry) = (scheduler.stop().await?, creations.stop().await?);
         tell(&format!("stored pods: {stored}. Pods of nobody's, as dry runs: {dry}"));
         stored.nobody_is_lost()?;
@@ -212,7 +214,7 @@ fn held_pods_wait_until_replicas_recover() {
     });
 }
 
-/// How a release went whose leader died. It ends when all pods with an owner are injected.
+/// Describes a release during which the leader died. It ends when all pods with an owner are injected.
 async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, began: Instant) -> Result<String> {
     let released = "pillion_controller_held_pods_released_total{result=\"recreated\"}";
     let by_the_first = eventually(RECOVERY, "the release has begun", async || {
@@ -246,7 +248,7 @@ async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, beg
     ))
 }
 
-/// No Job counts what was never run, and each goes on to its end.
+/// Checks that no Job counts a pod that never ran, and that each Job completes.
 async fn jobs_go_on(cluster: &Cluster) -> Result<()> {
     let jobs: Api<Job> = Api::namespaced(cluster.rig().control_plane.client(), TILL);
     for name in ["once", "indexed", "strict", "later"] {
@@ -268,7 +270,7 @@ async fn jobs_go_on(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-/// What nobody makes again is told of, waits, and is injected when a person does as the page says.
+/// Checks that pods without an owner are reported and wait. They are injected once an operator follows the page.
 async fn what_nobody_makes_again_waits(cluster: &Cluster) -> Result<()> {
     let events: Api<Event> = Api::namespaced(cluster.rig().control_plane.client(), TILL);
     let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
@@ -291,7 +293,7 @@ fn ids(pods: &[Json]) -> Vec<String> {
     pods.iter().map(|pod| pod["metadata"]["uid"].to_string()).collect()
 }
 
-/// What a kubelet says of pods whose containers have ended well.
+/// Writes the status that a kubelet reports when a pod's containers have succeeded.
 async fn finish_jobs(cluster: &Cluster) -> Result<()> {
     for pod in cluster.pods().await? {
         if pod["metadata"]["ownerReferences"][0]["kind"] == "Job" {
@@ -310,7 +312,7 @@ fn gate_stays_until_label_is_removed() {
         let client = cluster.rig().control_plane.client();
         let pods: Api<Pod> = cluster.rig().pods(TILL);
 
-        // While replicas answer, gates of others stay, and a pod that names its node is injected.
+        // While replicas respond, other gates stay, and a pod with a node name is injected.
         let mut pod = bare_pod("others");
         pod["spec"]["schedulingGates"] = json!([{"name": "a"}, {"name": INJECTION_GATE}, {"name": "b"}]);
         let created = cluster.rig().create(TILL, &pod).await?;
@@ -332,7 +334,7 @@ fn gate_stays_until_label_is_removed() {
         let refused = cluster.rig().create(TILL, &bound).await;
         ensure!(refused.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{refused:?}");
 
-        // A kubelet's mirror of a pod that runs already; and anybody else who calls a pod so.
+        // A kubelet's mirror of a running pod, and another client's pod with the same annotation.
         let mut mirror = bound.clone();
         mirror["metadata"] = json!({"name": "mirror", "annotations": {"kubernetes.io/config.mirror": "hash"}});
         let kubelet = cluster.rig().control_plane.client_as("system:node:one", &["system:masters"]).await?;
@@ -344,9 +346,9 @@ fn gate_stays_until_label_is_removed() {
         let mirror = serde_json::to_value(create(kubelet, &mirror).await?)?;
         ensure!(gates(&mirror).is_empty(), "{mirror}");
 
-        // Nobody takes it away, not even an administrator; anything else may be changed.
+        // Not even an administrator can remove the gate, but other fields may change.
         let without = Patch::Merge(json!({"spec": {"schedulingGates": []}}));
-        // It is another policy than the one by which pods are gated, and each is learned of on its own.
+        // This policy is separate from the one that gates pods, and the API server observes each on its own.
         eventually(SOON, "the gate is guarded", async || {
             let tried = pods.patch("bare", &PatchParams { dry_run: true, ..PatchParams::default() }, &without).await;
             tried.err().context("it could be taken away").map(drop)
@@ -357,7 +359,7 @@ fn gate_stays_until_label_is_removed() {
         ensure!(error.to_string().contains("is taken away by Pillion alone"), "{error}");
         cluster.rig().patch(TILL, "bare", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
 
-        // What others make of the policies does not last.
+        // Changes to the policies by other clients are repaired.
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
         bindings.delete("pillion-held", &DeleteParams::default()).await?;
         let policies: Api<MutatingAdmissionPolicy> = Api::all(client.clone());
@@ -375,7 +377,7 @@ fn gate_stays_until_label_is_removed() {
         .await?;
         eprintln!("the policies were repaired after {:?}", began.elapsed());
 
-        // The label off, with every replica dead: pods run without, at once.
+        // Removing the label, with every replica dead, lets pods run without the sidecar at once.
         cluster.page("# Free a namespace").await?;
         eventually(PATIENCE, "the pods are let go", async || {
             for name in ["bare", "forged"] {
@@ -386,7 +388,7 @@ fn gate_stays_until_label_is_removed() {
         })
         .await?;
 
-        // The same without a controller.
+        // Works without a controller too.
         cluster.rig().label_namespace(TILL, "pillion.dev/injection", "held").await?;
         cluster.gates_pods().await?;
         cluster.lose_the_leader().await?;
@@ -403,10 +405,10 @@ fn gate_stays_until_label_is_removed() {
     });
 }
 
-/// Moves the kill switch, as a person does.
+/// Sets the kill switch as an operator does.
 async fn switch(cluster: &Cluster, word: &str) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(cluster.rig().control_plane.client(), NAMESPACE);
-    // It is made once API servers reach replicas, or after half a minute.
+    // The controller creates the ConfigMap once API servers reach replicas, or after half a minute.
     eventually(Duration::from_mins(1), "the switch is there", async || Ok(maps.get(RELEASE).await.map(drop)?)).await?;
     let patch = Patch::Merge(json!({"data": {"injection": word}}));
     maps.patch(RELEASE, &PatchParams::default(), &patch).await?;
@@ -433,7 +435,7 @@ fn disabling_held_removes_policies_and_gates() {
             Ok(())
         })
         .await?;
-        // And on again: pods wait, for nobody answers still.
+        // After re-enabling, pods wait again, since no replica responds yet.
         switch(&cluster, "enabled").await?;
         cluster.gates_pods().await?;
         cluster.nobody_was_forbidden()

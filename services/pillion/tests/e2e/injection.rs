@@ -1,4 +1,4 @@
-//! Pods through the API server: who gets the sidecar, and who stays as they were.
+//! Creates pods through the API server: some get the sidecar, others stay unchanged.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use crate::rig::{ASK, Rig, SOON, STATUS, annotation, bare_pod, deployment_pod, is_untouched, job_pod, names};
 use crate::rolling::injected_by;
 
-/// Asserts that a pod has all that the profile says, and all that its author wrote.
+/// Asserts that a pod has everything that the profile adds, and everything that its author wrote.
 fn assert_injected(pod: &Json, own: &[&str]) {
     let mut expected: Vec<_> = own.iter().map(|name| (*name).to_owned()).collect();
     expected.push("sidecar-nginx".to_owned());
@@ -34,7 +34,7 @@ fn pods_of_every_origin_get_their_sidecar() {
         assert_injected(&bare, &["app"]);
         assert_eq!(annotation(&bare, "example.com/kept"), Some("as it is"));
 
-        // An update calls nobody and changes nothing else, on a pod that is injected and on one that is not.
+        // An update calls no webhook and changes nothing else, whether the pod is injected or not.
         let mut unasked = bare_pod("unasked");
         unasked["metadata"]["annotations"] = json!({});
         let plain = rig.create("team-a", &unasked).await?;
@@ -59,7 +59,7 @@ fn pods_without_opt_in_stay_unchanged() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         rig.namespace("plain", None).await?;
-        // Opted in by somebody who should not have: excluded by name all the same.
+        // These namespaces are opted in by mistake, but are excluded by name.
         rig.label_namespace("kube-system", "pillion.dev/injection", "enabled").await?;
         rig.label_namespace("kube-public", "pillion.dev/injection", "required").await?;
         for pod in [bare_pod("bare"), deployment_pod(), job_pod()] {
@@ -96,7 +96,7 @@ fn a_namespace_made_a_moment_ago_is_known() {
     isolated(|| async {
         let rig = Rig::start(2).await?;
         for number in 0..10 {
-            // The API server itself learns of a namespace's labels by watching; of a new namespace it asks live.
+            // The API server watches namespace labels, but looks up a new namespace directly.
             let name = format!("fresh-{number}");
             rig.namespace(&name, Some("required")).await?;
             assert_injected(&rig.dry_run(&name, &bare_pod("first")).await?, &["app"]);
@@ -105,8 +105,8 @@ fn a_namespace_made_a_moment_ago_is_known() {
     });
 }
 
-/// From Kubernetes 1.37 on, the API server chooses a replica for each request (`WebhookRoundTripLoadBalancing`). Before, it
-/// keeps its connection to one of them.
+/// From Kubernetes 1.37 on, the API server picks a replica for each request (`WebhookRoundTripLoadBalancing`). Older
+/// ones keep their connection to one replica.
 #[test]
 fn api_server_spreads_requests_over_replicas() {
     isolated(|| async {
@@ -130,8 +130,8 @@ async fn injected_by_each(rig: &Rig) -> Result<Vec<u64>> {
     Ok(counts)
 }
 
-/// What the API server hands to the webhook a second time, and to us when the pod is read back: managedFields do not
-/// name what admission added. The whole trust in records rests on it.
+/// The managedFields that a webhook receives on reinvocation, and that a stored pod has, exclude what admission added.
+/// Injection records are trusted only because of this.
 #[test]
 fn managed_fields_exclude_injected_parts() {
     isolated(|| async {
@@ -141,7 +141,7 @@ fn managed_fields_exclude_injected_parts() {
         ensure!(managed.contains("example.com/kept"), "{managed}");
         ensure!(!managed.contains("pillion.dev/injected") && !managed.contains("sidecar-nginx"), "{managed}");
 
-        // A pod that is copied carries the record of the one it was copied from: that is not believed.
+        // A copied pod has the record of its original, which must not be trusted.
         let mut copy = bare_pod("copy");
         let record = &pod["metadata"]["annotations"]["pillion.dev/injected"];
         copy["metadata"]["annotations"]["pillion.dev/injected"] = record.clone();
@@ -164,7 +164,7 @@ spec:
       - {name: agent, image: 'agent:1', restartPolicy: Always, resources: {requests: {cpu: 100m, memory: 64Mi}, limits: {cpu: '3', memory: 128Mi}}}
 ";
 
-/// The API server rejects a pod whose containers request more than `spec.resources` does, or may use more.
+/// The API server rejects a pod whose containers' requests or limits exceed `spec.resources`.
 #[test]
 fn pod_with_resources_of_its_own_is_accepted() {
     isolated(|| async {

@@ -1,5 +1,5 @@
-//! The load test that creates pods through the API server, with the real k6, as load-tests/README.md says: by a service
-//! account that may do nothing else. It has to find that all is well, and that a pod without its sidecar is not.
+//! Runs the load test that creates pods through the API server, with the real k6, as load-tests/README.md describes:
+//! its service account may do nothing else. It must pass on a healthy cluster, and fail on a pod without its sidecar.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -15,7 +15,7 @@ use tokio::process::Command;
 use crate::managed::{Managed, QUICK};
 use crate::rig::PATIENCE;
 
-/// The exit code of k6 when a threshold is broken.
+/// The exit code of k6 when a threshold is exceeded.
 const THRESHOLD_BROKEN: i32 = 99;
 const NAMESPACES: &str = "3";
 /// How long a run may take.
@@ -48,13 +48,14 @@ fn k6_creates_and_checks_pods() {
         ensure!(kept.status == Some(0), "{kept:?}");
         ensure!(stored(cluster).await?.is_empty(), "the run has left {}", stored(cluster).await?);
 
-        // Who is opted out is created without: nothing is refused, and still it is no good run.
+        // In a namespace that is not opted in, pods are created without the sidecar. The test must fail although no pod
+        // is rejected.
         cluster.kubectl_ok(&["label", "namespace", "load-test-1", "pillion.dev/injection-"]).await?;
         let missed = k6.run(&[]).await?;
         ensure!(missed.status == Some(THRESHOLD_BROKEN) && missed.count("without_sidecar")? > 0, "{missed:?}");
         ensure!(missed.count("failed")? == 0, "{missed:?}");
 
-        // Nobody in particular may not create pods, and is told of each.
+        // Without a valid token, every creation is rejected and reported.
         let refused = k6.run(&[("KUBERNETES_TOKEN", "nonsense"), ("DURATION", "1s")]).await?;
         ensure!(refused.status == Some(THRESHOLD_BROKEN) && refused.count("failed")? > 0, "{refused:?}");
         Ok(())
@@ -65,7 +66,7 @@ fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../load-tests")
 }
 
-/// What a script prints for so many namespaces.
+/// Returns a script's output for this number of namespaces.
 async fn printed(script: &str) -> Result<String> {
     let output = Command::new(scripts().join(script)).arg(NAMESPACES).output().await.context("bash")?;
     ensure!(output.status.success(), "{output:?}");
@@ -89,19 +90,19 @@ async fn is_injected(cluster: &ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// The names of pods that the load tests left behind.
+/// Returns the names of pods that the load tests left behind.
 async fn stored(cluster: &ControlPlane) -> Result<String> {
     cluster.kubectl_ok(&["get", "pods", "-A", "-l", "example.com/load-test=true", "-o", "name"]).await
 }
 
-/// How the script is called.
+/// The settings of the script.
 struct K6 {
     folder: PathBuf,
     url: String,
     token: String,
 }
 
-/// How it ended.
+/// The result of a run.
 #[derive(Debug)]
 struct Run {
     status: Option<i32>,
@@ -111,7 +112,7 @@ struct Run {
 }
 
 impl K6 {
-    /// With what the README reads from a kubeconfig.
+    /// Reads the settings from a kubeconfig as the README does.
     async fn of(cluster: &ControlPlane) -> Result<Self> {
         let config = async |raw: &[&str], path: &str| {
             let output = format!("jsonpath={{.clusters[0].cluster.{path}}}");
@@ -126,8 +127,8 @@ impl K6 {
         Ok(Self { folder, url: url.trim().to_owned(), token: token.trim().to_owned() })
     }
 
-    /// Runs it for a moment, at times that a machine can bear which runs other tests as well: as a pod that cannot be sent in
-    /// time breaks a threshold, there are few a second.
+    /// Runs the script for a moment, with limits that a busy machine can meet. Its rate is low, since a pod that k6
+    /// cannot send in time exceeds a threshold.
     async fn run(&self, settings: &[(&str, &str)]) -> Result<Run> {
         let summary = self.folder.join("figures.json");
         let _ = std::fs::remove_file(&summary);

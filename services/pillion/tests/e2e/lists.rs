@@ -1,5 +1,5 @@
-//! What a term of a leader begins with: lists of all pods, namespaces and profiles. The API server gives them from its watch
-//! cache, page by page, so that etcd is asked for nothing, however large the cluster is.
+//! A leader's term starts with lists of all pods, namespaces and profiles. The API server answers them page by page
+//! from its watch cache, so that etcd gets no request, however large the cluster is.
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Request;
@@ -9,10 +9,10 @@ use kube::api::{ListParams, ObjectMeta, PartialObjectMeta, PostParams};
 use pillion_testkit::{ControlPlane, Isolation};
 
 const NAMESPACES: usize = 7;
-/// Objects of one page: there are several.
+/// The page size, small enough for several pages.
 const A_PAGE: u32 = 2;
 
-/// How many lists of pods and namespaces the API server has asked etcd for.
+/// Returns how many lists of pods and namespaces the API server has read from etcd.
 async fn asked_of_etcd(plane: &ControlPlane) -> Result<f64> {
     let metrics = plane.client().request_text(Request::get("/metrics").body(Vec::new())?).await?;
     let is_list = |line: &&str| {
@@ -24,7 +24,7 @@ async fn asked_of_etcd(plane: &ControlPlane) -> Result<f64> {
     metrics.lines().filter(is_list).map(count).sum()
 }
 
-/// Lists all objects of a kind as the watches do: by pages, with what was written last.
+/// Lists all objects of a kind like the watches: by pages, from the most recent version.
 async fn list<K>(api: Api<K>) -> Result<(usize, usize)>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,

@@ -1,7 +1,7 @@
-//! Pods created at a steady rate, whatever happens to the webhook meanwhile, and every answer looked at.
+//! Creates pods at a steady rate during faults of the webhook, and checks every response.
 //!
-//! They are server-side dry runs: the API server does everything but the write, so that etcd is not what is measured, and
-//! a run of minutes leaves no hundred thousand pods behind.
+//! The pods are server-side dry runs: the API server does everything except the write. So etcd is not measured, and a
+//! run of minutes does not leave a hundred thousand pods behind.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -23,17 +23,18 @@ use tokio_util::task::TaskTracker;
 
 use crate::rig::{Rig, annotation, deployment_pod, names};
 
-/// Pods a second, unless `PILLION_RATE` says otherwise.
+/// The default number of pods per second, which `PILLION_RATE` overrides.
 const RATE: u64 = 30;
-/// Pods that are created at once, as by the controller of a ReplicaSet: so the API server holds more connections than one
-/// pod after the other would need, and most of them are idle at any time.
+/// The number of pods that are created at once, as by a ReplicaSet controller. The API server then opens more
+/// connections than sequential creations need, and most of them are usually idle.
 const BATCH: u64 = 10;
-/// Creations at one time. One more waits: a machine that is too slow for the rate makes fewer, and not all of them too late.
+/// The limit of concurrent creations. Further ones wait, so a machine that is too slow creates fewer pods instead of
+/// late ones.
 const IN_FLIGHT: usize = 30;
-/// How long one creation may take: more than any timeout on its way.
+/// The timeout of one creation: more than any timeout on its way.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What stands for a failure of the webhook: nothing, or the pod's refusal.
+/// The failure mode of a namespace: inject if possible, or reject the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     Enabled,
@@ -43,7 +44,7 @@ pub(crate) enum Level {
 impl Level {
     pub(crate) const ALL: [Self; 2] = [Self::Enabled, Self::Required];
 
-    /// The label's value, and the name of the namespace that the pods are created in.
+    /// Returns the label's value, which is also the name of the pods' namespace.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Enabled => "enabled",
@@ -52,7 +53,7 @@ impl Level {
     }
 }
 
-/// One pod.
+/// The result of one creation.
 #[derive(Clone, Debug)]
 pub(crate) struct Created {
     pub(crate) level: Level,
@@ -61,41 +62,40 @@ pub(crate) struct Created {
     pub(crate) ended: Ended,
 }
 
-/// What became of a pod.
+/// The outcome of a creation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// It has its own containers and the sidecar, which is of this image.
+    /// It has its own containers and the sidecar with this image.
     Injected(String),
-    /// It was let through without.
+    /// It was created without the sidecar.
     NotInjected,
-    /// It was not created, or is not what it should be.
+    /// It was not created, or is wrong.
     Failed(String),
 }
 
-/// A load that runs.
+/// A running load.
 pub(crate) struct Load {
     answered: Arc<AtomicU64>,
-    /// Told of each batch when it is on its way.
+    /// Notified when a batch has been sent.
     batches: Arc<Notify>,
     stop: CancellationToken,
     running: JoinHandle<Vec<Created>>,
     began: Instant,
 }
 
-/// What became of all pods of a load.
+/// The outcomes of all pods of a load.
 pub(crate) struct Outcomes {
     pub(crate) all: Vec<Created>,
     lasted: Duration,
 }
 
 impl Load {
-    /// Creates both namespaces, waits until the webhook is called for them, and begins: one pod in the one, the next in
-    /// the other.
+    /// Creates both namespaces and waits until the webhook is called for them. Then creates pods in both in turn.
     pub(crate) async fn start(rig: &Rig) -> Result<Self> {
         Self::start_at(rig, RATE).await
     }
 
-    /// The same with so many pods a second, unless `PILLION_RATE` says otherwise.
+    /// Like [`Self::start`] with this many pods per second; `PILLION_RATE` overrides it.
     pub(crate) async fn start_at(rig: &Rig, rate: u64) -> Result<Self> {
         for level in Level::ALL {
             rig.namespace(level.name(), Some(level.name())).await?;
@@ -114,7 +114,7 @@ impl Load {
         Ok(Self { answered, batches, stop, running: tokio::spawn(sender.send_all()), began: Instant::now() })
     }
 
-    /// Waits until so many more pods have been answered.
+    /// Waits until this many more pods have been answered.
     pub(crate) async fn answers(&self, more: u64) -> Result<()> {
         let goal = self.answered.load(Ordering::Relaxed) + more;
         eventually(Duration::from_mins(3), "more pods are answered", async || {
@@ -125,13 +125,13 @@ impl Load {
         .await
     }
 
-    /// Waits until the next batch is on its way, and so much longer.
+    /// Waits until the next batch is sent, and then for this time.
     pub(crate) async fn amid_a_batch(&self, by: Duration) {
         self.batches.notified().await;
         tokio::time::sleep(by).await;
     }
 
-    /// Ends it, and waits for the answers that are still to come.
+    /// Stops the load, and waits for the outstanding responses.
     pub(crate) async fn stop(self) -> Result<Outcomes> {
         let lasted = self.began.elapsed();
         self.stop.cancel();
@@ -140,7 +140,7 @@ impl Load {
     }
 }
 
-/// One that does not try again by itself: what the API server answered is what counts.
+/// Returns a client that does not retry, since the API server's first response counts.
 async fn client(rig: &Rig) -> Result<Client> {
     let file = Kubeconfig::read_from(rig.control_plane.kubeconfig())?;
     let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
@@ -148,7 +148,7 @@ async fn client(rig: &Rig) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-/// Who creates the pods.
+/// Sends the creations.
 struct Sender {
     client: Client,
     rate: u64,
@@ -163,7 +163,7 @@ impl Sender {
         let (results, mut all) = tokio::sync::mpsc::unbounded_channel();
         let (slots, tracker) = (Arc::new(Semaphore::new(IN_FLIGHT)), TaskTracker::new());
         let mut ticks = tokio::time::interval(Duration::from_micros(1_000_000 * BATCH / self.rate));
-        // A moment in which this process does not run is made up for: the rate is what the pods' authors ask for.
+        // Catches up after a stall of this process, since the rate models the pods' authors.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         while self.stop.run_until_cancelled(ticks.tick()).await.is_some() {
             for level in Level::ALL.into_iter().cycle().zip(0..BATCH).map(|(level, _)| level) {
@@ -219,15 +219,14 @@ fn looked_at(text: &str) -> Ended {
 }
 
 impl Outcomes {
-    /// Those that did not get their sidecar, in the order in which they were sent.
+    /// Returns the pods without their sidecar, in the order of creation.
     pub(crate) fn lost(&self) -> Vec<&Created> {
         let mut lost: Vec<_> = self.all.iter().filter(|created| !matches!(created.ended, Ended::Injected(_))).collect();
         lost.sort_by_key(|created| created.sent);
         lost
     }
 
-    /// Writes the result of a long run to the file that `PILLION_RESULT` names, for the recipe that asked for it: `what` is
-    /// the name of `count`.
+    /// Writes the result of a long run to the file in `PILLION_RESULT`, for its recipe. `what` is the name of `count`.
     pub(crate) fn write_result(&self, what: &str, count: u64) -> Result<()> {
         let failed = self.all.iter().filter(|created| matches!(created.ended, Ended::Failed(_))).count();
         let not_injected = self.lost().len() - failed;
@@ -272,7 +271,7 @@ impl Display for Outcomes {
     }
 }
 
-/// A count that the environment may set.
+/// Returns a count that an environment variable may override.
 pub(crate) fn count_from(variable: &str, default: u64, allowed: std::ops::RangeInclusive<u64>) -> Result<u64> {
     let Ok(text) = std::env::var(variable) else { return Ok(default) };
     let count = text.parse().ok().filter(|count| allowed.contains(count));

@@ -1,4 +1,4 @@
-//! A control plane whose webhook configurations a keeper keeps, and how they are looked at and changed behind its back.
+//! A control plane whose webhook configurations a keeper maintains, with helpers to read them and to cause drift.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::SOON;
 
-/// A control plane, and a keeper of a fixed target.
+/// A control plane, and a keeper with a fixed target.
 pub(super) struct Kept {
     pub(super) control_plane: ControlPlane,
     pub(super) release: Arc<Release>,
@@ -42,7 +42,7 @@ impl Kept {
         Ok(Self::term(control_plane, release, settings))
     }
 
-    /// A term of a keeper.
+    /// Starts a term of a keeper.
     fn term(control_plane: ControlPlane, release: Arc<Release>, settings: Settings) -> Self {
         let (target, receiver) = watch::channel(None);
         let confirmed = Arc::new(AtomicBool::new(true));
@@ -58,7 +58,7 @@ impl Kept {
         Self { control_plane, release, target, confirmed, registry, stop, keeping }
     }
 
-    /// With both configurations as they ought to be.
+    /// Starts a keeper, and waits until both configurations match the target.
     pub(super) async fn filled(settings: Settings, target: &Target) -> Result<Self> {
         Self::start(settings).await?.fill(target).await
     }
@@ -69,7 +69,7 @@ impl Kept {
         Ok(self)
     }
 
-    /// The same in the next term.
+    /// Starts the next term with the same target.
     pub(super) async fn again(self, settings: Settings, target: &Target) -> Result<Self> {
         let Self { control_plane, release, stop, keeping, .. } = self;
         stop.cancel();
@@ -81,7 +81,7 @@ impl Kept {
         Ok(observe(&self.control_plane.client(), &self.release, false).await?)
     }
 
-    /// Fails unless what is there is what a target asks for, but for the marks.
+    /// Fails unless the configurations match the target, except for the marks.
     pub(super) async fn is_as(&self, target: &Target) -> Result<()> {
         let live = self.live().await?;
         let wanted = pillion_api::webhook_configuration::mutating_with(&target.settings, &target.rules.mutating);
@@ -135,7 +135,7 @@ impl Kept {
     }
 }
 
-/// What the API server writes where nothing was written means the same.
+/// Removes empty values, which the API server may add without changing the meaning.
 fn without_empty(mut value: Json) -> Json {
     match &mut value {
         Json::Object(fields) => {

@@ -1,8 +1,8 @@
-//! What is compared: profiles, namespaces of all kinds, and what is done with config maps in them.
+//! The test cases: profiles, namespaces of all kinds, and operations on their ConfigMaps.
 
 use serde_json::{Value as Json, json};
 
-/// What is done with an object.
+/// The operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doing {
     Create,
@@ -18,8 +18,8 @@ pub(super) struct Case {
     pub(super) old: Json,
 }
 
-/// The profiles, by name and spec. Each acts on config maps with its own label, so that all can be there at once; what says
-/// no target is for pods.
+/// Returns the profiles by name and spec. Each selects ConfigMaps by its own label, so all can coexist. Profiles
+/// without a target are for pods.
 #[expect(clippy::too_many_lines, reason = "a table")]
 pub(super) fn profiles() -> Vec<(&'static str, Json)> {
     let all = json!({"version": "v1", "resources": ["configmaps"], "operations": ["CREATE", "UPDATE", "DELETE"]});
@@ -145,7 +145,7 @@ pub(super) fn profiles() -> Vec<(&'static str, Json)> {
     ]
 }
 
-/// The namespaces, with their labels and annotations.
+/// Returns the namespaces with their labels and annotations.
 pub(super) fn namespaces() -> [(&'static str, Json, Json); 4] {
     [
         ("team-a", json!({"pillion.dev/injection": "enabled", "tier": "gold"}), json!({})),
@@ -163,7 +163,8 @@ pub(super) fn namespaces() -> [(&'static str, Json, Json); 4] {
     ]
 }
 
-/// Config maps of every case with data, labels and annotations that matter to some profile, in every namespace.
+/// Returns the ConfigMaps of every case in every namespace, with the data, labels and annotations that some profile
+/// reads.
 pub(super) fn cases() -> Vec<Case> {
     let data = [
         Json::Null,
@@ -203,7 +204,8 @@ pub(super) fn cases() -> Vec<Case> {
                         }
                         object
                     };
-                    // Each axis is gone through; not every combination of all, which would be thousands of requests more.
+                    // Covers every value of each axis, but not all combinations, which would take thousands of
+                    // requests.
                     if (index + place) % 2 == 0 || namespace == "team-a" {
                         cases.push(Case {
                             profile: case,

@@ -1,4 +1,4 @@
-//! A cluster with a held namespace, and who sees what becomes of its pods.
+//! A cluster with a held namespace, and observers of its pods.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display};
@@ -24,25 +24,26 @@ use crate::managed::{Managed, QUICK};
 use crate::rbac::refusals;
 use crate::rig::{PATIENCE, Rig, bare_pod, names};
 
-/// The namespace that is held.
+/// The held namespace.
 pub(super) const TILL: &str = "till";
 
-/// The page that people read, whose commands are run.
+/// The documentation page whose commands are run.
 const PAGE: &str = include_str!("../../../../../docs/held.md");
 
-/// A cluster with the namespace [`TILL`], and with Pillion as it is installed.
+/// A cluster with the namespace [`TILL`] and an installed Pillion.
 pub(super) struct Cluster {
     pub(super) managed: Managed,
 }
 
 impl Cluster {
-    /// With so many replicas and controllers, which have shown that pods are injected, and that they wait when nobody answers.
+    /// Starts this many replicas and controllers. Waits until pods are injected, and are gated when no replica
+    /// responds.
     pub(super) async fn start(replicas: u8, controllers: u8) -> Result<Self> {
         let managed = Managed::start_uncalled(ControlPlane::builder(), QUICK, replicas, controllers).await?;
         let mut cluster = Self { managed };
         cluster.rig().namespace(TILL, Some("held")).await?;
         cluster.rig().is_called(TILL).await?;
-        // While replicas answer, nobody sees a gate that was added: they have taken it away again.
+        // While replicas respond, a gate is not visible, because they remove it again.
         cluster.lose_every_replica().await?;
         cluster.start_replicas_again().await?;
         cluster.rig().is_called(TILL).await?;
@@ -53,7 +54,7 @@ impl Cluster {
         &self.managed.rig
     }
 
-    /// Waits until pods that nobody decides about are gated.
+    /// Waits until pods without a decision are gated.
     pub(super) async fn gates_pods(&self) -> Result<()> {
         eventually(PATIENCE, "the API server gates pods", async || {
             let pod = self.rig().dry_run(TILL, &bare_pod("probe")).await?;
@@ -63,7 +64,7 @@ impl Cluster {
         .await
     }
 
-    /// Kills every replica. From then on nothing answers, which the cluster learns a moment later.
+    /// Kills every replica. No webhook responds from then on, and the cluster notices a moment later.
     pub(super) async fn lose_every_replica(&mut self) -> Result<()> {
         for replica in &mut self.managed.rig.replicas {
             replica.kill()?;
@@ -100,8 +101,8 @@ impl Cluster {
         pods.items.into_iter().map(|pod| Ok(serde_json::to_value(pod)?)).collect()
     }
 
-    /// Ends pods that are going and have no node, as the collector of pods does in a cluster: the API server deletes one in two
-    /// writes, and when the leader that asked for it died between them, nobody makes the second.
+    /// Deletes terminating pods without a node, as the pod garbage collector does. The API server deletes a pod in two
+    /// writes. If the leader that requested it dies between them, no other component makes the second.
     pub(super) async fn end_what_was_cut_off(&self, pods: &[Json]) -> Result<()> {
         let is_going = |pod: &&Json| pod["metadata"].get("deletionTimestamp").is_some();
         for pod in pods.iter().filter(is_going).filter(|pod| pod["spec"].get("nodeName").is_none()) {
@@ -110,7 +111,7 @@ impl Cluster {
             let preconditions = Some(Preconditions { uid, resource_version: None });
             let ended = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
             match self.rig().pods(TILL).delete(name, &ended).await {
-                // It was not cut off, and has gone since, or another one has its name.
+                // The pod was deleted after all, or another one has its name.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                 deleted => drop(deleted.with_context(|| format!("the end of {name}"))?),
             }
@@ -118,7 +119,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// A line of the leader's metrics.
+    /// Returns a value of the leader's metrics.
     pub(super) async fn metric(&self, line: &str) -> Result<u64> {
         let leader = self.managed.leader().await?;
         let leader = self.managed.controllers.iter().find(|running| running.address() == leader);
@@ -128,7 +129,7 @@ impl Cluster {
         Ok(found.trim().parse()?)
     }
 
-    /// Nothing that a controller or a replica asked for was refused to its service account.
+    /// Checks that no request of a controller or a replica was forbidden to its service account.
     pub(super) fn nobody_was_forbidden(&self) -> Result<()> {
         for running in self.managed.controllers.iter().chain(&self.rig().replicas) {
             let log = running.log_text()?;
@@ -137,7 +138,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs the commands of the page's block that begins with a comment, as a person does, in a shell.
+    /// Runs the page's block that starts with this comment, in a shell.
     pub(super) async fn page(&self, comment: &str) -> Result<String> {
         let mut blocks = PAGE.split("```").skip(1).step_by(2);
         let block = blocks.find_map(|block| block.strip_prefix("sh\n").filter(|block| block.starts_with(comment)));
@@ -161,7 +162,7 @@ pub(super) fn gates(pod: &Json) -> Vec<&str> {
     gates.into_iter().flatten().map(|gate| gate["name"].as_str().unwrap()).collect()
 }
 
-/// Whether it waits: with the gate, the scheduler leaves it alone, and nobody else can bind it.
+/// Returns whether a pod is gated: the scheduler ignores it, and no client can bind it.
 pub(super) fn is_gated(pod: &Json) -> bool {
     gates(pod).contains(&INJECTION_GATE) && pod["spec"].get("nodeName").is_none()
 }
@@ -170,7 +171,7 @@ pub(super) fn is_injected(pod: &Json) -> bool {
     names(pod).contains(&"sidecar-nginx".to_owned()) && gates(pod).is_empty()
 }
 
-/// Has a pod run on a node, as the scheduler does.
+/// Binds a pod to a node, as the scheduler does.
 pub(super) async fn bind(client: &kube::Client, pod: &str, node: &str) -> kube::Result<String> {
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
                          "target": {"apiVersion": "v1", "kind": "Node", "name": node}});
@@ -179,16 +180,16 @@ pub(super) async fn bind(client: &kube::Client, pod: &str, node: &str) -> kube::
     client.request_text(request).await
 }
 
-/// What has become of pods.
+/// The outcomes of pods.
 #[derive(Debug, Default)]
 pub(super) struct Outcomes {
-    /// With their sidecar and without the gate; the names.
+    /// The names of pods with their sidecar and without the gate.
     pub(super) injected: BTreeSet<String>,
-    /// With the gate and without a node.
+    /// Pods with the gate and without a node.
     pub(super) waited: BTreeSet<String>,
-    /// Neither the one nor the other: they could run without their sidecar.
+    /// Pods with neither, which could run without their sidecar.
     pub(super) without: Vec<Json>,
-    /// Not created.
+    /// Pods that were rejected.
     pub(super) refused: Vec<String>,
 }
 
@@ -203,7 +204,7 @@ impl Outcomes {
         }
     }
 
-    /// None was refused, and none could run without.
+    /// Checks that no pod was rejected, and none could run without its sidecar.
     pub(super) fn nobody_is_lost(&self) -> Result<()> {
         ensure!(self.refused.is_empty(), "refused: {:?}", self.refused);
         ensure!(self.without.is_empty(), "could run without their sidecar: {:?}", self.without);
@@ -220,8 +221,7 @@ impl Display for Outcomes {
     }
 }
 
-/// Sees every pod of the namespace in each of its states, and has those run that nothing keeps from it, as scheduler and
-/// kubelet do.
+/// Observes every state of the namespace's pods, and runs those that can be scheduled, like scheduler and kubelet.
 pub(super) struct Scheduler {
     seen: Arc<Mutex<Outcomes>>,
     stop: DropGuard,
@@ -251,12 +251,12 @@ impl Scheduler {
             seen.lock().unwrap_or_else(PoisonError::into_inner).take(&name, pod);
             if is_to_run {
                 match bind(&client, &name, &node).await {
-                    // It has gone, or was bound, before this version of it was seen.
+                    // The pod was deleted or bound before the scheduler observed this version.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                     bound => drop(bound.with_context(|| format!("{name} to {node}"))?),
                 }
             }
-            // A ReplicaSet that makes one too many takes one away again, which ends when its node says that it has ended.
+            // A ReplicaSet deletes surplus pods. The deletion completes when the node reports that the pod has ended.
             if is_bound && is_going {
                 let preconditions = Some(Preconditions { uid, resource_version: None });
                 let ended = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
@@ -269,7 +269,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// All that was seen.
+    /// Stops it, and returns all outcomes.
     pub(super) async fn stop(self) -> Result<Outcomes> {
         self.stop.disarm().cancel();
         self.running.await??;
@@ -277,21 +277,21 @@ impl Scheduler {
     }
 }
 
-/// The node that a pod of a `DaemonSet` is for; for others, any.
+/// Returns the node of a `DaemonSet`'s pod, or a fixed node for other pods.
 fn node_of(pod: &Json) -> String {
     let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let wanted = &required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0];
     wanted.as_str().unwrap_or("one").to_owned()
 }
 
-/// Creates pods of nobody's all the time, as dry runs, so that nothing is left of them.
+/// Continuously creates pods without an owner, as dry runs that store nothing.
 pub(super) struct Creations {
     stop: CancellationToken,
     running: JoinHandle<Result<Outcomes>>,
 }
 
 impl Creations {
-    /// Between two of them.
+    /// The pause between two creations.
     const PACE: Duration = Duration::from_millis(40);
 
     pub(super) fn start(rig: &Rig) -> Self {
