@@ -1,4 +1,4 @@
-//! Profiles that read a pod's service account and its owners, which are looked up in the real API server.
+//! Tests profiles that read a pod's service account and owners, which replicas look up at a real API server.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, annotation};
 
-/// As for web identity: the service account says by an annotation whether, and with what.
+/// A profile like web identity: an annotation of the service account enables and configures it.
 const IDENTITY: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -22,7 +22,7 @@ spec:
   template: {metadata: {annotations: {example.com/identity: given}}}
 ";
 
-/// Pods of a CronJob, whose name no pod says.
+/// A profile for pods of a CronJob, whose name no pod contains.
 const NIGHTLY: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -34,7 +34,7 @@ spec:
   template: {metadata: {annotations: {example.com/nightly: 'yes'}}}
 ";
 
-/// Pods of a Deployment, which is known by its name.
+/// A profile for pods of a Deployment, by its name.
 const WEB: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -78,7 +78,7 @@ fn lookups_of_owners_and_accounts_decide() {
         for yaml in [OBJECTS, IDENTITY, NIGHTLY, WEB] {
             rig.control_plane.apply_yaml(yaml).await?;
         }
-        // Each of them is learned of on its own; with the one that is shipped there are four.
+        // Replicas observe each profile separately; with the shipped one there are four.
         rig.all_serve(4).await?;
         let nobody = json!([]);
         eventually(SOON, "the account's pods are given its identity", async || {
@@ -93,7 +93,8 @@ fn lookups_of_owners_and_accounts_decide() {
         let job = nightly_job(&rig).await?;
         let uid = job["metadata"]["uid"].as_str().unwrap();
         let owners = owner("batch/v1", "Job", "nightly-1", uid);
-        // A look-up has a quarter of a second. Who has no answer by then is not given anything, and the next pod asks again.
+        // A lookup times out after a quarter of a second. Then the pod is not injected, and the next pod triggers
+        // another lookup.
         eventually(SOON, "the CronJob's pods are told apart", async || {
             let nightly = rig.dry_run("team-a", &pod("n", "plain", &json!({}), &owners)).await?;
             ensure!(annotation(&nightly, "example.com/nightly") == Some("yes"), "{nightly}");
@@ -120,7 +121,7 @@ fn lookups_of_owners_and_accounts_decide() {
                 let line = format!("pillion_lookups_total{{{series}}} ");
                 let found = metrics.lines().find_map(|text| text.strip_prefix(&line)?.parse::<f64>().ok());
                 if found < count {
-                    // There was no answer in time.
+                    // The lookup timed out.
                     rig.dry_run("team-a", &unknown).await?;
                 }
                 ensure!(found == count, "{series}: {found:?}");
@@ -131,7 +132,7 @@ fn lookups_of_owners_and_accounts_decide() {
     });
 }
 
-/// A Job as its CronJob's controller makes it; nobody runs controllers here.
+/// Creates a Job like the CronJob controller's; no controller runs here.
 async fn nightly_job(rig: &Rig) -> Result<Json> {
     let owners = owner("batch/v1", "CronJob", "nightly", "029dc23e-3de8-41af-ab3c-a95b34b82bf4");
     let template = json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "app", "image": "app:1"}]}});

@@ -1,7 +1,7 @@
-//! The whole system on real parts: pods are created through a real kube-apiserver, which calls replicas of the real
-//! binary by Service, as it does in production.
+//! Tests the whole system on real parts: a real kube-apiserver creates pods and calls replicas of the real binary
+//! through a Service, as in production.
 //!
-//! Each test has a control plane of its own, in namespaces of its own (see `pillion_testkit`).
+//! Each test has its own control plane in its own namespaces (see `pillion_testkit`).
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
 

@@ -1,6 +1,6 @@
-//! A cluster with Pillion as it is installed: controllers that make certificates and webhook configurations, and replicas
-//! that serve by them, each with the rights of its own service account and no more. Nothing is registered by the test but
-//! what Kubernetes' own controllers would: endpoints.
+//! A cluster with an installed Pillion: controllers that create certificates and webhook configurations, and replicas
+//! that use them. Each process has only the permissions of its own service account. The test itself registers only the
+//! endpoints, as Kubernetes' own controllers would.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -24,10 +24,10 @@ use crate::rotation::Damage;
 
 /// The name of the release, and of most of its objects.
 pub(crate) const RELEASE: &str = "pillion";
-/// The first of the controllers' addresses.
+/// The first address of a controller.
 const CONTROLLERS: u8 = 101;
 
-/// Everything scaled down: what takes a day in a cluster takes moments here.
+/// A policy with short periods: events that take a day in a cluster take moments here.
 pub(crate) const QUICK: &str = "\
 apiVersion: config.pillion.dev/v1alpha1
 kind: ControllerPolicy
@@ -42,26 +42,26 @@ certificates:
 logs: {level: 'info,pillion_control=debug'}
 ";
 
-/// The cluster.
+/// A cluster with an installed Pillion.
 pub(crate) struct Managed {
     pub(crate) rig: Rig,
     pub(crate) controllers: Vec<Replica>,
-    /// What the controllers are started from.
+    /// The settings of the controllers.
     pub(crate) spec: ReplicaSpec,
 }
 
 impl Managed {
-    /// Starts so many replicas of the webhook and of the controller, and waits until pods in `team-a` are injected.
+    /// Starts this many replicas and controllers, and waits until pods in `team-a` are injected.
     pub(crate) async fn start(control_plane: Builder, policy: &str, replicas: u8, controllers: u8) -> Result<Self> {
         let managed = Self::start_uncalled(control_plane, policy, replicas, controllers).await?;
         managed.rig.namespace("team-a", Some("enabled")).await?;
         managed.rig.is_called("team-a").await?;
-        // They are ready before there is a revision, and learn of it each on its own.
+        // Replicas are ready before there is a revision, and observe it independently.
         managed.rig.all_serve(1).await?;
         Ok(managed)
     }
 
-    /// The same without a namespace that is opted in.
+    /// Like [`Self::start`], without an opted-in namespace.
     pub(crate) async fn start_uncalled(
         control_plane: Builder,
         policy: &str,
@@ -100,7 +100,7 @@ impl Managed {
         Ok(Self { rig, controllers: running, spec })
     }
 
-    /// One of each in a cluster whose namespaces opt in by this label too, as both policies say; none of them does yet.
+    /// Starts one replica and one controller whose policies include this opt-in label. No namespace has it yet.
     pub(crate) async fn start_opting_in_by(label: &str) -> Result<Self> {
         let policy = format!("{QUICK}webhooks: {{optIn: [{label}]}}\n");
         let mut managed = Self::start_uncalled(ControlPlane::builder(), &policy, 1, 1).await?;
@@ -115,31 +115,31 @@ impl Managed {
         Ok(managed)
     }
 
-    /// The webhook configuration.
+    /// Returns the API of webhook configurations.
     pub(crate) fn configurations(&self) -> Api<MutatingWebhookConfiguration> {
         Api::all(self.rig.control_plane.client())
     }
 
-    /// The release's Secrets.
+    /// Returns the API of the release's Secrets.
     pub(crate) fn secrets(&self) -> Api<Secret> {
         Api::namespaced(self.rig.control_plane.client(), NAMESPACE)
     }
 
-    /// How far the rotation is, as the record says: the phase, and the number of the authority that signs.
+    /// Returns the rotation's phase and the number of the signing CA, from the record.
     pub(crate) async fn rotation(&self) -> Result<(String, u64)> {
         let record = self.record().await?;
         let phase = record["phase"].as_str().context("a phase")?.to_owned();
         Ok((phase, record["active"]["generation"].as_u64().unwrap_or_default()))
     }
 
-    /// The rotation's record, as it stands in its Secret.
+    /// Returns the rotation's record from its Secret.
     pub(crate) async fn record(&self) -> Result<serde_json::Value> {
         let secret = self.secrets().get(&format!("{RELEASE}-authority")).await?;
         let record = secret.data.context("data")?.remove("record").context("a record")?;
         Ok(serde_json::from_slice(&record.0)?)
     }
 
-    /// Waits until there is one authority, with this number or a higher one.
+    /// Waits until there is exactly one CA, with at least this number.
     pub(crate) async fn is_stable(&self, least: u64, limit: Duration) -> Result<u64> {
         eventually(limit, "the rotation is through", async || {
             let (phase, generation) = self.rotation().await?;
@@ -149,7 +149,7 @@ impl Managed {
         .await
     }
 
-    /// How many certificates each entry trusts: all trust the same.
+    /// Returns the number of certificates in the bundle, which is the same for all entries.
     pub(crate) async fn trusted(&self) -> Result<usize> {
         let configuration = self.configurations().get(RELEASE).await?;
         let count = |entry: &MutatingWebhook| {
@@ -162,14 +162,14 @@ impl Managed {
         Ok(first)
     }
 
-    /// Whose leaf is to be served: the number of the authority; 0 if there is none.
+    /// Returns the number of the CA that signed the serving certificate; 0 if there is none.
     pub(crate) async fn leaf(&self) -> Result<u64> {
         let secret = self.secrets().get_opt(&format!("{RELEASE}-serving")).await?;
         let generation = secret.and_then(|secret| secret.metadata.annotations?.remove("pillion.dev/generation"));
         Ok(generation.map(|generation| generation.parse()).transpose()?.unwrap_or_default())
     }
 
-    /// The address of the controller that leads.
+    /// Returns the leader's address.
     pub(crate) async fn leader(&self) -> Result<IpAddr> {
         let leases: Api<Lease> = Api::namespaced(self.rig.control_plane.client(), NAMESPACE);
         eventually(PATIENCE, "somebody leads", async || {
@@ -182,7 +182,7 @@ impl Managed {
         .await
     }
 
-    /// Waits until an API server calls the webhook, seen through a client of its own.
+    /// Waits until an API server calls the webhook, as seen through that server's client.
     pub(crate) async fn is_called_by(&self, client: &kube::Client, namespace: &str) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
         eventually(PATIENCE, "the API server calls the webhook", async || {
@@ -195,7 +195,7 @@ impl Managed {
         .await
     }
 
-    /// Does this to the Secrets.
+    /// Damages the Secrets in this way.
     pub(crate) async fn damage(&self, damage: Damage) -> Result<()> {
         let (record, leaf) = (format!("{RELEASE}-authority"), format!("{RELEASE}-serving"));
         let another = || TestCa::new()?.serving(&["another.example"]).map(|(_, key)| key);
@@ -232,12 +232,12 @@ impl Managed {
         Ok(())
     }
 
-    /// Asks for another authority, as a person does.
+    /// Requests another CA as an operator does.
     pub(crate) fn rotate(&self) -> Result<()> {
         self.pillion(&["certs", "rotate"]).map(drop)
     }
 
-    /// Runs a command of the program against this cluster. What it prints.
+    /// Runs a command of the program against this cluster, and returns its output.
     pub(crate) fn pillion(&self, arguments: &[&str]) -> Result<String> {
         let ran = std::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
             .args(arguments)
@@ -250,14 +250,14 @@ impl Managed {
     }
 }
 
-/// Starts one, which tells its own address in the Lease.
+/// Starts a controller, which writes its own address into the Lease.
 pub(crate) async fn controller(spec: &ReplicaSpec, address: IpAddr) -> Result<Replica> {
     let mut spec = spec.clone();
     spec.args.extend(["--identity".to_owned(), format!("controller-{address}")]);
     Replica::start(&spec, address).await
 }
 
-/// The Service in front of the canary. Its endpoints are the leader's affair.
+/// Creates the Service of the trust probe. The leader maintains its endpoints.
 async fn canary_service(client: &kube::Client) -> Result<()> {
     let service = pillion_control::trust_probe::service(&Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?)?;
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);

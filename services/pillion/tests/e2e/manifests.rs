@@ -1,6 +1,6 @@
-//! All that the chart renders, with each set of values in `charts/pillion/ci` and of the examples in `deploy/`, as the real API
-//! server knows it: `helm install --dry-run=server` is content, each object is taken by a dry run with strict field validation,
-//! and kubeconform finds it valid against schemas that are made from the API server's own. And the plain manifests are applied.
+//! Validates everything that the chart renders, with each set of values in `charts/pillion/ci` and of the examples in
+//! `deploy/`. `helm install --dry-run=server` must succeed. A dry run with strict field validation must accept each
+//! object. kubeconform must accept it with schemas of the same API server. The plain manifests are applied as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::rig::PATIENCE;
 
-/// Definitions of Prometheus' operator, as far as the chart is concerned: the API server has to know the kinds.
+/// The CRDs of the Prometheus operator that the chart uses, so that the API server knows their kinds.
 const OPERATOR: [(&str, &str); 2] = [("ServiceMonitor", "servicemonitors"), ("PrometheusRule", "prometheusrules")];
 
-/// The kinds that are defined, by the path of their schemas.
+/// The custom resources, by the path of their schemas.
 const DEFINED: [(&str, &[&str]); 2] = [
     (
         "apis/pillion.dev/v1alpha1",
@@ -31,7 +31,7 @@ const DEFINED: [(&str, &[&str]); 2] = [
     ("apis/monitoring.coreos.com/v1", &["ServiceMonitor", "PrometheusRule"]),
 ];
 
-/// What Helm says of every dry run of a chart with definitions in it.
+/// Helm's own warning in every dry run of a chart with CRDs.
 const HELMS_OWN: &str = "This chart or one of its subcharts contains CRDs. Rendering may fail or contain inaccuracies.";
 
 fn repository() -> PathBuf {
@@ -58,7 +58,7 @@ async fn install_operator(control_plane: &ControlPlane) -> Result<()> {
     control_plane.wait_for_crds(&names.each_ref().map(String::as_str)).await
 }
 
-/// Waits until the schemas of all that is defined are published, each of which comes a moment after its definition.
+/// Waits until the schemas of all CRDs are published, a moment after the CRDs are created.
 async fn schemas_are_published(control_plane: &ControlPlane) -> Result<()> {
     eventually(PATIENCE, "the schemas of custom resources are published", async || {
         let index: Json = serde_json::from_str(&control_plane.kubectl_ok(&["get", "--raw", "/openapi/v3"]).await?)?;
@@ -79,7 +79,7 @@ async fn schemas_are_published(control_plane: &ControlPlane) -> Result<()> {
     .await
 }
 
-/// The API server's schemas, as kubeconform looks for them: a file for each kind, in which nothing may stand that is not known.
+/// Writes the API server's schemas for kubeconform: one strict schema for each kind.
 async fn write_schemas(control_plane: &ControlPlane, folder: &Path) -> Result<usize> {
     let index: Json = serde_json::from_str(&control_plane.kubectl_ok(&["get", "--raw", "/openapi/v3"]).await?)?;
     let mut written = BTreeSet::new();
@@ -101,7 +101,7 @@ async fn write_schemas(control_plane: &ControlPlane, folder: &Path) -> Result<us
             let [kind] = kinds.map_or(&[][..], Vec::as_slice) else { continue };
             let text = |key: &str| kind[key].as_str().unwrap_or_default().to_owned();
             let (group, version, kind) = (text("group"), text("version"), text("kind"));
-            // What stands before the last slash of `apiVersion`, or all of it: so kubeconform calls the group.
+            // kubeconform's name for the group: the part of `apiVersion` before the last slash, or all of it.
             let group = if group.is_empty() { version.clone() } else { group };
             let file = format!("{group}_{version}_{}.json", kind.to_lowercase());
             let whole = json!({
@@ -115,13 +115,13 @@ async fn write_schemas(control_plane: &ControlPlane, folder: &Path) -> Result<us
     Ok(written.len())
 }
 
-/// Makes a schema strict: of an object whose fields are known, no others are taken.
+/// Makes a schema strict: an object with declared fields permits no others.
 fn close(schema: &mut Json) {
     match schema {
         Json::Object(map) => {
             let is_open = map.get("x-kubernetes-preserve-unknown-fields") == Some(&json!(true));
             let fields = map.get("properties").and_then(Json::as_object);
-            // A schema that is called `properties` is a field of that name.
+            // A schema named `properties` is a field with that name.
             let has_fields = fields.is_some_and(|fields| fields.values().all(Json::is_object))
                 && map.get("type") == Some(&json!("object"));
             if has_fields && !is_open && !map.contains_key("additionalProperties") {
@@ -134,7 +134,7 @@ fn close(schema: &mut Json) {
     }
 }
 
-/// Adds what every object has and no definition of a custom resource says.
+/// Adds the fields of every object that the schemas of custom resources omit.
 fn identity_is_known(folder: &Path) -> Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -150,7 +150,7 @@ fn identity_is_known(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program of the tools with a folder for itself.
+/// Runs a program of the tools with its own home folder.
 async fn program(control_plane: &ControlPlane, name: &str, arguments: &[&str]) -> Result<Output> {
     let home = control_plane.directory().join("programs");
     std::fs::create_dir_all(&home)?;
@@ -171,7 +171,7 @@ async fn printed(control_plane: &ControlPlane, name: &str, arguments: &[&str]) -
     Ok(String::from_utf8(stdout)?)
 }
 
-/// The sets of values, by name, each as a file.
+/// Returns the sets of values as files, by name.
 fn value_files(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(repository().join("charts/pillion/ci"))? {
@@ -194,7 +194,7 @@ struct Checker {
 }
 
 impl Checker {
-    /// Whether kubeconform finds the objects of a file valid; how many there are.
+    /// Checks a file's objects with kubeconform, and returns their number.
     async fn kubeconform(&self, control_plane: &ControlPlane, file: &Path) -> Result<u64> {
         let template =
             format!("{}/{{{{.Group}}}}_{{{{.ResourceAPIVersion}}}}_{{{{.ResourceKind}}}}.json", self.schemas.display());
@@ -216,7 +216,7 @@ impl Checker {
     }
 }
 
-/// Whether the API server takes each object of a file, to the field; how many there are.
+/// Checks each object of a file by a strict dry run, and returns their number.
 async fn dry_run(control_plane: &ControlPlane, file: &Path) -> Result<usize> {
     let file = file.display().to_string();
     let apply = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", &file];
@@ -227,11 +227,11 @@ async fn dry_run(control_plane: &ControlPlane, file: &Path) -> Result<usize> {
 #[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
 fn api_server_accepts_every_rendered_field() {
     Isolation::new().own_network("gives the API server two IP families").run(|| async {
-        // Of both families, as one set of values asks for.
+        // Dual-stack, since one set of values requires it.
         let families = "--service-cluster-ip-range=10.112.0.0/24,fd00:112::/112";
         let control_plane = ControlPlane::builder().api_server_arg(families).start().await?;
         install_operator(&control_plane).await?;
-        // The definitions have to be there for what is an instance of them.
+        // Instances need their CRDs first.
         control_plane.create_namespace(NAMESPACE, &[]).await?;
         printed(&control_plane, "kubectl", &["apply", "--server-side", "-f", "deploy/manifests/crds.yaml"]).await?;
         let kinds = [
@@ -248,7 +248,7 @@ fn api_server_accepts_every_rendered_field() {
         let checker = Checker { schemas: folder.join("schemas"), folder };
         std::fs::create_dir_all(&checker.schemas)?;
         schemas_are_published(&control_plane).await?;
-        // All of them are asked for one by one, which takes long where much else runs.
+        // Requests the schemas one by one, which takes long on a busy machine.
         let schemas = eventually(5 * PATIENCE, "the schemas are written", async || {
             let count = write_schemas(&control_plane, &checker.schemas).await?;
             ensure!(checker.schemas.join("pillion.dev_v1alpha1_clusterinjectionprofile.json").exists());
@@ -258,7 +258,7 @@ fn api_server_accepts_every_rendered_field() {
         .await?;
         identity_is_known(&checker.schemas)?;
 
-        // It would say so if something were wrong.
+        // Shows that the check detects mistakes.
         for (field, value) in [("spec", json!({"replica": 3, "selector": {}, "template": {}})), ("specs", json!({}))] {
             let wrong = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a"}, field: value});
             let wrong = checker.file("wrong", &wrong.to_string())?;
@@ -314,7 +314,7 @@ fn api_server_accepts_every_rendered_field() {
             files.len()
         );
 
-        // What the page says, in its order; and again, as an upgrade.
+        // Runs the page's commands in order, and then again as an upgrade.
         for _ in 0..2 {
             for file in ["deploy/manifests/crds.yaml", "deploy/manifests/pillion.yaml"] {
                 let applied = printed(&control_plane, "kubectl", &["apply", "--server-side", "-f", file]).await?;

@@ -1,4 +1,5 @@
-//! The API server shows a certificate, as `docs/mtls.md` says how, and nobody else is answered.
+//! Tests client certificates: the API server presents one, as `docs/mtls.md` describes, and other clients get no
+//! decision.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,11 +17,11 @@ use tokio::net::TcpStream;
 
 use crate::rig::{Rig, SOON, bare_pod, names};
 
-/// The documentation, whose files are used as they stand there.
+/// The documentation page, whose files are used unchanged.
 const PAGE: &str = include_str!("../../../../docs/mtls.md");
 const CLIENT_NAME: &str = "kube-apiserver-pillion";
 
-/// The text of the block of the documentation that says this.
+/// Returns the page's block that contains this text.
 fn block(says: &str) -> Result<&'static str> {
     let blocks = PAGE.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
     blocks
@@ -29,7 +30,7 @@ fn block(says: &str) -> Result<&'static str> {
         .with_context(|| format!("no block with {says} in docs/mtls.md"))
 }
 
-/// An API server that is set up as the documentation says, with files in the folder of the test.
+/// Returns an API server that is configured as the page describes, with files in the test's folder.
 fn with_certificate(authority: &TestCa, folder: &Path) -> Result<Builder> {
     authority.client_files(folder, "pillion-client", CLIENT_NAME)?;
     let folder_text = folder.to_str().context("a folder of text")?;
@@ -40,7 +41,7 @@ fn with_certificate(authority: &TestCa, folder: &Path) -> Result<Builder> {
     Ok(ControlPlane::builder().api_server_arg(argument))
 }
 
-/// The status of the answer to a forged review, over TLS that trusts anybody who has the Service's name.
+/// Returns the status of the response to a forged review, sent without a client certificate.
 async fn forged(replica: &Replica, root: &Path) -> Result<u16> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(root)?)?;
@@ -52,7 +53,7 @@ async fn forged(replica: &Replica, root: &Path) -> Result<u16> {
     let tcp = TcpStream::connect((replica.address(), WEBHOOK_PORT)).await?;
     let mut stream =
         tokio_rustls::TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(SERVER_NAME)?, tcp).await?;
-    // The body is announced and does not come: it is not waited for.
+    // The announced body is never sent, and the response must not wait for it.
     let head =
         "POST /mutate/required HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n";
     stream.write_all(head.as_bytes()).await?;
@@ -69,7 +70,7 @@ fn value(metrics: &str, series: &str) -> Result<f64> {
 
 const NO_CERTIFICATE: &str = "pillion_unauthorized_requests_total{reason=\"no_certificate\"}";
 
-/// Waits until somebody without a certificate is counted.
+/// Waits until a client without a certificate is counted.
 async fn is_counted(replica: &Replica) -> Result<()> {
     eventually(SOON, "who shows none is counted", async || {
         ensure!(value(&replica.metrics_text().await?, NO_CERTIFICATE)? > 0.5, "not yet");
@@ -102,7 +103,7 @@ fn only_certified_api_server_gets_responses() {
         std::fs::write(&root, &rig.serving_authority)?;
         ensure!(forged(replica, &root).await? == 401);
         is_counted(replica).await?;
-        // Probes show no certificate, and need none.
+        // Probes present no certificate and need none.
         ensure!(replica.get("/readyz").await?.0.is_success());
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! Profiles that change in the cluster: the next pod sees it, and a broken one changes nothing.
+//! Tests changed profiles: the next pod gets the change, and a broken profile changes nothing.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use crate::rig::{NGINX, PATIENCE, Rig, SOON, bare_pod, names};
 
-/// The image of the sidecar that a pod would get now.
+/// Returns the sidecar's image that a pod would get now.
 async fn image(rig: &Rig) -> Result<Json> {
     let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
     let sidecar = pod["spec"]["containers"].as_array().unwrap().iter().find(|c| c["name"] == "sidecar-nginx");
@@ -29,7 +29,8 @@ fn profile_edits_reach_pods_and_mistakes_do_not() {
         rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", "nginx:1.30")).await?;
         image_becomes(&rig, "nginx:1.30").await?;
 
-        // The schema cannot look into a template, so this is stored; it does not compile, so it is not served.
+        // The CRD's schema does not check templates, so this profile is stored. It does not compile, so it is not
+        // served.
         let broken = NGINX.replace("        image: nginx:1.29\n", "").replace("1.29", "1.31");
         rig.control_plane.apply_yaml(&broken).await?;
         let told = eventually(SOON, "the log says where and why the profile is broken", async || {
@@ -80,7 +81,7 @@ fn namespaced_profile_applies_in_its_namespace_only() {
 fn crds_describe_fields_and_reject_invalid_ones() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
-        // Discovery and the schema come a moment after the definitions.
+        // Discovery and schema follow a moment after the CRDs.
         eventually(PATIENCE, "the definitions are shown and explained", async || {
             let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
             ensure!(table.contains("ACTIVATION") && table.contains("Requested"), "{table}");

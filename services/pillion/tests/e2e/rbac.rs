@@ -1,5 +1,5 @@
-//! What the service accounts may do, as the real API server answers it: the whole list of each, so that a right that is
-//! widened is seen; what they must and must not be able to do; and the programs themselves, run with their tokens.
+//! Tests the RBAC permissions of the service accounts on a real API server: the complete list of each, so that a wider
+//! permission is noticed, and what each may and may not do. Runs the programs with their tokens as well.
 
 use std::collections::BTreeSet;
 
@@ -28,13 +28,13 @@ use serde_json::json;
 use crate::audit::Audit;
 use crate::rig::{NGINX, PATIENCE, bare_pod, names};
 
-/// How long a finding of the audit may take.
+/// The limit for a finding of the audit.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
 pub(crate) const WEBHOOK: &str = include_str!("../../../../deploy/rbac/webhook.yaml");
 pub(crate) const CONTROLLER: &str = include_str!("../../../../deploy/rbac/controller.yaml");
 
-/// What the webhook may do in a namespace of its tenants': what is granted cluster-wide.
+/// The webhook's permissions in a tenant's namespace, which are cluster-wide.
 const WEBHOOK_ELSEWHERE: &str = "\
 apps daemonsets: get
 apps deployments: get
@@ -51,7 +51,7 @@ replicationcontrollers: get
 serviceaccounts: get
 ";
 
-/// What it may do beyond that in the release's namespace.
+/// Its further permissions in the release's namespace.
 const WEBHOOK_AT_HOME: &str = "\
 configmaps pillion: get list watch
 secrets pillion-serving: get list watch
@@ -100,11 +100,11 @@ secrets: create
 services pillion: get
 ";
 
-/// In the namespace of the API servers' own endpoints, and in that of their Leases.
+/// The controller's permissions in the namespaces of the API servers' endpoints and of their Leases.
 const CONTROLLER_IN_DEFAULT: &str = "discovery.k8s.io endpointslices: list\n";
 const CONTROLLER_IN_SYSTEM: &str = "coordination.k8s.io leases: list\n";
 
-/// Account, verb, resource (`group/resource`), namespace (empty: all of them), name, and whether it may.
+/// Account, verb, resource (`group/resource`), namespace (empty: all of them), name, and whether it is permitted.
 type Case = (&'static str, &'static str, &'static str, &'static str, &'static str, bool);
 
 const CASES: &[Case] = &[
@@ -145,7 +145,7 @@ const CASES: &[Case] = &[
     ("controller", "list", "admissionregistration.k8s.io/mutatingwebhookconfigurations", "", "", false),
     ("controller", "create", "admissionregistration.k8s.io/validatingadmissionpolicies", "", "another", false),
     ("controller", "update", "pillion.dev/clusterinjectionprofiles", "", "a", false),
-    // What a profile extends that is being stored.
+    // The profile that a profile extends, for validation when it is stored.
     ("webhook", "get", "pillion.dev/clusterinjectionprofiles", "", "a", true),
     ("webhook", "get", "pillion.dev/injectionprofiles", "team-a", "a", false),
     ("controller", "patch", "pillion.dev/clusterinjectionprofiles/status", "", "a", true),
@@ -166,7 +166,7 @@ const CASES: &[Case] = &[
     ("controller", "impersonate", "/users", "", "admin", false),
 ];
 
-/// A control plane with the roles, the definitions and a profile.
+/// Starts a control plane with the roles, the CRDs and a profile.
 async fn control_plane() -> Result<ControlPlane> {
     let control_plane = ControlPlane::start().await?;
     for namespace in [NAMESPACE, "team-a"] {
@@ -180,7 +180,7 @@ async fn control_plane() -> Result<ControlPlane> {
     Ok(control_plane)
 }
 
-/// All that somebody may do in a namespace, by a token of theirs, without what every account may.
+/// Returns an account's permissions in a namespace, without those that every account has.
 async fn rules(control_plane: &ControlPlane, account: &str, namespace: &str) -> Result<BTreeSet<String>> {
     let kubeconfig = kubeconfig(control_plane, account).await?;
     let of = async |kubeconfig| {
@@ -209,7 +209,7 @@ async fn rules(control_plane: &ControlPlane, account: &str, namespace: &str) -> 
     let everybody = control_plane.kubeconfig_for_service_account("default", "nobody-in-particular").await?;
     let everybody = of(&everybody).await?;
     let own = of(&kubeconfig).await?;
-    // One resource may be in several rules.
+    // Several rules may contain the same resource.
     let mut merged = std::collections::BTreeMap::<String, BTreeSet<String>>::new();
     for (what, verbs) in own.difference(&everybody) {
         merged.entry(what.clone()).or_default().extend(verbs.iter().cloned());
@@ -289,14 +289,14 @@ async fn may_do(
     Ok(reviews.create(&PostParams::default(), &review).await?.status.context("an answer")?.allowed)
 }
 
-/// Lines of a log that tell of something that was refused.
+/// Returns the lines of a log that report a forbidden request.
 pub(crate) fn refusals(log: &str) -> Vec<&str> {
     let words = ["forbidden", "Forbidden", "needs a role", "cannot list", "cannot watch", "cannot get"];
     log.lines().filter(|line| words.iter().any(|word| line.contains(word))).collect()
 }
 
-/// The kubeconfig of one of the two accounts, whose roles are there. The API server learns of roles by watching, a moment after
-/// they are stored: who was started before it would be refused something, and say so.
+/// Returns the kubeconfig of one of the two accounts, once its permissions are active. The API server observes stored
+/// roles a moment later: a process that started before would be refused requests, and log that.
 pub(crate) async fn kubeconfig(control_plane: &ControlPlane, account: &str) -> Result<PathBuf> {
     let reviews: Api<SubjectAccessReview> = Api::all(control_plane.client());
     let may = |case: &&Case| case.0 == account && case.5;
@@ -366,7 +366,7 @@ fn replica_injects_with_own_service_account() {
     });
 }
 
-/// Whether an answer is a refusal.
+/// Returns whether a request was forbidden.
 fn is_forbidden<T>(answer: &kube::Result<T>) -> bool {
     matches!(answer, Err(kube::Error::Api(status)) if status.code == 403)
 }
@@ -388,7 +388,7 @@ fn resource_names_limit_lists_watches_and_applies() {
         ensure!(watched.is_ok(), "a watch by name");
         ensure!(is_forbidden(&secrets.watch(&WatchParams::default(), "0").await.map(|_| ())), "a watch of all");
 
-        // What is made by server-side apply has a name when it is asked whether it may be; what is posted has none.
+        // A server-side apply has an object name when it is authorised; a POST has none.
         let controller = client_of(&kubeconfig(&control_plane, "controller").await?).await?;
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(controller);
         let binding = |name: &str| -> Result<ValidatingAdmissionPolicyBinding> {
@@ -426,7 +426,7 @@ fn audit_works_with_controllers_service_account() {
                 report.is_complete && found == [("curious", State::Missing), ("nginx", State::Missing)],
                 "{report:?}"
             );
-            // A cause other than that nothing is known: namespaces, profiles and the configuration were all read.
+            // Known causes only: the audit could read namespaces, profiles and the configuration.
             ensure!(report.findings.iter().all(|finding| finding.cause != Cause::Unknown), "{report:?}");
             ensure!(report.asked_namespaces.is_empty() && report.asked_profiles.is_empty(), "{report:?}");
             Ok(())

@@ -1,5 +1,5 @@
-//! Replicas that answer before API servers find the way to them, as on the first day of an installation: nobody is refused
-//! until the way is known, or for long enough.
+//! Tests the connectivity check: replicas are ready before API servers can reach them, as on the first day of an
+//! installation. Until an API server reaches one, or the time limit has passed, no pod is rejected.
 
 #![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
 
@@ -15,10 +15,10 @@ use pillion_testkit::{ControlPlane, Replica, eventually, isolated};
 use crate::managed::{Managed, QUICK, RELEASE};
 use crate::rig::{PATIENCE, SOON, bare_pod, names};
 
-/// How long the controller waits for the proof.
+/// How long the controller waits for a successful check.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A cluster whose one replica answers whoever asks for it by its own address, and to which no API server finds the way.
+/// Starts a cluster with one replica that responds at its own address, but that no API server can reach.
 async fn without_a_way() -> Result<Managed> {
     let mut managed = Managed::start_uncalled(ControlPlane::builder(), QUICK, 0, 1).await?;
     managed.rig.namespace("team-a", Some("enabled")).await?;
@@ -33,7 +33,7 @@ async fn without_a_way() -> Result<Managed> {
     Ok(managed)
 }
 
-/// What follows in `required` namespaces when nobody answers.
+/// Returns the failure policy of `required` namespaces.
 async fn required(managed: &Managed) -> Result<String> {
     let entries = managed.configurations().get(RELEASE).await?.webhooks.unwrap_or_default();
     let entry = entries.into_iter().find(|entry| entry.name == "required.pillion.dev").context("no entry yet")?;
@@ -78,7 +78,8 @@ fn webhooks_wait_for_connectivity_check() {
         })
         .await?;
 
-        // From now on it is known: what is deleted comes back as it was, although there is no way any more.
+        // From now on the check counts as passed: a deleted configuration is restored unchanged, although it is
+        // unreachable again.
         managed.rig.service.set_ready(replica, false).await?;
         managed.configurations().delete(RELEASE, &DeleteParams::default()).await?;
         is_armed(&managed, SOON).await

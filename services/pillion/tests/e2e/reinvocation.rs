@@ -1,4 +1,5 @@
-//! Another webhook that changes the pod after us: the API server calls us again, and what we did stands once.
+//! Another webhook changes the pod after Pillion: the API server calls Pillion again, and each addition exists only
+//! once.
 
 use std::net::IpAddr;
 
@@ -15,7 +16,7 @@ use tokio::net::TcpListener;
 
 use crate::rig::{Rig, SOON, annotation, bare_pod, names};
 
-/// The other webhook adds a container of its own, changes ours, and takes our volume away.
+/// The other webhook adds a container, changes Pillion's container and removes its volume.
 fn meddle(pod: &Json) -> Json {
     let ours = pod["spec"]["containers"].as_array().unwrap().iter().position(|c| c["name"] == "sidecar-nginx");
     let volume = pod["spec"]["volumes"].as_array().unwrap().iter().position(|v| v["name"] == "nginx-conf");
@@ -50,7 +51,7 @@ async fn serve_meddler(rig: &Rig, address: IpAddr) -> Result<()> {
     let listener = TcpListener::bind((address, 8443)).await?;
     tokio::spawn(https::serve(listener, tls, Router::new().route("/", post(answer))));
     let configuration = json!({
-        // Configurations are called in the order of their names: this one after ours.
+        // The API server calls configurations in the order of their names, so this one after Pillion's.
         "metadata": {"name": "zz-meddler"},
         "webhooks": [{
             "name": "meddler.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
@@ -83,7 +84,7 @@ fn reinvocation_changes_nothing() {
         let record = annotation(&pod, "pillion.dev/injected").context("the record")?;
         assert_eq!(record.matches("/spec/volumes/nginx-conf").count(), 1, "{record}");
 
-        // It was a second call: the first of the two injected all, the second what had gone.
+        // The first call injected everything, and the second only what was removed.
         eventually(SOON, "all calls are in the log", async || {
             let log = rig.replicas[0].log_text()?;
             let calls = log.lines().filter(|line| line.contains("decided") && line.contains("name=probe"));

@@ -1,4 +1,4 @@
-//! Profiles as the controller accepts and publishes them, and replicas that serve what is published.
+//! Tests revisions: the controller accepts and publishes profiles, and replicas serve what is published.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::rbac::{CONTROLLER, kubeconfig};
 use crate::rig::{ASK, NGINX, REJECTED, Rig, SOON, annotation, bare_pod, install_definitions};
 
-/// A leader's term, in this process.
+/// A leader's term inside this process.
 struct Leader {
     stop: CancellationToken,
     task: JoinHandle<()>,
@@ -50,7 +50,7 @@ impl Leader {
     }
 }
 
-/// A cluster in which a leader accepts profiles and replicas serve revisions.
+/// Starts a cluster in which a leader accepts profiles and replicas serve revisions.
 async fn start(replicas: u8) -> Result<(Rig, Leader)> {
     let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], replicas).await?;
     let leader = Leader::begin(&rig.control_plane)?;
@@ -59,12 +59,12 @@ async fn start(replicas: u8) -> Result<(Rig, Leader)> {
     Ok((rig, leader))
 }
 
-/// The shipped profile with another image.
+/// Returns the shipped profile with another image.
 fn with_image(image: &str) -> String {
     NGINX.replace("nginx:1.29", image)
 }
 
-/// The shipped profile in a form that does not compile: its container has no image.
+/// Returns the shipped profile without its container's image, so that it does not compile.
 fn broken() -> String {
     NGINX.replace("        image: nginx:1.29\n", "").replace("1.29", "1.31")
 }
@@ -79,7 +79,7 @@ async fn image(rig: &Rig) -> Result<Option<String>> {
     Ok(image_of(&rig.dry_run("team-a", &bare_pod("probe")).await?))
 }
 
-/// Every replica gives the image: each is asked in turn by the API server.
+/// Waits until every replica injects this image; the API server calls each in turn.
 async fn image_becomes(rig: &Rig, expected: &str) -> Result<()> {
     eventually(SOON, &format!("pods get the image {expected}"), async || {
         for _ in 0..4 * rig.replicas.len() {
@@ -149,7 +149,7 @@ fn broken_profile_changes_nothing_after_restarts() {
         restart_all(&mut rig).await?;
         image_becomes(&rig, "nginx:1.29").await?;
         let leader = Leader::begin(&rig.control_plane)?;
-        // The new leader has looked at it when it has taken up another one.
+        // Once the new leader has accepted another profile, it has also processed this one.
         rig.control_plane.apply_yaml(&NGINX.replace("name: nginx\n", "name: other\n")).await?;
         eventually(SOON, "the new leader works", async || {
             let other = get(&rig, &["ciprof", "other"]).await?;
@@ -193,7 +193,7 @@ fn revisions_are_immutable_and_recreated() {
         eventually(SOON, "the revision is made again", async || get(&rig, &["ciprev", &object]).await.map(drop))
             .await?;
 
-        // A replica that starts while it is gone finds it when it is there again.
+        // A replica that starts while the revision is missing fetches it once it is restored.
         leader.end().await?;
         rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
         restart_all(&mut rig).await?;
@@ -222,7 +222,7 @@ fn status_and_events_are_what_an_owner_reads() {
         let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
         ensure!(table.contains("ACCEPTED") && table.contains("True"), "{table}");
 
-        // Another profile of the same key, for as long as it is there.
+        // Another profile with the same key causes a conflict while it exists.
         let conflicted = async |expected: &str| {
             eventually(SOON, "the conflict is told", async || {
                 let status = status(&rig).await?;
@@ -253,7 +253,7 @@ fn status_and_events_are_what_an_owner_reads() {
         ensure!(described.contains("clusterinjectionprofile/nginx"), "{described}");
         ensure!(described.matches("Rejected").count() == 1, "once for a generation: {described}");
 
-        // A status that says what is so is not written again. The last change may still be on its way, so not only once.
+        // An accurate status is not rewritten. Retried, since the last change may still arrive.
         let mut number = 0;
         eventually(SOON, "a status that says what is so is left alone", async || {
             number += 1;
@@ -290,7 +290,7 @@ fn pods_follow_rollout_pin_and_rollback() {
             Ok(seen)
         })
         .await?;
-        // All of them, and those who had it before have it still.
+        // At 100 percent all pods get the new revision, and earlier ones keep it.
         let mut all = staged.clone();
         all["spec"]["rollout"] = json!({"percent": 100});
         rig.control_plane.apply_yaml(&all.to_string()).await?;
@@ -304,7 +304,7 @@ fn pods_follow_rollout_pin_and_rollback() {
         })
         .await?;
 
-        // The old one is not at work any more, and is fetched for who asks for it.
+        // The old revision is not active any more, and is fetched for pods that pin it.
         let mut pinned = bare_pod("pinned");
         pinned["metadata"]["annotations"]["pillion.dev/profiles"] = json!(format!("nginx@{}", &old[..6]));
         eventually(SOON, "the old one is fetched, which has a short time for each pod", async || {
@@ -332,7 +332,7 @@ fn pods_follow_rollout_pin_and_rollback() {
     });
 }
 
-/// Registers the path that looks at profiles while they are stored.
+/// Registers the path that validates profiles when they are stored.
 async fn register_profiles(rig: &Rig) -> Result<()> {
     let settings = webhook_configuration::Settings::new(NAMESPACE, rig.serving_authority.clone());
     let mutating = webhook_configuration::mutating(&settings);
@@ -368,7 +368,7 @@ fn broken_profile_is_stored_with_warning() {
         };
         let mut number = 0;
         let told = eventually(SOON, "kubectl shows the warning", async || {
-            // Something has to change, or nobody is called.
+            // The API server calls the webhook only if the object changes.
             number += 1;
             let told = apply(&broken().replace("\nspec:\n", &format!("\nspec:\n  order: {number}\n"))).await?;
             ensure!(told.contains("Warning: spec.template.spec.containers[0]"), "{told}");
@@ -378,7 +378,7 @@ fn broken_profile_is_stored_with_warning() {
         ensure!(told.contains("needs an image") && told.contains("its last accepted revision stays at work"), "{told}");
         ensure!(!apply(&with_image("nginx:1.30")).await?.contains("Warning: spec"));
 
-        // One that extends another is looked at with it.
+        // A profile that extends another is validated together with it.
         let child = |name: &str| {
             format!(
                 "apiVersion: pillion.dev/v1alpha1\nkind: InjectionProfile\nmetadata: {{name: own, namespace: team-a}}\n\
@@ -414,7 +414,7 @@ fn documented_history_and_rollback_commands_work() {
         ensure!(revisions[0]["revision"] == *second && revisions[0]["servedTo"] == "everybody", "{history:#}");
         ensure!(revisions[1]["revision"] == *first && revisions[1]["generation"].is_i64(), "{history:#}");
 
-        // Who extends it is not rolled back, which is said.
+        // Profiles that extend it are not rolled back, and the command reports that.
         let child = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: nginx-child}\n\
                      spec: {extends: {name: nginx}, activation: Never}\n";
         rig.control_plane.apply_yaml(child).await?;
@@ -432,7 +432,7 @@ fn documented_history_and_rollback_commands_work() {
         let spec = get(&rig, &["ciprof", "nginx"]).await?["spec"].to_string();
         ensure!(spec.contains("nginx:1.30"), "the text is as the repository has it");
 
-        // Another text ends it.
+        // Storing another text ends the rollback.
         rig.control_plane.apply_yaml(&with_image("nginx:1.31")).await?;
         image_becomes(&rig, "nginx:1.31").await?;
         let told = pillion(&rig, document, &format!("pillion profiles rollback nginx --to {}", &second[..6]));
@@ -447,7 +447,7 @@ fn documented_history_and_rollback_commands_work() {
     });
 }
 
-/// Runs a command of the document's. What is particular to this cluster (`--to 7f3a91`) may differ.
+/// Runs a command of a document. Its arguments for this cluster (`--to 7f3a91`) may differ.
 fn pillion(rig: &Rig, document: &str, command: &str) -> Result<String> {
     let general = command.split(" --to ").next().unwrap_or(command);
     ensure!(document.contains(general), "docs/revisions.md does not have: {general}");
@@ -493,7 +493,8 @@ fn profiles_of_namespace_have_memory_limit() {
         ensure!(message.contains("the profiles of namespace team-a may take 0.1 MiB"), "{message}");
         leader.end().await?;
 
-        // The next leader finds the one that was accepted first, whatever it is called, and the other when there is room.
+        // The next leader keeps the profile that was accepted first, whatever its name, and accepts the other once
+        // there is room.
         rig.control_plane.apply_yaml(&profile("a", 100)).await?;
         let leader = Leader::begin_with(rig.control_plane.client(), memory)?;
         is_accepted("a", "True").await?;
@@ -505,7 +506,7 @@ fn profiles_of_namespace_have_memory_limit() {
     });
 }
 
-/// More profiles that compile. The API server would reject the pods of the first one.
+/// More profiles that compile. The API server would reject the pods of the first.
 const TRIED: &str = "
 ---
 apiVersion: pillion.dev/v1alpha1
@@ -539,7 +540,7 @@ spec:
   template: {metadata: {labels: {a: b}}}
 ";
 
-/// By profile: what the condition says, and a part of its message.
+/// The expected condition of each profile, and a part of its message.
 const VERDICTS: [(&[&str], &str, &str); 5] = [
     (&["ciprof", "rejected"], "False", "spec.containers[1].livenessProbe.successThreshold: Invalid value: 2"),
     (&["iprof", "hungry", "-n", "team-a"], "False", "would reject a pod with revision"),
@@ -553,7 +554,7 @@ async fn json_of(control_plane: &ControlPlane, what: &[&str]) -> Result<Json> {
     Ok(serde_json::from_str(&control_plane.kubectl_ok(&arguments).await?)?)
 }
 
-/// Waits until the condition `Valid` of a profile is this, and its accepted revision is published.
+/// Waits until a profile's condition `Valid` has this status, and its accepted revision is published.
 async fn valid_becomes(control_plane: &ControlPlane, profile: &[&str], state: &str, words: &str) -> Result<()> {
     eventually(SOON, &format!("{profile:?} becomes {state}: {words}"), async || {
         let profile = json_of(control_plane, profile).await?;
@@ -569,7 +570,7 @@ async fn valid_becomes(control_plane: &ControlPlane, profile: &[&str], state: &s
     .await
 }
 
-/// By the rights of the controller, in a namespace whose pods Pod Security restricts.
+/// Runs with the controller's permissions, in a namespace whose pods Pod Security restricts.
 #[test]
 fn status_has_verdict_of_dry_run() {
     isolated(|| async {
@@ -594,7 +595,7 @@ fn status_has_verdict_of_dry_run() {
         let (rejected, ..) = VERDICTS[0];
         valid_becomes(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
 
-        // It asks again.
+        // The controller retries the dry run.
         control_plane.apply_yaml(CONTROLLER).await?;
         for (profile, state, words) in VERDICTS {
             valid_becomes(&control_plane, profile, state, words).await?;
@@ -615,7 +616,7 @@ fn status_has_verdict_of_dry_run() {
         ensure!(table.contains("VALID") && table.contains("False"), "{table}");
         leader.end().await?;
 
-        // The next leader has its predecessor's verdicts, and asks about another text.
+        // The next leader inherits the verdicts, and dry-runs only a changed text.
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
         control_plane

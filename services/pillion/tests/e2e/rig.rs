@@ -1,4 +1,4 @@
-//! A cluster with Pillion in it, and the objects that tests create there.
+//! A cluster with Pillion, and the objects that tests create in it.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use serde_json::{Value as Json, json};
 use crate::direct::metric;
 use crate::load::tell;
 
-/// How long the cluster may take to show what was asked of it.
+/// How long the cluster may take to reach a state.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// How long it may take where nothing is said of how long it takes: processes start, several wait for one another.
+/// How long it may take where no limit is tested: processes start, and several wait for each other.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
-/// How often is tried what has to be quick.
+/// The number of attempts to meet a time limit.
 pub(crate) const TRIES: usize = 6;
 
-/// The annotation that asks for the first profile, and the one that says it is there.
+/// The annotation that requests the first profile, and the one that reports its injection.
 pub(crate) const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
 pub(crate) const STATUS: &str = "sidecar-injector-webhook.morven.me/status";
 
@@ -41,40 +41,40 @@ spec:
       - {name: rejected, image: 'i:1', livenessProbe: {tcpSocket: {port: 1}, successThreshold: '${params.threshold}'}}
 ";
 
-/// The profile as it is shipped.
+/// The shipped profile.
 pub(crate) const NGINX: &str = include_str!("../../../../profiles/nginx/profile.yaml");
 
 /// A control plane with replicas that serve the shipped profile.
 pub(crate) struct Rig {
     pub(crate) control_plane: ControlPlane,
     pub(crate) replicas: Vec<Replica>,
-    /// What leads the API server to the replicas.
+    /// The Service with the replicas' endpoints.
     pub(crate) service: RegisteredService,
-    /// What the replicas are started from, and more of them can be.
+    /// The settings of the replicas, to start more of them.
     pub(crate) spec: ReplicaSpec,
-    /// Of the replicas' certificate; PEM.
+    /// The CA of the replicas' certificate, in PEM form.
     pub(crate) serving_authority: String,
 }
 
 impl Rig {
-    /// Starts it: definitions as the program prints them, the profile, replicas, and the webhook configuration. The
-    /// replicas log each decision, and end as soon as they can.
+    /// Starts a cluster with the program's CRDs, the profile, replicas and the webhook configuration. The replicas log
+    /// each decision, and end without a drain delay.
     pub(crate) async fn start(replicas: u8) -> Result<Self> {
         Self::start_with(ControlPlane::builder(), &[], replicas).await?.called().await
     }
 
-    /// The same with replicas that run as in production.
+    /// Like [`Rig::start`], with replicas that run as in production.
     pub(crate) async fn start_as_in_production(replicas: u8) -> Result<Self> {
         Self::run(ControlPlane::builder(), &[], replicas, "info").await?.called().await
     }
 
-    /// [`Rig::start`] with a control plane and arguments of one's own. No namespace is there yet, and no call was awaited.
+    /// Like [`Rig::start`], with this control plane and these arguments. Creates no namespace, and awaits no call.
     pub(crate) async fn start_with(control_plane: Builder, arguments: &[&str], replicas: u8) -> Result<Self> {
         let arguments: Vec<_> = ["--drain-minimum", "0"].iter().chain(arguments).copied().collect();
         Self::run(control_plane, &arguments, replicas, "info,pillion_webhook=debug").await
     }
 
-    /// With a namespace in which the webhook is called.
+    /// Creates a namespace and waits until the webhook is called for it.
     async fn called(self) -> Result<Self> {
         self.namespace("team-a", Some("enabled")).await?;
         self.is_called("team-a").await?;
@@ -106,7 +106,7 @@ impl Rig {
         self.control_plane.create_namespace(name, &labels).await
     }
 
-    /// Waits until the API server calls the webhook: it learns of a configuration and of a namespace by watching.
+    /// Waits until the API server calls the webhook, since it observes configurations and namespaces with a delay.
     pub(crate) async fn is_called(&self, namespace: &str) -> Result<()> {
         eventually(PATIENCE, "the API server calls the webhook", async || {
             let pod = self.dry_run(namespace, &bare_pod("probe")).await?;
@@ -116,8 +116,8 @@ impl Rig {
         .await
     }
 
-    /// Waits until each replica serves so many profiles at least: that one does says nothing of the others, and that one
-    /// profile acts nothing of those that were stored after it.
+    /// Waits until each replica serves at least this many profiles. Replicas observe changes independently, and
+    /// profiles in any order.
     pub(crate) async fn all_serve(&self, profiles: u32) -> Result<()> {
         eventually(PATIENCE, "each replica serves the profiles", async || {
             for replica in &self.replicas {
@@ -129,7 +129,7 @@ impl Rig {
         .await
     }
 
-    /// Waits until the first replica tells that so many profiles are broken, which follows what is served.
+    /// Waits until the first replica reports this many broken profiles, which happens after it serves the others.
     pub(crate) async fn broken_become(&self, count: u32) -> Result<()> {
         eventually(SOON, "broken profiles are counted", async || {
             let broken = metric(&self.replicas[0], "pillion_broken_profiles ").await?;
@@ -151,7 +151,7 @@ impl Rig {
         Ok(serde_json::to_value(pods.get(&name).await?)?)
     }
 
-    /// What a pod would be, without creating it.
+    /// Returns the pod that would be created.
     pub(crate) async fn dry_run(&self, namespace: &str, pod: &Json) -> Result<Json> {
         let parameters = PostParams { dry_run: true, ..PostParams::default() };
         let pod = self.pods(namespace).create(&parameters, &serde_json::from_value(pod.clone())?).await?;
@@ -171,7 +171,7 @@ impl Rig {
     }
 }
 
-/// Installs the definitions as the program prints them, client-side, as most people do it: they have to be small enough.
+/// Installs the printed CRDs client-side, as most users do, which limits their size.
 pub(crate) async fn install_definitions(control_plane: &ControlPlane) -> Result<()> {
     let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
     ensure!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
@@ -182,7 +182,7 @@ pub(crate) async fn install_definitions(control_plane: &ControlPlane) -> Result<
     control_plane.wait_for_crds(&names.each_ref().map(String::as_str)).await
 }
 
-/// A pod of nobody's, which asks for the sidecar.
+/// Returns a pod without an owner that requests the sidecar.
 pub(crate) fn bare_pod(name: &str) -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -191,7 +191,7 @@ pub(crate) fn bare_pod(name: &str) -> Json {
     })
 }
 
-/// A pod as a Deployment's ReplicaSet creates it.
+/// Returns a pod like a ReplicaSet's of a Deployment.
 pub(crate) fn deployment_pod() -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -212,7 +212,7 @@ pub(crate) fn deployment_pod() -> Json {
     })
 }
 
-/// A pod as a Job creates it.
+/// Returns a pod like a Job's.
 pub(crate) fn job_pod() -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -233,7 +233,7 @@ fn owner(api_version: &str, kind: &str, name: &str) -> Json {
     })
 }
 
-/// The names of a pod's containers.
+/// Returns the names of a pod's containers.
 pub(crate) fn names(pod: &Json) -> Vec<String> {
     let containers = pod["spec"]["containers"].as_array();
     containers.into_iter().flatten().map(|container| container["name"].as_str().unwrap().to_owned()).collect()
@@ -243,13 +243,13 @@ pub(crate) fn annotation<'p>(pod: &'p Json, key: &str) -> Option<&'p str> {
     pod["metadata"]["annotations"].get(key).and_then(Json::as_str)
 }
 
-/// Whether nothing of Pillion's is in a pod.
+/// Returns whether a pod contains nothing of Pillion.
 pub(crate) fn is_untouched(pod: &Json) -> bool {
     let text = pod.to_string();
     !text.contains("sidecar-nginx") && !text.contains("nginx-conf") && !text.contains("pillion.dev/injected")
 }
 
-/// The status with which the API server refused something. An error if it did not.
+/// Returns the status of the API server's rejection, or an error if it accepted.
 pub(crate) fn refusal(result: Result<Json>) -> Result<Json> {
     match result {
         Ok(object) => bail!("it was not refused: {object}"),
@@ -260,14 +260,14 @@ pub(crate) fn refusal(result: Result<Json>) -> Result<Json> {
     }
 }
 
-/// As it stands in JSON.
+/// Encodes bytes as in JSON manifests.
 pub(crate) fn base64(bytes: impl AsRef<[u8]>) -> String {
     use base64::Engine;
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-/// The quickest of a few tries, which has to be within the bar: a busy machine may be late once, and who is too slow is so
-/// each time.
+/// Returns the shortest of a few attempts, which must be within the limit. A busy machine may be late once, but a slow
+/// implementation is late each time.
 pub(crate) async fn quickest(
     bar: Duration,
     what: &str,

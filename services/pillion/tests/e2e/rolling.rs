@@ -1,4 +1,5 @@
-//! Rolling restarts, as a Deployment does them, while pods are created all the time: none fails and none is missed.
+//! Restarts replicas like a Deployment's rolling update while pods are created: no creation fails, and every pod is
+//! injected.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,15 +11,15 @@ use crate::load::{Created, Ended, Load, Outcomes, count_from, tell};
 use crate::rig::{NGINX, PATIENCE, Rig};
 
 const REPLICAS: u8 = 3;
-/// Restarts of all replicas, unless `PILLION_ROLLS` says otherwise.
+/// The default number of restarts of all replicas, which `PILLION_ROLLS` overrides.
 const ROLLS: u64 = 2;
-/// Pods between two replacements.
+/// The number of pods between two replacements.
 const BETWEEN: u64 = 100;
-/// How long kubelet is ahead of the endpoint slices, from one replacement to the next: both learn of a pod's deletion at
-/// the same time, and neither waits for the other.
+/// How much later the endpoint slices change than the kubelet acts, for successive replacements. Both observe a pod's
+/// deletion at the same time, and neither waits for the other.
 const LAGS: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(600), Duration::from_millis(1200)];
-/// When a change of a profile has reached every replica, with a machine of two cores busy.
+/// The limit for a changed profile to reach every replica, with two busy cores.
 const CHANGED: Duration = Duration::from_secs(5);
 
 /// The replicas of a Deployment.
@@ -26,22 +27,22 @@ struct Fleet {
     service: RegisteredService,
     spec: ReplicaSpec,
     running: VecDeque<Replica>,
-    /// Asked to end.
+    /// The replicas that are terminating.
     draining: Vec<Replica>,
-    /// What each of these had answered until then.
+    /// The number of requests that each of these had answered before.
     answered: Vec<u64>,
     next: u8,
 }
 
 impl Fleet {
-    /// Takes the replicas of a rig.
+    /// Takes over the replicas of a rig.
     fn of(rig: &mut Rig) -> Self {
         let running = std::mem::take(&mut rig.replicas).into();
         let (service, spec) = (rig.service.clone(), rig.spec.clone());
         Self { service, spec, running, draining: Vec::new(), answered: Vec::new(), next: REPLICAS + 1 }
     }
 
-    /// Replaces the oldest: the new one is ready before anybody is sent there, then the old one is deleted.
+    /// Replaces the oldest replica: the new one is ready before it gets requests, and then the old one is deleted.
     async fn replace_one(&mut self, lag: Duration) -> Result<()> {
         let new = Replica::start(&self.spec, namespace::replica_address(self.next)).await?;
         self.next = self.next.checked_add(1).context("no address is left")?;
@@ -56,7 +57,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// How many of those that were asked to end have done so.
+    /// Returns how many of the terminating replicas have ended.
     fn ended(&mut self) -> Result<usize> {
         let mut ended = 0;
         for replica in &mut self.draining {
@@ -65,7 +66,7 @@ impl Fleet {
         Ok(ended)
     }
 
-    /// Waits until all have ended that were asked to: in order, and with no connection cut.
+    /// Waits until all terminating replicas have ended in order, without cutting a connection.
     async fn all_end(mut self) -> Result<()> {
         for replica in &mut self.draining {
             let address = replica.address();
@@ -78,7 +79,7 @@ impl Fleet {
     }
 }
 
-/// Pods that a replica has injected so far.
+/// Returns the number of pods that a replica has injected.
 pub(crate) async fn injected_by(replica: &Replica) -> Result<u64> {
     let metrics = replica.metrics_text().await?;
     let counters = metrics
@@ -103,7 +104,7 @@ fn rolling_restarts_lose_no_pod() {
             for step in 0..REPLICAS {
                 fleet.replace_one(lags.next().context("a lag")?).await?;
                 if step == 1 {
-                    // In the middle of a roll, as an upgrade does: replicas of before and after, and those that drain.
+                    // Changes the profile during the restart, like an upgrade, with old, new and draining replicas.
                     let image = format!("nginx:roll-{roll}");
                     rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", &image)).await?;
                     images.push((image, Instant::now()));
@@ -126,7 +127,7 @@ fn rolling_restarts_lose_no_pod() {
         let used = fleet.answered.iter().filter(|answered| **answered > 0).count();
         ensure!(2 * used >= fleet.answered.len(), "most replicas were replaced before a pod came to them");
 
-        // With the API server go its connections, on which those that drain have been waiting.
+        // Stopping the API server closes its connections, which the draining replicas wait for.
         rig.control_plane.stop_api_server()?;
         fleet.all_end().await
     });
@@ -139,7 +140,7 @@ pub(crate) fn nothing_is_lost(outcomes: &Outcomes) -> Result<()> {
     Ok(())
 }
 
-/// No pod is given a profile that was replaced a while ago, whichever replica answered.
+/// Checks that no pod gets a profile that was replaced some time ago, from any replica.
 fn every_change_is_served(outcomes: &Outcomes, images: &[(String, Instant)]) -> Result<()> {
     for created in &outcomes.all {
         let Ended::Injected(image) = &created.ended else { continue };
@@ -148,7 +149,7 @@ fn every_change_is_served(outcomes: &Outcomes, images: &[(String, Instant)]) -> 
         let late = created.sent.saturating_duration_since(*since);
         ensure!(late < CHANGED, "{late:?} after {next} a pod is given {image}");
     }
-    // What was never served cannot have been served late.
+    // The last change must have been served at least once.
     let (last, _) = images.last().context("an image")?;
     let served = |created: &&Created| created.ended == Ended::Injected(last.clone());
     ensure!(outcomes.all.iter().any(|created| served(&created)), "{last} was never served");

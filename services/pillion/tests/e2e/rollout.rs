@@ -1,5 +1,5 @@
-//! `pillion diff` and `pillion rollout` on a real API server, with the real controllers that make pods; what a kubelet would
-//! say of pods, the test says.
+//! Tests `pillion diff` and `pillion rollout` on a real API server, with the real controllers that create pods. The
+//! test writes the status that a kubelet would.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::{Rig, SOON, bare_pod};
 
-/// How long new pods may take until they are available.
+/// The limit for new pods to become available.
 const AVAILABLE_WITHIN: Duration = Duration::from_mins(2);
 
-/// A pod that no node has.
+/// A pod without a node.
 const EVICTED: &str = "evicted";
 
-/// A profile for every pod, whose text can be changed.
+/// A profile for every pod, with a text that tests change.
 const MARKED: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -42,7 +42,7 @@ fn marked(value: u8) -> String {
     MARKED.replace("example.com/marked: '1'", &format!("example.com/marked: '{value}'"))
 }
 
-/// The first document alone.
+/// Returns only the first document.
 fn only_marked(value: u8) -> String {
     marked(value).split("---").next().unwrap().to_owned()
 }
@@ -58,7 +58,7 @@ fn workload(kind: &str, name: &str, replicas: u8) -> Json {
     })
 }
 
-/// Has pods run that nothing keeps from it, and end when they are deleted, as scheduler and kubelet do.
+/// Runs pods that can be scheduled, and ends deleted ones, like scheduler and kubelet.
 async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) -> Result<()> {
     let mut ticks = tokio::time::interval(Duration::from_millis(150));
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
@@ -86,7 +86,7 @@ async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) ->
                 Ok(())
             };
             match done {
-                // It has gone, or is another one by now.
+                // The pod was deleted, or replaced by another one with its name.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                 done => done?,
             }
@@ -95,7 +95,7 @@ async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) ->
     Ok(())
 }
 
-/// What a command came to.
+/// The result of a command.
 struct Run {
     code: Option<i32>,
     stdout: String,
@@ -123,7 +123,7 @@ impl Cluster {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// Waits until replicas of the webhook give pods this mark.
+    /// Waits until replicas add this mark to pods.
     async fn serves(&self, value: u8) -> Result<()> {
         let mark = value.to_string();
         eventually(SOON, "the changed profile is served", async || {
@@ -134,7 +134,7 @@ impl Cluster {
         .await
     }
 
-    /// The marks of the pods of an app that are not about to end.
+    /// Returns the marks of an app's pods that are not terminating.
     async fn marks(&self, app: &str) -> Result<Vec<String>> {
         let pods = self.rig.pods("shop").list(&ListParams::default().labels(&format!("app={app}"))).await?;
         let is_there = |pod: &Pod| {
@@ -146,7 +146,7 @@ impl Cluster {
         Ok(pods.map(|pod| mark(pod).unwrap_or_default()).collect())
     }
 
-    /// A pod of an app that was evicted, as the kubelet leaves it: it has ended, and its controller keeps it.
+    /// Creates an evicted pod of an app as the kubelet leaves it: it has failed, and its controller keeps it.
     async fn evicted(&self, app: &str) -> Result<()> {
         let pods = self.rig.pods("shop");
         let all = pods.list(&ListParams::default().labels(&format!("app={app}"))).await?;
@@ -156,7 +156,7 @@ impl Cluster {
         pods.create(&PostParams::default(), &pod).await?;
         let status = json!({"status": {"phase": "Failed", "reason": "Evicted"}});
         pods.patch_status(EVICTED, &PatchParams::default(), &Patch::Merge(&status)).await?;
-        // Only now: of two that run, its controller would take one away.
+        // Adds the owner only now: of two running pods, the controller would delete one.
         self.rig.patch("shop", EVICTED, &json!({"metadata": {"labels": labels, "ownerReferences": owners}})).await?;
         Ok(())
     }
@@ -170,7 +170,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until a pod runs: from then on nobody writes into it but who is looked at here.
+    /// Waits until a pod runs. From then on only the commands under test change it.
     async fn runs(&self, pod: &str) -> Result<()> {
         eventually(AVAILABLE_WITHIN, pod, async || {
             let status = self.rig.pods("shop").get(pod).await?.status.unwrap_or_default();
@@ -214,7 +214,7 @@ fn stale_workloads_restart_within_budgets() {
             cluster.is_available(what, replicas).await?;
         }
         cluster.runs("alone").await?;
-        // What has ended is not replaced, and says nothing of what is new.
+        // A failed pod is not replaced, and its record does not matter.
         cluster.evicted("web").await?;
         paused["spec"]["paused"] = json!(true);
         control_plane.apply_yaml(&paused.to_string()).await?;
@@ -247,7 +247,7 @@ fn stale_workloads_restart_within_budgets() {
         );
         ensure!(cluster.get("deployment/web").await?["spec"] == before["spec"], "a dry run has changed something");
 
-        // One that waits for its budget in vain keeps none that came before it, which need some time themselves.
+        // A workload that its disruption budget blocks does not hold up earlier ones, which need some time themselves.
         let run = cluster.pillion(&["rollout", "--apply", "--timeout", "40", "-o", "json"]).await?;
         ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
         let result: Json = serde_json::from_str(&run.stdout)?;
@@ -269,7 +269,8 @@ fn stale_workloads_restart_within_budgets() {
         );
         ensure!(cluster.marks("db").await? == ["2"]);
 
-        // With the webhook away a restart would take away what its pods have: the first is tried, and none is begun.
+        // While the webhook is unavailable, a restarted pod would lose its sidecar. So the dry run fails, and no
+        // restart begins.
         control_plane.apply_yaml(&marked(3)).await?;
         cluster.serves(3).await?;
         let before = cluster.get("deployment/web").await?["spec"].clone();
@@ -298,7 +299,7 @@ fn stale_workloads_restart_within_budgets() {
     });
 }
 
-/// What a changed profile would do to the pods that run is said, and nothing is touched.
+/// Checks that `diff` reports the effect of a changed profile on running pods, and changes nothing.
 async fn foreseen(cluster: &Cluster) -> Result<()> {
     let file = cluster.rig.control_plane.directory().join("changed.yaml");
     let changed = file.to_str().context("a path")?.to_owned();
@@ -318,7 +319,7 @@ async fn foreseen(cluster: &Cluster) -> Result<()> {
     ] {
         ensure!(run.stdout.contains(part), "{part:?} is not in\n{}", run.stdout);
     }
-    // What the API server and others have added is on both sides.
+    // Both sides contain what the API server and other webhooks have added.
     let is_change = |line: &&str| line.starts_with(['+', '-']) && !line.starts_with("+++") && !line.starts_with("---");
     ensure!(run.stdout.lines().filter(is_change).all(|line| line.contains("example.com/marked")), "{}", run.stdout);
     ensure!(run.stderr.trim() == "4 of 4 workloads would be different", "{}", run.stderr);
@@ -328,7 +329,7 @@ async fn foreseen(cluster: &Cluster) -> Result<()> {
     let patch = json!([{"op": "replace", "path": "/metadata/annotations/example.com~1marked", "value": "2"}]);
     ensure!(result["workloads"][1]["patch"] == patch, "{result:#}");
 
-    // One that extends it is made anew with it, and one that does not compile any more is told.
+    // A profile that extends it changes with it, and one that no longer compiles is reported.
     std::fs::write(&file, only_marked(2).replace("activation: Always", "activation: Always\n  template2: 1"))?;
     let run = cluster.pillion(&["diff", "-p", &changed]).await?;
     ensure!(run.code == Some(2) && run.stderr.contains("template2"), "{} {}", run.stdout, run.stderr);

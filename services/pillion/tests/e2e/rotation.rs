@@ -1,5 +1,5 @@
-//! Certificates are rotated while pods are created all the time: none fails and none is missed, whatever becomes of the
-//! leader and of the API servers.
+//! Rotates certificates while pods are created: no creation fails, and every pod is injected, whatever happens to the
+//! leader and to the API servers.
 
 use std::time::{Duration, Instant};
 
@@ -18,27 +18,27 @@ use crate::rbac::refusals;
 use crate::rig::{SOON, base64, quickest};
 use crate::rolling::nothing_is_lost;
 
-/// Rotations, unless `PILLION_ROTATIONS` says otherwise.
+/// The default number of rotations, which `PILLION_ROTATIONS` overrides.
 const ROTATIONS: u64 = 8;
-/// How long one may take, with a machine of two cores busy.
+/// The limit for one rotation, with two busy cores.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
-/// How long all of [`ROTATIONS`] may take, and up to a hundred; more of them in proportion.
+/// The limit for all of [`ROTATIONS`], and for up to a hundred. More take proportionally longer.
 const ALL_WITHIN: Duration = Duration::from_mins(5);
-/// How soon a webhook configuration is as it was.
+/// The limit for repairing a webhook configuration.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
-/// Pods a second meanwhile.
+/// Pods per second during a rotation.
 pub(crate) const RATE: u64 = 15;
-/// Pods a second during [`ROTATIONS`].
+/// Pods per second during [`ROTATIONS`].
 const ROTATIONS_RATE: u64 = 60;
 
-/// The writes of a rotation, in their order: to the record, to the webhook configuration, to the leaf.
+/// The writes of a rotation in order: to the record, the webhook configuration and the serving certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
-    /// The record came to this phase.
+    /// The record reached this phase.
     Record(&'static str),
-    /// The configuration trusts so many authorities.
+    /// The configuration trusts this many CAs.
     Bundle(usize),
-    /// The leaf is of the next authority.
+    /// The next CA has signed the serving certificate.
     Leaf,
 }
 
@@ -56,7 +56,7 @@ impl Write {
         Self::Record("stable"),
     ];
 
-    /// Whether it was made: what is there is as it is after it, or after a later one.
+    /// Returns whether the observed state follows this write, or a later one.
     fn is_made(self, phase: &str, rotated: bool, bundle: usize, leaf: u64, next: u64) -> bool {
         const PHASES: [&str; 6] = ["staged", "expanded", "switched", "verified", "soaking", "contracted"];
         let at = |phase: &str| PHASES.iter().position(|known| *known == phase);
@@ -72,7 +72,7 @@ impl Write {
 }
 
 impl Managed {
-    /// Waits until a write of the rotation to authority `next` was made.
+    /// Waits until this write of the rotation to CA `next` has happened.
     pub(crate) async fn sees(&self, write: Write, next: u64) -> Result<()> {
         let end = Instant::now() + LIMIT;
         while Instant::now() < end {
@@ -120,8 +120,8 @@ fn rotations_lose_no_pod() {
     });
 }
 
-/// Rotations in which the leader is hit after each of its writes in turn; in a short run, after every second one, which are
-/// others for each kind of `hit`.
+/// Runs rotations and disturbs the leader after each of its writes in turn. A short run uses every second write, and
+/// different ones for each kind of `hit`.
 async fn a_leader_that_is_hit(hit: Hit) -> Result<()> {
     let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
     let mut active = managed.is_stable(1, LIMIT).await?;
@@ -147,7 +147,7 @@ async fn a_leader_that_is_hit(hit: Hit) -> Result<()> {
                 drop(managed.controllers.remove(place));
                 managed.controllers.push(controller(&managed.spec, leader).await?);
             }
-            // It goes on with what it was about to do, and finds that others did.
+            // The paused leader continues with its next write, and finds that another has made it.
             Hit::Pause => managed.controllers[place].process().resume()?,
         }
         ensure!(active == next, "{write:?}: authority {active} instead of {next}");
@@ -158,12 +158,12 @@ async fn a_leader_that_is_hit(hit: Hit) -> Result<()> {
     nothing_is_lost(&outcomes)
 }
 
-/// What becomes of a leader.
+/// The disturbance of a leader.
 #[derive(Clone, Copy, Debug)]
 enum Hit {
-    /// It is gone at once.
+    /// The leader is killed.
     Kill,
-    /// It stands still until another has done its work, and then goes on.
+    /// The leader is paused until another has finished the rotation, and then continues.
     Pause,
 }
 
@@ -179,7 +179,7 @@ fn leader_paused_after_any_write_conflicts() {
 
 #[test]
 fn rotation_waits_for_hanging_api_server() {
-    // Longer than the pause: it is not that the time was over.
+    // Longer than the pause, so the timeout does not cause the result.
     let policy = QUICK.replace("propagationTimeout: 5s", "propagationTimeout: 25s");
     Isolation::new().own_network("runs a second API server").run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 2).await?;
@@ -198,10 +198,10 @@ fn rotation_waits_for_hanging_api_server() {
         second.process().resume()?;
         managed.is_stable(active + 1, 2 * LIMIT).await?;
         let through = paused.elapsed();
-        // It trusts whom it ought to, and calls them.
+        // The second API server trusts the current bundle, and calls the replicas.
         managed.is_called_by(&second.client(), "required").await?;
 
-        // One that is gone for good is waited for as long as the settings say, and no longer.
+        // The controller waits for an API server that has ended only until the configured timeout.
         drop(second);
         let asked = Instant::now();
         managed.rotate()?;
@@ -237,7 +237,7 @@ fn a_stolen_key_is_replaced_without_soaking() {
         ensure!(status["certificate"]["authority"] == active + 1, "{status:#}");
         ensure!(status["webhooks"][0]["authorities"] == serde_json::json!([active + 1]), "{status:#}");
 
-        // Also while the next one is soaking, which would take an hour: then both are replaced.
+        // Also during the next CA's soak, which would take an hour: then both are replaced.
         managed.rotate()?;
         managed.sees(Write::Record("soaking"), active + 2).await?;
         managed.pillion(&["certs", "rotate", "--compromised", "--wait", "120"])?;
@@ -284,7 +284,8 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
         managed.is_stable(1, LIMIT).await?;
         let configurations = managed.configurations();
-        // Pods are injected, and the rotation is through, while failed calls refuse nobody yet: what is there then is not to stay.
+        // Pods are injected and the rotation is complete before the connectivity check passes. Failed calls reject no
+        // pod until then, so that state is not final.
         let whole = eventually(LIMIT * 2, "the rehearsal is over", async || {
             let there = configurations.get(RELEASE).await?;
             ensure!(!is_rehearsal(&there, RELEASE), "it goes on");
@@ -309,7 +310,8 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         for (what, damage) in damages {
             let mut number = 0;
             let mended = quickest(REPAIRED_WITHIN, what, async || {
-                // Repairs that follow one another closely are taken for a fight with one writer, and paced.
+                // Frequent repairs against one writer count as contention and are slowed down, so the writers' names
+                // differ.
                 number += 1;
                 let writer = format!("{what} {number}");
                 let began = Instant::now();
@@ -335,7 +337,7 @@ fn damaged_webhook_configuration_is_restored_within_second() {
     });
 }
 
-/// An object that says for which epoch it was written.
+/// An object that contains the epoch of its writer.
 #[derive(Clone, Copy, Debug)]
 enum Marked {
     Mutating,
@@ -346,7 +348,7 @@ enum Marked {
 const EPOCH: &str = "pillion.dev/epoch";
 
 impl Managed {
-    /// For which epoch an object says that it was written.
+    /// Returns an object's epoch.
     async fn epoch_of(&self, marked: Marked) -> Result<String> {
         let metadata = match marked {
             Marked::Mutating => self.configurations().get(RELEASE).await?.metadata,
@@ -367,7 +369,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Waits until it says one again that the record has come to.
+    /// Waits until the object's epoch is one that the record has reached.
     async fn is_written_over(&self, marked: Marked) -> Result<()> {
         eventually(LIMIT, "the epoch is written over", async || {
             let (epoch, record) = (self.epoch_of(marked).await?, self.record().await?["epoch"].as_u64());
@@ -391,7 +393,7 @@ fn foreign_epoch_is_overwritten_without_rotation() {
         let active = managed.is_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let all = [Marked::Mutating, Marked::Validating, Marked::Leaf];
-        // One more, many more, the most that there can be, more than that, and none at all.
+        // One more, many more, the maximum, more than the maximum, and an invalid one.
         for epoch in ["2", "1000", "9007199254740992", "9223372036854775808", "junk"] {
             for marked in all {
                 managed.raise(marked, epoch).await?;
@@ -419,29 +421,29 @@ fn foreign_epoch_is_overwritten_without_rotation() {
     });
 }
 
-/// What somebody does to the Secrets.
+/// Damage to the Secrets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Damage {
-    /// The leaf's Secret is deleted.
+    /// The Secret of the serving certificate is deleted.
     LeafDeleted,
-    /// Its key is another's.
+    /// Its key belongs to another certificate.
     LeafWithAnotherKey,
     /// Its certificate is for another name.
     LeafForAnotherName,
-    /// Its certificate is no text.
+    /// Its certificate is not PEM.
     LeafJunk,
     /// The record's Secret is deleted.
     RecordDeleted,
-    /// Its record is no text.
+    /// Its record is invalid.
     RecordJunk,
-    /// The authority's key is another's.
+    /// The CA's key belongs to another CA.
     AuthorityWithAnotherKey,
-    /// Both are deleted.
+    /// Both Secrets are deleted.
     BothDeleted,
 }
 
 impl Damage {
-    /// Each, and whether it takes a new authority.
+    /// All kinds of damage, and whether the repair needs a new CA.
     const ALL: [(Self, bool); 8] = [
         (Self::LeafDeleted, false),
         (Self::LeafWithAnotherKey, false),

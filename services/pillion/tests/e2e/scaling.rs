@@ -1,5 +1,5 @@
-//! How many replicas there are is for one to say: the values, a person with `kubectl scale`, or a `HorizontalPodAutoscaler`, and an
-//! upgrade by the real helm, which applies server-side, takes it from nobody.
+//! The replica count has one owner: the chart's values, an operator with `kubectl scale`, or a
+//! `HorizontalPodAutoscaler`. An upgrade with the real helm, which applies server-side, preserves it.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -13,18 +13,18 @@ use crate::chart::helm_ok;
 
 struct Release {
     control_plane: ControlPlane,
-    /// Whether what Helm has written is as if somebody else had.
+    /// Whether to rename Helm's field manager, as if another installer had written.
     is_renamed: bool,
 }
 
 impl Release {
-    /// Installs or upgrades with these values of the webhook, and something that is new each time. How many replicas there are
-    /// then, and whether the release says so.
+    /// Installs or upgrades with these webhook values and a new label. Returns the replica count, and whether the
+    /// release sets it.
     async fn with(&self, label: &str, webhook: &Json) -> Result<(i32, bool)> {
         let mut webhook = webhook.clone();
         webhook["podLabels"] = json!({"round": label});
         let values = json!({"crds": {"upgrade": false}, "webhook": webhook});
-        // What an installer of another name has written is taken from it.
+        // Takes over the fields of the installer with another name.
         let arguments = ["upgrade", "--install", "--force-conflicts", "pillion"];
         let arguments = if self.is_renamed { &arguments[..] } else { &["upgrade", "--install", "pillion"] };
         helm_ok(&self.control_plane, arguments, Some(&values)).await.context(label.to_owned())?;
@@ -44,7 +44,7 @@ impl Release {
         Api::namespaced(self.control_plane.client(), NAMESPACE)
     }
 
-    /// As the controller of autoscalers does it.
+    /// Scales like the autoscaler's controller.
     async fn autoscale(&self, replicas: i32) -> Result<()> {
         let parameters =
             PatchParams { field_manager: Some("kube-controller-manager".to_owned()), ..PatchParams::default() };
@@ -70,7 +70,8 @@ fn upgrade_preserves_manual_scaling() {
         ensure!(release.with("installed", &plain).await? == (3, true));
         ensure!(release.with("more", &json!({"replicas": 4})).await? == (4, true));
 
-        // Switched on over a release that had none: what is there stays until somebody says otherwise, and is not put to 1.
+        // Enabled in an existing release: the replica count stays until the autoscaler changes it, and does not drop to
+        // 1.
         let (replicas, _) = release.with("switched-on", &auto).await?;
         ensure!(replicas == 4 && release.has_autoscaler().await?, "{replicas}");
         let (replicas, _) = release.with("not-scaled-yet", &auto).await?;
@@ -82,7 +83,7 @@ fn upgrade_preserves_manual_scaling() {
         let again = release.with("scaled-again", &auto).await?;
         ensure!(again == (9, false), "{again:?}");
 
-        // Switched off: no jump; and a person says it from then on.
+        // Disabled: the count does not jump, and an operator may scale from then on.
         let (replicas, _) = release.with("switched-off", &plain).await?;
         ensure!(replicas == 9 && !release.has_autoscaler().await?, "{replicas}");
         let scale = ["--namespace", NAMESPACE, "scale", "deployment/pillion-webhook", "--replicas=5"];
@@ -90,7 +91,7 @@ fn upgrade_preserves_manual_scaling() {
         let (replicas, _) = release.with("by-hand", &plain).await?;
         ensure!(replicas == 5, "{replicas}");
 
-        // From the beginning.
+        // Enabled from the first installation.
         helm_ok(&release.control_plane, &["uninstall", "pillion", "--no-hooks"], None).await?;
         let first = release.with("autoscaled-from-the-beginning", &auto).await?;
         ensure!(first == (3, true), "as many as the autoscaler has at least, until it scales: {first:?}");
@@ -104,8 +105,8 @@ fn upgrade_preserves_manual_scaling() {
     });
 }
 
-/// As helm-controller of Flux, or a provider of Terraform, which write by their own names. The real ones have no conflict with
-/// themselves.
+/// Like Flux's helm-controller or a Terraform provider, which use their own field manager. The real ones do not
+/// conflict with themselves.
 #[test]
 fn other_installer_does_not_count_as_scaling() {
     isolated(|| async {

@@ -1,4 +1,4 @@
-//! A replica that has its certificate from a Secret, on a real API server, which also verifies what is served.
+//! Tests a replica that reads its certificate from a Secret, on a real API server, which also verifies the certificate.
 
 #![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
 
@@ -30,9 +30,9 @@ use tokio::net::TcpStream;
 use crate::direct::metric;
 use crate::rig::{NGINX, SOON, bare_pod, names, quickest};
 
-/// How soon a new certificate has to be served.
+/// The limit for serving a new certificate.
 const SWAPPED_WITHIN: Duration = Duration::from_secs(2);
-/// No more than a replica needs.
+/// The minimal permissions of a replica.
 const ROLE: &str = "
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -60,7 +60,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: pillion-
 subjects: [{kind: ServiceAccount, name: replica, namespace: pillion-system}]
 ";
 
-/// Takes whatever is shown: what it is, is looked at afterwards.
+/// Accepts every certificate; the tests check it afterwards.
 #[derive(Debug)]
 struct Anybody;
 
@@ -99,7 +99,7 @@ impl ServerCertVerifier for Anybody {
     }
 }
 
-/// The leaf that a new connection is shown.
+/// Returns the serving certificate that a new connection receives.
 async fn shown(replica: &Replica) -> Result<CertificateDer<'static>> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
@@ -115,7 +115,7 @@ async fn shown(replica: &Replica) -> Result<CertificateDer<'static>> {
     Ok(leaf.clone().into_owned())
 }
 
-/// What the controller would do, by hand.
+/// Makes the controller's changes.
 struct Controller {
     release: Release,
     known: KnownAuthorities,
@@ -125,7 +125,7 @@ struct Controller {
 impl Controller {
     fn new(control_plane: &ControlPlane) -> Result<Self> {
         let release = Release::new("pillion", NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?;
-        // Old enough to have signed a leaf that has expired.
+        // Old enough to have signed a serving certificate that has expired.
         let now = Timestamp::now() - Duration::from_hours(24 * 20);
         let lifetimes = Lifetimes::default();
         let authority = Issuing { release: &release, lifetimes: &lifetimes, now }.authority(Generation(1))?;
@@ -144,14 +144,14 @@ impl Controller {
         Ok(Self { release, known, secrets })
     }
 
-    /// A leaf that was made then.
+    /// Returns a serving certificate that was issued at this time.
     fn leaf(&self, now: Timestamp, names: &[String]) -> Result<ServingMaterial> {
         let lifetimes = Lifetimes::default();
         let issuing = Issuing { release: &self.release, lifetimes: &lifetimes, now };
         Ok(self.known.sign(Generation(1), names, issuing)?)
     }
 
-    /// Writes the Secret as it is to be after this.
+    /// Creates or updates the Secret with this change.
     async fn write(&self, change: impl FnOnce(Option<&Secret>) -> Secret) -> Result<()> {
         let existing = self.secrets.get_opt("pillion-serving").await?;
         let secret = change(existing.as_ref());
@@ -180,7 +180,7 @@ fn reloads(result: &str) -> String {
     format!("pillion_tls_reloads_total{{result=\"{result}\"}}")
 }
 
-/// Waits until so many looks came to this.
+/// Waits until this many reloads had this result.
 async fn counted(replica: &Replica, result: &str, times: f64) -> Result<()> {
     let series = reloads(result);
     eventually(SOON, &format!("{series} is {times}"), async || {
@@ -223,7 +223,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         let controller = Controller::new(&control_plane)?;
         let names_of_release = controller.release.server_names();
 
-        // No Secret yet: all is known but that, and who connects is told at once.
+        // The Secret is missing, but everything else is ready. New connections fail at once.
         eventually(SOON, "not ready for want of a certificate alone", async || {
             let (status, text) = replica.get("/readyz").await?;
             ensure!(status.as_u16() == 503 && text.trim_end().ends_with("waiting for serving certificate"), "{text}");
@@ -240,7 +240,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         ensure!(replica.get("/livez").await?.0.is_success());
         counted(&replica, "unreadable", 1.0).await?;
 
-        // One that nobody may trust is not begun with.
+        // A replica does not start to serve with an untrusted certificate.
         let expired = controller.leaf(Timestamp::now() - Duration::from_hours(24 * 8), &names_of_release)?;
         controller.serve(&expired, 1).await?;
         counted(&replica, "invalid", 1.0).await?;
@@ -252,7 +252,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         let took = swapped(&replica, &first).await?;
         replica.ready().await?;
 
-        // The API server verifies it by rules of its own.
+        // The API server verifies the certificate by its own rules.
         register_service(&control_plane.client(), &[replica.address()]).await?;
         let bundle = controller.known.bundle(&[Generation(1)], &[])?;
         register_webhook(&control_plane.client(), &webhook_configuration::mutating(&Settings::new(NAMESPACE, bundle)))
@@ -268,7 +268,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         };
         eventually(SOON, "the API server calls the webhook", injected).await?;
 
-        // Ten new ones, each within two seconds.
+        // Serves ten new certificates, each within two seconds.
         let mut all = vec![took];
         let mut served = first;
         for epoch in 2..12 {
@@ -281,7 +281,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         ensure!(all.iter().all(|took| *took < SWAPPED_WITHIN), "{all:?}");
         counted(&replica, "served", 11.0).await?;
 
-        // Worse ones: the old one stays, and each is counted.
+        // Rejects invalid certificates: the old one stays, and each rejection is counted.
         let other = controller.leaf(Timestamp::now(), &names_of_release)?;
         let canary = controller.leaf(Timestamp::now(), &controller.release.canary_names())?;
         let ahead = controller.leaf(Timestamp::now() + Duration::from_hours(3), &names_of_release)?;
@@ -309,7 +309,7 @@ fn certificate_follows_secret_but_never_downgrades() {
             ensure!(log.contains(&format!("reason=\"{reason}\"")), "{reason} is not in\n{log}");
         }
 
-        // Deleted, and then the API server is away: what is served is served.
+        // The Secret is deleted, and then the API server becomes unavailable: the replica keeps its certificate.
         controller.secrets.delete("pillion-serving", &DeleteParams::default()).await?;
         counted(&replica, "unreadable", 2.0).await?;
         ensure!(shown(&replica).await? == *other.certificate() && replica.get("/readyz").await?.0.is_success());

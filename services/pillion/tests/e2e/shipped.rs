@@ -1,8 +1,8 @@
-//! Every shipped profile on a real API server: what it makes of the pods of its own cases is accepted, and a pod that met
-//! Pod Security's *restricted* before meets it after, but for the profiles that are named here with the reason.
+//! Tests every shipped profile on a real API server: it must accept the injected pods of the profile's own test cases.
+//! A pod that met Pod Security's *restricted* must still meet it, except for the profiles listed here with a reason.
 //!
 //! All profiles are in the cluster at once, each selecting two namespaces of its own. The pods are those of
-//! `profiles/*/tests/*.yaml`, completed with what only the API server asks for (images, volumes).
+//! `profiles/*/tests/*.yaml`, completed with fields that only the API server requires (images, volumes).
 
 #![allow(
     clippy::panic,
@@ -24,13 +24,13 @@ use crate::rig::{PATIENCE, Rig, SOON, annotation};
 /// The label by which a profile selects its namespaces.
 const FOLDER: &str = "example.com/profile";
 
-/// The namespace in which all that do not exclude one another act on one pod.
+/// The namespace in which all compatible profiles apply to one pod.
 const TOGETHER: &str = "together";
 
-/// How many pods are tried at a time.
+/// The number of pods that are tested concurrently.
 const ABREAST: usize = 8;
 
-/// Profiles whose sidecars, or whose vendor's, cannot be restricted.
+/// Profiles whose sidecars, or whose vendor's, cannot meet *restricted*.
 const UNRESTRICTED: [(&str, &str); 7] = [
     ("dapr", "pods may ask for what is not: volumes of the host, a user of their own"),
     ("istio", "an init container writes the node's packet rules; with the parameter cni there is none"),
@@ -41,7 +41,7 @@ const UNRESTRICTED: [(&str, &str); 7] = [
     ("wireguard", "an init container makes a network interface"),
 ];
 
-/// The folders of a profile and its cases, by name.
+/// Returns the folders of profiles and their cases, by name.
 fn folders() -> BTreeMap<String, PathBuf> {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles");
     let folders = fs::read_dir(shipped).unwrap().map(|entry| entry.unwrap().path());
@@ -56,7 +56,7 @@ fn documents(path: &Path) -> Vec<Json> {
     found.into_iter().filter(|document| !document.is_null()).collect()
 }
 
-/// The cases of a folder that are about pods.
+/// Returns the cases of a folder that are about pods.
 fn cases(folder: &Path) -> Vec<Json> {
     let Ok(files) = fs::read_dir(folder.join("tests")) else { return Vec::new() };
     let mut files: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
@@ -66,7 +66,7 @@ fn cases(folder: &Path) -> Vec<Json> {
     all.filter(|case| case["object"]["kind"].as_str().is_none_or(|kind| kind == "Pod")).collect()
 }
 
-/// A case's pod, with what the API server asks for and a case does not care about.
+/// Returns a case's pod, with fields that the API server requires and a case may omit.
 fn completed(case: &Json, number: usize) -> Json {
     let mut pod = case["object"].clone();
     pod["apiVersion"] = json!("v1");
@@ -81,7 +81,7 @@ fn completed(case: &Json, number: usize) -> Json {
         owner.as_object_mut().unwrap().entry("uid").or_insert(json!("029dc23e-3de8-41af-ab3c-a95b34b82bf3"));
     }
     let Some(spec) = pod.get_mut("spec").and_then(Json::as_object_mut) else { return pod };
-    // As the API server does it where it knows of accounts.
+    // As the ServiceAccount admission plugin does.
     spec.entry("serviceAccountName").or_insert(json!("default"));
     let mut mounted = BTreeSet::new();
     for list in ["initContainers", "containers"] {
@@ -106,7 +106,7 @@ fn completed(case: &Json, number: usize) -> Json {
     pod
 }
 
-/// The same pod as an author writes it who has to meet *restricted*.
+/// Returns the same pod, changed to meet *restricted*.
 fn restricted(mut pod: Json) -> Json {
     let Some(spec) = pod.get_mut("spec").filter(|spec| spec.is_object()) else { return pod };
     let set = |at: &mut Json, more: Json| {
@@ -122,14 +122,14 @@ fn restricted(mut pod: Json) -> Json {
     pod
 }
 
-/// Installs all profiles, each for its own namespaces. How many there are.
+/// Installs all profiles, each for its own namespaces. Returns their number.
 async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize> {
     rig.control_plane.kubectl_ok(&["delete", "ciprof", "nginx"]).await?;
     let mut installed = 0;
     for (name, folder) in folders {
         for mut profile in documents(&folder.join("profile.yaml")) {
             let values = if excludes(name) { json!([name]) } else { json!([name, TOGETHER]) };
-            // Without the roots of trust these would inject nothing.
+            // Without trust anchors these profiles would inject nothing.
             let parameters = profile.pointer_mut("/spec/parameters").and_then(Json::as_array_mut).into_iter().flatten();
             for parameter in parameters.filter(|parameter| parameter["name"] == "trustAnchors") {
                 parameter["default"] = json!("roots");
@@ -157,9 +157,9 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
     Ok(installed)
 }
 
-/// Whether a profile cannot be on one pod with the others, or refuses nearly everything.
+/// Returns whether a profile is incompatible with the others, or rejects nearly every pod.
 fn excludes(folder: &str) -> bool {
-    // A pod has one mesh; one refuses what the others add, and one keeps everybody out.
+    // A pod has only one mesh, one profile rejects what others add, and one rejects all other users.
     ["linkerd", "deny-env", "reserved-namespaces"].contains(&folder)
 }
 
@@ -168,20 +168,20 @@ async fn namespace(control_plane: &ControlPlane, name: &str, folder: &str, label
     control_plane.create_namespace(name, &labels).await
 }
 
-/// What the API server says of a pod: what it would be, or why it is refused.
+/// Returns the API server's decision on a pod: the resulting pod, or the reason to reject it.
 async fn asked(rig: &Rig, namespace: &str, pod: &Json) -> Result<Result<Json, String>> {
     match rig.dry_run(namespace, pod).await {
         Ok(pod) => Ok(Ok(pod)),
         Err(error) => match error.downcast::<kube::Error>() {
             Ok(kube::Error::Api(status)) => Ok(Err(status.message.clone())),
             Ok(error) => Err(error.into()),
-            // It is no pod at all: a label that is no text.
+            // The object is not a pod, for example because a label is not a string.
             Err(error) => Ok(Err(error.to_string())),
         },
     }
 }
 
-/// What became of the cases of a profile.
+/// The results of a profile's cases.
 #[derive(Debug, Default)]
 struct Tally {
     accepted: usize,
@@ -189,13 +189,13 @@ struct Tally {
     refused: usize,
     restricted: usize,
     unrestricted: usize,
-    /// Pods that the API server refuses without any injection.
+    /// Pods that the API server rejects without any injection.
     impossible: usize,
-    /// What the API server does not take of what we make.
+    /// Injected pods that the API server rejects.
     wrong: Vec<String>,
 }
 
-/// Tries a case's pod without injection, with it, and both once more where *restricted* is enforced.
+/// Dry-runs a case's pod without injection and with it, and again with *restricted* enforced.
 async fn tried(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tally> {
     let mut tally = Tally::default();
     if let Err(why) = asked(rig, "plain", &pod).await? {
@@ -208,7 +208,7 @@ async fn tried(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tally>
             tally.accepted = 1;
             tally.injected = usize::from(annotation(&made, "pillion.dev/injected").is_some());
         }
-        // Ours are decisions; what the API server itself refuses is a pod that was made wrong.
+        // Pillion's rejections are decisions; the API server's own rejections mean that injection made the pod invalid.
         Err(why) if why.contains("denied the request") => tally.refused = 1,
         Err(why) => tally.wrong.push(format!("{folder}: {name}: {why}")),
     }
@@ -268,7 +268,7 @@ fn api_server_accepts_shipped_profiles() {
     });
 }
 
-/// A pod that asks for all that do not exclude one another, and what each of them has to know.
+/// A pod that requests all compatible profiles, with each one's parameters.
 const EVERYTHING: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -304,7 +304,7 @@ spec:
   volumes: [{name: token, emptyDir: {}}]
 "#;
 
-/// The account whose role its pods have at AWS.
+/// The service account with the pods' AWS role.
 const BUILDER: &str = "
 apiVersion: v1
 kind: ServiceAccount
@@ -314,7 +314,7 @@ metadata:
   annotations: {eks.amazonaws.com/role-arn: 'arn:aws:iam::1:role/builder'}
 ";
 
-/// Those that are on it.
+/// The profiles that apply to that pod.
 const ON_IT: [&str; 13] = [
     "agones-sdk",
     "annotate",
@@ -339,7 +339,8 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
         install(&rig, &folders).await?;
         rig.control_plane.apply_yaml(BUILDER).await?;
         let pod: Json = serde_saphyr::from_str(EVERYTHING)?;
-        // The account is looked up, which has a quarter of a second, and the namespace's labels are learned of by watching.
+        // Retried, since the account's lookup times out after a quarter of a second, and namespace labels arrive with a
+        // delay.
         let first = eventually(SOON, "all are on it", async || {
             let first = rig.dry_run(TOGETHER, &pod).await?;
             let record: Json = serde_json::from_str(annotation(&first, "pillion.dev/injected").context("a record")?)?;
@@ -352,7 +353,7 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
             Ok(first)
         })
         .await?;
-        // Deterministic: the same pod is the same again. Idempotent: what is made, created once more, does not change.
+        // Deterministic: the same pod gives the same result. Idempotent: creating the result again does not change it.
         let mut again = rig.dry_run(TOGETHER, &pod).await?;
         let mut first = first;
         for pod in [&mut first, &mut again] {

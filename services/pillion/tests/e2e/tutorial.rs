@@ -1,5 +1,5 @@
-//! The session of the tutorial that the nginx profile takes the place of, on a cluster that keeps its label: a namespace
-//! is labelled, a pod asks for the sidecar by its annotation, and has it.
+//! Repeats the session of the tutorial that the nginx profile replaces, on a cluster that keeps its label. A namespace
+//! is labelled, and a pod requests the sidecar by its annotation and gets it.
 
 use anyhow::ensure;
 use pillion_testkit::{eventually, isolated};
@@ -12,7 +12,7 @@ use crate::rig::{ASK, SOON, STATUS, annotation, bare_pod, names};
 /// The namespace's label in the tutorial.
 const LABEL: &str = "sidecar-injection=enabled";
 
-/// The pod's own annotations, of which one was there before.
+/// The pod's annotations, one of which existed before.
 const OVERRIDES: &str = r#"{"apiVersion": "v1", "metadata": {"annotations": {
     "sidecar-injector-webhook.morven.me/inject": "yes", "kubernetes.io/psp": "restricted"}}}"#;
 
@@ -35,7 +35,7 @@ fn the_tutorials_session_goes_as_it_is_written() {
                 .map(str::to_owned)
                 .collect()
         };
-        // The API server learns of the label a moment after it is set.
+        // The API server observes the label a moment later.
         managed.rig.is_called("injection").await?;
         let arguments: Vec<String> = run("alpine");
         kubectl.kubectl_ok(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).await?;
@@ -49,7 +49,7 @@ fn the_tutorials_session_goes_as_it_is_written() {
             "{pod}"
         );
 
-        // A namespace without the label, and a pod that does not ask.
+        // A namespace without the label, and a pod that requests nothing.
         let plain: Vec<String> = run("plain")
             .into_iter()
             .map(|word: String| if word == "injection" { "default".to_owned() } else { word })
@@ -61,7 +61,7 @@ fn the_tutorials_session_goes_as_it_is_written() {
             ensure!(names(&serde_json::from_str(&pod)?).len() == 1, "{pod}");
         }
 
-        // Its API server spoke v1beta1, and was answered so.
+        // That tutorial's API server sent v1beta1, which still gets a matching response.
         let direct = Direct::to(&managed.rig.replicas[0])?;
         let old = review("u", "injection", &bare_pod("old"));
         let old: Json =

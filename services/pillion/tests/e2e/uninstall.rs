@@ -1,6 +1,6 @@
-//! The end of a release, whatever was lost before it: a namespace that requires injection gets its pods, and a new release of the
-//! same name can be installed. The real helm, the real programs with their own service accounts, and the real controllers of
-//! namespaces and of garbage.
+//! Tests the end of a release after every kind of loss: pods of a namespace that requires injection can be created, and
+//! a new release with the same name can be installed. Uses the real helm, the real programs with their service
+//! accounts, and the real namespace and garbage collection controllers.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use serde_json::json;
 use crate::chart::{helm, helm_ok, helm_with_job, run, values};
 use crate::rig::{PATIENCE, Rig, SOON, bare_pod, is_untouched};
 
-/// What takes a namespace away with all that is in it, and then what belongs to it.
+/// The controllers that delete a namespace's content, and then its dependents.
 const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller";
-/// What says how a release is deleted where no job can run.
+/// The page that describes how to delete a release when no job can run.
 const PAGE: &str = include_str!("../../../../charts/pillion/README.md");
 
-/// What is lost, and how the release is deleted then.
+/// The loss before the release is deleted, and thereby the way to delete it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
     Nothing,
@@ -36,7 +36,7 @@ fn kill(processes: &mut [Replica]) -> Result<()> {
     processes.iter_mut().try_for_each(|process| process.kill().map(drop))
 }
 
-/// The objects in no namespace that are called as the release is, without definitions and what Helm keeps for the next one.
+/// Returns the cluster-scoped objects with the release's name, without CRDs and objects that Helm keeps.
 async fn left(control_plane: &ControlPlane) -> Result<Vec<String>> {
     let kinds = "mutatingwebhookconfigurations,validatingwebhookconfigurations,clusterroles,clusterrolebindings,\
                  mutatingadmissionpolicies,mutatingadmissionpolicybindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
@@ -44,7 +44,7 @@ async fn left(control_plane: &ControlPlane) -> Result<Vec<String>> {
     Ok(all.lines().filter(|name| name.contains("/pillion")).map(str::to_owned).collect())
 }
 
-/// Loses something, deletes the release, and waits until pods of the namespace that requires injection are created.
+/// Causes a loss and deletes the release. Waits until pods can be created in the namespace that requires injection.
 async fn lose_and_delete(rig: Rig, mut controllers: Vec<Replica>, loss: Loss) -> Result<ControlPlane> {
     let Rig { control_plane, mut replicas, .. } = rig;
     let uninstall = ["uninstall", "pillion", "--ignore-not-found"];
@@ -106,7 +106,7 @@ async fn can_create_pods(control_plane: &ControlPlane, loss: Loss) -> Result<()>
 #[test]
 #[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
 fn damaged_uninstall_leaves_cluster_usable() {
-    // Eight installations, one after the other.
+    // Runs eight installations in turn.
     Isolation::new().time_limit(Duration::from_mins(20)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let _controllers = ControllerManager::with(&control_plane, CONTROLLERS).await?;
@@ -128,7 +128,7 @@ fn damaged_uninstall_leaves_cluster_usable() {
                 Ok(left)
             })
             .await?;
-            // What Helm knew of the release went with the namespace: the rest of what is in none stays.
+            // Helm's record of the release was lost with the namespace, so its other cluster-scoped objects stay.
             if loss != Loss::Namespace {
                 ensure!(left.is_empty(), "after the loss of {loss:?}: {left:?}");
             }
@@ -142,7 +142,7 @@ fn damaged_uninstall_leaves_cluster_usable() {
             }
             println!("uninstall: without {loss:?} pods are created {took:.1?} after; {} objects left", left.len());
         }
-        // It is as if it had never been there.
+        // Installs as if no earlier release had existed.
         helm_ok(&control_plane, &["install", "pillion", "--create-namespace"], Some(&values(&json!(["nginx"]))))
             .await?;
         let listed = helm(&control_plane, &["list", "--short"], None).await?;

@@ -1,5 +1,5 @@
-//! Validations through the API server: on what will be stored, on updates and on sub-resources, with what was injected told
-//! apart from what the author wrote.
+//! Tests validations through the API server: on the object to be stored, on updates and on subresources. They
+//! distinguish injected parts from those that the author wrote.
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Request;
@@ -13,7 +13,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, bare_pod, names, refusal};
 
-/// No environment variables but those that are injected.
+/// A profile that permits only injected environment variables.
 fn deny_env() -> Json {
     json!({
         "target": {"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["CREATE", "UPDATE"]},
@@ -27,13 +27,13 @@ fn deny_env() -> Json {
     })
 }
 
-/// A sidecar that has some itself.
+/// A profile with a sidecar that has a variable itself.
 fn logger() -> Json {
     let container = json!({"name": "logger", "image": "logger:1", "env": [{"name": "A", "value": "b"}]});
     json!({"activation": "Always", "template": {"spec": {"containers": [container]}}})
 }
 
-/// A cluster with both profiles, whose API server asks on the validating path.
+/// Starts a cluster with both profiles, whose API server calls the validating path.
 async fn start() -> Result<Rig> {
     let rig = Rig::start(1).await?;
     for (name, spec) in [("deny-env", deny_env()), ("logger", logger())] {
@@ -78,18 +78,18 @@ fn validation_sees_final_object_and_ours() {
         ensure!(status["message"].as_str().unwrap().ends_with(told), "{status}");
         ensure!(status["details"]["causes"][0]["field"] == "spec.containers", "{status}");
 
-        // Who copies the record does not make a container ours.
+        // Copying the injection record does not exempt the author's container.
         let mut copied = with_env("copied");
         let record = pod["metadata"]["annotations"]["pillion.dev/injected"].as_str().context("a record")?;
         copied["metadata"]["annotations"]["pillion.dev/injected"] = json!(record.replace("/logger", "/app"));
         ensure!(refusal(rig.create("team-a", &copied).await)?["code"] == 402);
-        // Neither does who opts out, or who asks by name that it be taken away.
+        // Neither does opting out, nor requesting that the profile be removed.
         let mut out = with_env("out");
         out["metadata"]["labels"] = json!({"pillion.dev/inject": "false"});
         out["metadata"]["annotations"]["pillion.dev/profiles"] = json!("-deny-env");
         ensure!(refusal(rig.create("team-a", &out).await)?["code"] == 402);
 
-        // On an update the sidecar is ours still; once the record is changed, it is nobody's.
+        // On an update the sidecar is still exempt, but not once the record has been changed.
         rig.patch("team-a", "web", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
         let forged = json!({"metadata": {"annotations": {"pillion.dev/injected": record.replace("/logger", "/x")}}});
         ensure!(refusal(rig.patch("team-a", "web", &forged).await)?["code"] == 402);
