@@ -150,7 +150,7 @@ fn check_names(set: &str, objects: &[Json]) {
         let made =
             ["Secret", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "Lease", "EndpointSlice"];
         assert!(!made.contains(&&*kind), "{set}: {kind} {name}");
-        assert!(!(kind == "ConfigMap" && name == "pillion"), "the kill switch is a person's alone");
+        assert!(!(kind == "ConfigMap" && name == "pillion"), "only operators change the kill switch");
         assert_eq!(object["metadata"]["labels"]["app.kubernetes.io/instance"], "pillion", "{set}: {kind} {name}");
         let cluster_wide = kind.starts_with("Cluster") || kind.starts_with("Validating");
         assert_eq!(cluster_wide, namespace.is_empty(), "{set}: {kind} {name} in {namespace:?}");
@@ -349,7 +349,7 @@ fn policies_come_from_values() {
             let opt_in = if component == "webhook" { "/namespaces/optIn" } else { "/webhooks/optIn" };
             assert_eq!(policy.pointer(opt_in), Some(&wanted), "{policy}");
             if component == "webhook" {
-                assert_eq!(policy["guardrails"]["recordDecisions"], true, "what the policy in the API server asks for");
+                assert_eq!(policy["guardrails"]["recordDecisions"], true, "the API server's policy requires it");
             }
             if set == "everything" && component == "webhook" {
                 assert_eq!(policy["cluster"]["region"], "eu-west-1");

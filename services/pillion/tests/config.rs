@@ -49,7 +49,7 @@ fn a_check_prints_all_that_a_replica_would_run_with_and_touches_nothing() {
     for line in ["  maxBody: 3Mi", "  idleTimeout: 2m30s", "  drainDeadline: 30s", "  level: warn", "  ratio: 0.01"] {
         assert!(printed.lines().any(|printed| printed == line), "{line} is not in\n{printed}");
     }
-    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "somebody called");
+    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "the webhook was called");
 
     // The printed text is a policy with the same content.
     std::fs::write(folder.path().join("printed.yaml"), &printed).unwrap();
@@ -58,7 +58,7 @@ fn a_check_prints_all_that_a_replica_would_run_with_and_touches_nothing() {
     assert!(check(folder.path(), &[]).status.success(), "the defaults are right");
     let by_secret = check(folder.path(), &["--serving-secret", "pillion-serving", "--kubeconfig", "kubeconfig"]);
     assert!(by_secret.status.success(), "{}", text(&by_secret.stderr));
-    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "somebody called");
+    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "the webhook was called");
 }
 
 #[test]
@@ -221,11 +221,11 @@ fn a_mounted_policy_is_followed_and_a_broken_one_leaves_the_last_good_one() {
     dev.has_metric("pillion_config_reloads_total{result=\"ok\"} 2");
 
     dev.write("cluster: {region: us-east-2}\nguardrail: {}\n");
-    dev.program.tells("the last good one stays at work");
+    dev.program.tells("the last valid one stays active");
     dev.program.tells("did you mean `guardrails`?");
     dev.has_metric("pillion_config_last_reload_successful 0");
     dev.has_metric("pillion_config_reloads_total{result=\"failed\"} 1");
-    assert_eq!(patch(&dev.send()), None, "the guardrails of before hold");
+    assert_eq!(patch(&dev.send()), None, "the previous guardrails stay active");
 
     dev.write("requests: {maxBody: 1Mi}\n");
     eventually("the mended file is read", || patch(&dev.send()).filter(|patch| patch.contains("nowhere")));

@@ -1,7 +1,7 @@
 //! Tests `pillion convert` as a process: the converted profiles, and the reports of what cannot be converted, with
 //! positions. The cases beside each extended profile test what the profiles do with pods.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

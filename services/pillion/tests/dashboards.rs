@@ -109,7 +109,7 @@ fn dashboards_are_as_grafana_and_people_need_them() {
     for (name, dashboard) in &dashboards {
         assert_eq!(dashboard["editable"], false);
         let ids: Vec<_> = dashboard["panels"].as_array().unwrap().iter().map(|panel| panel["id"].as_u64()).collect();
-        assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "{name}: ids are there twice");
+        assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "{name}: ids are not unique");
         let variables = dashboard["templating"]["list"].as_array().unwrap();
         let names: Vec<_> = variables.iter().map(|variable| variable["name"].as_str().unwrap()).collect();
         let expected: &[_] = if name == OF_API_SERVERS {
@@ -130,7 +130,7 @@ fn dashboards_are_as_grafana_and_people_need_them() {
             }
             for column in 0..panel["gridPos"]["w"].as_u64().unwrap() {
                 let cell = (panel["gridPos"]["x"].as_u64().unwrap() + column, panel["gridPos"]["y"].as_u64().unwrap());
-                assert!(cell.0 < 24 && places.insert(cell), "{title} lies over another panel, or beyond the edge");
+                assert!(cell.0 < 24 && places.insert(cell), "{title} overlaps another panel or the edge");
             }
             for target in panel["targets"].as_array().unwrap() {
                 assert_eq!(target["datasource"]["uid"], "${datasource}", "{title}");
@@ -251,7 +251,7 @@ fn no_panel_stays_empty_and_every_alert_can_be_asked_about() {
             metrics_of(query).into_iter().filter(|name| !name.starts_with("apiserver_") && !name.contains(':'))
         {
             // Retried, since the series are missing for a moment after a slow scrape.
-            eventually(&format!("{}: somebody exports {metric}: {query}", rule.file), || {
+            eventually(&format!("{}: {metric} is exported: {query}", rule.file), || {
                 (!prometheus.query(&format!("count({metric})")).unwrap().is_empty()).then_some(())
             });
         }
@@ -305,7 +305,7 @@ fn every_alert_says_what_it_is_and_has_its_runbook() {
     let mut names = BTreeSet::new();
     for rule in alerts() {
         let name = rule.text("/alert");
-        assert!(names.insert(name.to_owned()), "{name} is there twice");
+        assert!(names.insert(name.to_owned()), "{name} is not unique");
         assert!(name.starts_with("Pillion"), "{name}");
         assert!(["critical", "warning", "info"].contains(&rule.text("/labels/severity")), "{name}");
         for annotation in ["summary", "description"] {

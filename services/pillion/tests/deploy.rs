@@ -51,7 +51,7 @@ fn the_manifests_are_whole_and_name_nobody_who_is_not_there() {
         let metadata = &object["metadata"];
         assert_ne!(metadata["labels"]["app.kubernetes.io/managed-by"], "Helm", "{metadata}");
         assert_eq!(metadata["labels"]["app.kubernetes.io/instance"], "pillion", "{metadata}");
-        assert_eq!(metadata["annotations"].get("helm.sh/hook"), None, "{metadata}: nobody runs it");
+        assert_eq!(metadata["annotations"].get("helm.sh/hook"), None, "{metadata}: no component runs it");
         if object["kind"].as_str().unwrap().ends_with("RoleBinding") {
             find(&objects, object["roleRef"]["kind"].as_str().unwrap(), object["roleRef"]["name"].as_str().unwrap());
             for subject in object["subjects"].as_array().unwrap() {
@@ -164,7 +164,7 @@ fn argo_cd_is_told_what_others_write() {
                 && object["kind"] == rule["kind"]
                 && (rule["name"].is_null() || object["metadata"]["name"] == rule["name"])
         };
-        assert!(all.iter().any(|object| is_meant(&object)), "{rule} is about nothing that is rendered");
+        assert!(all.iter().any(|object| is_meant(&object)), "{rule} matches no rendered object");
     }
     let rules = spec["ignoreDifferences"].to_string();
     let scaled = all.iter().filter(|object| object["spec"].get("replicas").is_some());

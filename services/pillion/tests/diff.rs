@@ -1,6 +1,6 @@
 //! Tests `pillion diff` with manifests as a process: the effect of a changed profile, without a cluster.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;

@@ -124,7 +124,7 @@ fn ci_runs_documented_test_command() {
     let [command] = commands.as_slice() else { panic!("one command, found {commands:?}") };
     assert_eq!(*command, "./justw test");
     for document in [readme, contributing] {
-        assert!(document.lines().any(|line| line == *command), "{command} does not stand in the document");
+        assert!(document.lines().any(|line| line == *command), "{command} is not in the document");
     }
 }
 

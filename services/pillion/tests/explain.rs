@@ -1,7 +1,7 @@
 //! Tests `pillion explain` as a process, from files: output formats, exit codes, and the file that each object comes
 //! from.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;

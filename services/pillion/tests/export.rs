@@ -2,7 +2,7 @@
 //! reports whether anything was omitted. `e2e/export.rs` shows that the API server accepts the policies and decides
 //! like the engine.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;
@@ -52,11 +52,11 @@ fn a_validation_becomes_a_policy_with_its_binding() {
     let spec = &policy["spec"];
     assert_eq!(spec["failurePolicy"], "Fail", "a profile that cannot be dropped denies on errors");
     let names: Vec<_> = spec["variables"].as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["a", "b"], "in the order in which they need one another, and no others");
+    assert_eq!(names, ["a", "b"], "exactly these, in order of dependency");
     let validation = &spec["validations"][0];
     assert_eq!(validation["messageExpression"], "'too many: ' + string(variables.b) + ' (.spec.containers)'");
     assert_eq!(validation["reason"], "Forbidden");
-    assert_eq!(spec["matchConditions"].as_array().unwrap().len(), 1, "nobody opts out of it");
+    assert_eq!(spec["matchConditions"].as_array().unwrap().len(), 1, "pods cannot opt out");
     let selector = &spec["matchConstraints"]["namespaceSelector"];
     assert_eq!(selector["matchLabels"]["env"], "prod");
     assert_eq!(selector["matchExpressions"][0]["key"], "pillion.dev/injection");
@@ -235,5 +235,5 @@ fn the_shipped_policy_is_the_profiles() {
     assert_eq!((told.as_str(), code), ("", Some(0)));
     let policy = fs::read_to_string(folder.join("policy.yaml")).unwrap();
     let shipped: Vec<Json> = serde_saphyr::from_multiple(&policy).unwrap();
-    assert_eq!(shipped, objects, "write it anew: pillion export --everywhere profiles/reserved-namespaces");
+    assert_eq!(shipped, objects, "regenerate it: pillion export --everywhere profiles/reserved-namespaces");
 }

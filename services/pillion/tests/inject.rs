@@ -1,6 +1,6 @@
 //! Tests `pillion inject` as a process: manifests in, injected manifests out.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::process::{Command, Output};

@@ -116,7 +116,7 @@ impl Run {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "figures are what a long run is for")]
+#[expect(clippy::print_stdout, reason = "a long run prints its figures")]
 fn tell(figures: &str) {
     println!("{figures}");
 }

@@ -1,7 +1,7 @@
 //! Logs and traces contain nothing of an object except its name. A pod full of marked secrets takes every path of a
 //! request, with all logs and traces enabled.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -123,7 +123,7 @@ fn no_line_metric_or_span_holds_anything_of_an_object_but_its_name() {
     let mut twice = injected.clone();
     let place = twice.find(r#""env":["#).unwrap();
     twice.insert_str(place, &format!(r#""env":[{{"name":"A","value":"{MARK}"}}],"#));
-    assert_eq!(dev.post("", &twice), 200, "a key that stands twice is a denial");
+    assert_eq!(dev.post("", &twice), 200, "a duplicate key is rejected");
     let mut unmarked = pod();
     unmarked["metadata"]["namespace"] = "nobody-knows".into();
     let mut elsewhere = review(&unmarked);
@@ -152,12 +152,12 @@ fn no_line_metric_or_span_holds_anything_of_an_object_but_its_name() {
     let (told, spans) = (dev.program.stderr(), format!("{:?}", collector.all()));
     for proof in ["\"decided\"", "a request was refused", "\"outcome\":\"injected\"", "\"outcome\":\"denied\"", "TRACE"]
     {
-        assert!(told.contains(proof), "{proof} was to be told:\n{told}");
+        assert!(told.contains(proof), "{proof} must be logged:\n{told}");
     }
     assert!(metrics.contains("pillion_admission_requests_total") && spans.contains("self-check"), "{metrics}\n{spans}");
     for (what, text) in [("a line", &told), ("a metric", &metrics), ("a span", &spans)] {
         let leak = text.lines().find(|line| line.contains(MARK));
-        assert_eq!(leak, None, "{what} holds what is marked");
+        assert_eq!(leak, None, "{what} contains a marked secret");
     }
 }
 
@@ -176,7 +176,7 @@ fn a_signal_brings_a_line_for_each_decision_and_the_next_one_ends_that() {
     dev.program.tells("SIGUSR1: logging in detail for a while");
     assert_eq!(decided(), 0);
     assert_eq!(dev.post("", &body), 200);
-    eventually("the decision is told", || (decided() == 1).then_some(()));
+    eventually("the decision is logged", || (decided() == 1).then_some(()));
     raise();
     dev.program.tells("logging as configured again");
     assert_eq!(dev.post("", &body), 200);

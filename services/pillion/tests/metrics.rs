@@ -118,7 +118,7 @@ fn documented_queries_and_exemplars_work() {
         });
     }
 
-    let found = eventually("the exemplar is there", || {
+    let found = eventually("the exemplar exists", || {
         let window = format!("start={}&end={}&", 0, 1e10);
         let selector = "pillion_admission_duration_seconds_bucket";
         let data = prometheus.api(&format!("query_exemplars?{window}"), selector).unwrap();
@@ -175,5 +175,5 @@ fn promtool_accepts_the_metrics() {
         let said = lint(&scrape);
         assert!(said.is_empty(), "{said}");
     }
-    assert!(lint("# TYPE things counter\nthings 1\n").contains("_total"), "promtool reads what it is given");
+    assert!(lint("# TYPE things counter\nthings 1\n").contains("_total"), "promtool checks its input");
 }

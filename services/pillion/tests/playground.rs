@@ -327,7 +327,7 @@ fn runs_end_when_nobody_waits_for_them_and_with_the_program() {
             return;
         }
         all.push(took);
-        assert!(all.len() < 3, "runs that nobody waits for keep others out, or the end waits for them: {all:?}");
+        assert!(all.len() < 3, "abandoned runs block others or delay the end: {all:?}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tests `pillion test` as a process: it counts passed cases, and shows each difference of a failed one with its path.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;
@@ -148,7 +148,11 @@ fn mistakes_in_profiles_are_shown_as_by_lint_and_only_those_of_what_is_tested() 
     let broken = PROFILE.replace("template", "tempalte");
     let root = folders(&[("a", PROFILE, CASES), ("broken", &broken.replace("helper}", "broken}"), "")]);
     let output = test(root.path(), &["a"]);
-    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "its neighbour is no concern of its");
+    assert_eq!(
+        (output.status.code(), stderr(&output).as_str()),
+        (Some(0), ""),
+        "the neighbouring profile is unaffected"
+    );
     let output = test(root.path(), &["."]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("did you mean `template`?"), "{}", stderr(&output));
@@ -231,7 +235,7 @@ fn what_is_can_be_written_into_cases() {
     let file = root.path().join("helper/tests/cases.yaml");
     let output = test(root.path(), &["helper"]);
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(fs::read_to_string(&file).unwrap(), cases, "nothing is written unless it is asked for");
+    assert_eq!(fs::read_to_string(&file).unwrap(), cases, "nothing is written unless requested");
 
     let output = test(root.path(), &["helper", "--update"]);
     assert_eq!(stderr(&output), "updated: 2 cases\n");

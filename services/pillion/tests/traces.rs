@@ -1,11 +1,7 @@
 //! Tests traces: what a real OpenTelemetry Collector receives, and that a slow or missing collector does not delay
 //! requests.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test says what is wrong by panicking, also in its helpers"
-)]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests and their helpers fail by panicking")]
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -305,7 +301,7 @@ fn a_collector_gets_a_request_as_a_span_in_the_senders_trace_with_a_span_for_eac
         let of_it: Vec<_> = all.iter().filter(below).collect();
         let [span] = of_it.as_slice() else { panic!("not one {part}: {all:?}") };
         assert_eq!(span.text("traceId"), TRACE);
-        assert!(last <= span.time("startTimeUnixNano"), "{part} begins when what is before it has ended");
+        assert!(last <= span.time("startTimeUnixNano"), "{part} starts after the previous part ends");
         last = span.time("endTimeUnixNano");
     }
     assert!(last <= injected.time("endTimeUnixNano"));

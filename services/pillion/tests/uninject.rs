@@ -1,6 +1,6 @@
 //! Tests `pillion uninject` as a process: it removes from manifests what `pillion inject` added.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::PathBuf;

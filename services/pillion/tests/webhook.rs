@@ -300,8 +300,8 @@ fn descriptor_exhaustion_is_survived() {
     println!("{errors} errors in {EXHAUSTED_FOR:?}, {:.1} per cent of a core", busy * 100.0);
     // A little over twenty errors a second for the measured time, since a busy machine may delay this test.
     let most = 30.0 * began.elapsed().as_secs_f64();
-    assert!((1.0..=most).contains(&errors), "{errors} errors of {most} at most: it does not rest between two");
-    assert!(busy < 0.5, "it runs in circles");
+    assert!((1.0..=most).contains(&errors), "{errors} errors of {most} at most: it does not pause between two");
+    assert!(busy < 0.5, "it uses the processor while idle");
     let logged = dev.stderr().lines().filter(|line| line.contains("no connection can be accepted")).count();
     assert!((1..=4).contains(&logged), "logged {logged} times: {}", dev.stderr());
 

@@ -126,8 +126,8 @@ fn second_api_server_shares_state_and_pauses() {
         ensure!(answer.is_err(), "an API server that is stopped answers: {answer:?}");
         first.create_namespace("meanwhile", &[]).await?;
         second.process().resume()?;
-        eventually(SOON, "it answers again", async || {
-            there.get_opt("meanwhile").await?.context("it does not know yet")
+        eventually(SOON, "it responds again", async || {
+            there.get_opt("meanwhile").await?.context("it has not observed the change yet")
         })
         .await?;
         Ok(())

@@ -18,7 +18,7 @@ fn early_replica_failure_shows_output() {
         let spec = ReplicaSpec::new("/bin/sh", dir.join("none.kubeconfig"), tls);
         let error = Replica::start(&spec, replica_address(1)).await.unwrap_err().to_string();
         ensure!(error.contains("replica 10.111.1.1 ended (exit status: "), "{error}");
-        ensure!(error.contains("webhook"), "what the shell said is missing: {error}");
+        ensure!(error.contains("webhook"), "the shell's message is missing: {error}");
         Ok(())
     });
 }

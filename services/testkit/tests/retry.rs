@@ -60,7 +60,7 @@ fn what_one_replica_turns_away_another_answers() {
         eventually(SOON, "the API server calls the webhook", async || {
             number += 1;
             create(format!("probe-{number}")).await?;
-            ensure!(value(&free, ANSWERED)? > 0.0, "created without a call");
+            ensure!(value(&free, ANSWERED)? > 0.0, "created without a webhook call");
             Ok(())
         })
         .await?;
@@ -74,7 +74,7 @@ fn what_one_replica_turns_away_another_answers() {
             created += PODS;
         }
         let (shed, answered) = (value(&full, SHED)? - shed, value(&free, ANSWERED)? - answered);
-        ensure!(shed >= 1.0, "nothing was turned away");
+        ensure!(shed >= 1.0, "no request was shed");
         ensure!((answered - f64::from(u32::try_from(created)?)).abs() < 0.5, "{answered} answers for {created} pods");
         ensure!(value(&full, ANSWERED)? < 0.5, "it answered after all");
         Ok(())

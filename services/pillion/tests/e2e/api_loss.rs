@@ -1,7 +1,7 @@
 //! The API server hangs, is killed and returns: responses do not change meanwhile, and changes apply soon after its
 //! return.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::time::{Duration, Instant};
 
@@ -110,7 +110,7 @@ fn losing_the_api_server_changes_no_answer() {
         let mut rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(PROFILES).await?;
         let direct = Direct::to(&rig.replicas[0])?;
-        let known = eventually(SOON, "both profiles are at work", async || {
+        let known = eventually(SOON, "both profiles are active", async || {
             let answer = direct.answer("/mutate/enabled", &reviews()[0]).await?;
             let patch = patch_of(&answer)?;
             ensure!(patch.contains("role/x") && patch.contains("fast"), "{patch}");
@@ -128,13 +128,13 @@ fn losing_the_api_server_changes_no_answer() {
         let (hanging, slow) = answers(&direct).await?;
         let old = staleness(&rig).await?;
         println!("it hangs: the longest answer {slow:?}, staleness {old:?}");
-        ensure!(hanging == before, "an answer has changed while the API server hung");
+        ensure!(hanging == before, "a response changed while the API server hung");
         ensure!(old.iter().all(|age| *age >= 30.0), "{old:?}");
 
         rig.control_plane.stop_api_server()?;
         let (dead, slow) = answers(&direct).await?;
         println!("it is dead: the longest answer {slow:?}, staleness {:?}", staleness(&rig).await?);
-        ensure!(dead == before, "an answer has changed when the API server was dead");
+        ensure!(dead == before, "a response changed while the API server was dead");
         let stale =
             metric(&rig.replicas[0], "pillion_lookups_total{what=\"service_account\",result=\"stale\"}").await?;
         ensure!(stale >= 100.0, "{stale} old answers were served");
@@ -146,7 +146,7 @@ fn losing_the_api_server_changes_no_answer() {
         rig.control_plane.apply_yaml(&PROFILES.replace("example.com/settings:", "example.com/set:")).await?;
         rig.namespace("team-new", Some("enabled")).await?;
         let namespaces = rig.control_plane.kubectl_ok(&["get", "namespaces", "-o", "name"]).await?.lines().count();
-        let known = eventually(SOON, "what has changed is taken up", async || {
+        let known = eventually(SOON, "the change applies", async || {
             let patch = patch_of(&direct.answer("/mutate/enabled", &reviews()[0]).await?)?;
             ensure!(patch.contains("example.com~1set\"") || patch.contains("example.com/set\""), "{patch}");
             let known = metric(&rig.replicas[0], "pillion_cache_objects{kind=\"namespaces\"}").await?;
@@ -156,7 +156,7 @@ fn losing_the_api_server_changes_no_answer() {
         known.await?;
         let took = back.elapsed();
         // A watch of unchanging objects reports contact as soon as the API server listens, and then not for 45 seconds.
-        let ages = eventually(SOON, "all watches are heard of", async || {
+        let ages = eventually(SOON, "all watches report contact", async || {
             let ages = staleness(&rig).await?;
             let since = started.elapsed().as_secs_f64();
             ensure!(ages.iter().all(|age| *age < since), "{ages:?}, started {since} s ago");

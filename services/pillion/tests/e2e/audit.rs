@@ -1,7 +1,7 @@
 //! Tests the audit on a real API server. Some pods were created while no webhook was called, before their namespace was
 //! opted in, or before their profile changed or was deleted. The audit finds each in time, with its cause.
 
-#![allow(clippy::print_stdout, reason = "how long it takes is what it is about")]
+#![allow(clippy::print_stdout, reason = "the test prints its durations")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -110,7 +110,7 @@ impl Audit {
 
     /// Waits until the metrics contain this line, since a report may be older than the last pods.
     async fn shows(&self, line: &str) -> Result<()> {
-        eventually(FOUND_WITHIN, "the metrics", async || {
+        eventually(FOUND_WITHIN, "the metrics contain the line", async || {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
             ensure!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
@@ -233,7 +233,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         .await?;
         let injected = rig.create("team-a", &bare_pod("web")).await?;
         ensure!(names(&injected).contains(&"sidecar-nginx".to_owned()), "{injected}");
-        eventually(FOUND_WITHIN, "the pod is as its profiles say", async || {
+        eventually(FOUND_WITHIN, "the pod matches its profiles", async || {
             let report = Arc::clone(&audit.audited.borrow().report);
             ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 0, "{report:?}");
             Ok(())
@@ -256,7 +256,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         let mut pinning = bare_pod("pinning");
         pinning["metadata"]["annotations"]["pillion.dev/profiles"] = json!(pin);
         // The replica fetches the revision within a quarter of a second, and then caches it.
-        eventually(SOON, "the pinned revision is at hand", async || {
+        eventually(SOON, "the pinned revision is cached", async || {
             let pod = rig.dry_run("team-a", &pinning).await?;
             ensure!(pod["metadata"]["annotations"]["example.com/single"] == "1", "{pod}");
             Ok(())
@@ -264,7 +264,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         .await?;
         let pinning = rig.create("team-a", &pinning).await?;
         ensure!(pinning["metadata"]["annotations"]["example.com/single"] == "1", "{pinning}");
-        eventually(FOUND_WITHIN, "the pinning pod is as its profiles say", async || {
+        eventually(FOUND_WITHIN, "the pinning pod matches its profiles", async || {
             let report = Arc::clone(&audit.audited.borrow().report);
             ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 1, "{report:?}");
             Ok(())

@@ -130,7 +130,7 @@ fn invalid_inputs_end_with_documented_results() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(ALWAYS).await?;
-        eventually(SOON, "the profile is at work", async || {
+        eventually(SOON, "the profile is active", async || {
             let created = create(&rig, &pod(|_| {}), true).await?;
             ensure!(is_injected(&created), "{created}");
             Ok(())

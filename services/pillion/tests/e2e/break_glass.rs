@@ -1,7 +1,7 @@
 //! Runs every command of `docs/break-glass.md`: the kill switch with running replicas, all others with every replica
 //! dead.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -136,7 +136,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
             let pod = rig.dry_run(SHOP, &bare_pod(&format!("p-{number}"))).await?;
             ensure!(is_untouched(&pod), "{pod}");
         }
-        eventually(SOON, "the log tells of it", async || {
+        eventually(SOON, "the log reports it", async || {
             let log = rig.replicas[0].log_text()?;
             ensure!(log.contains("injection is switched off") && log.contains("by=\"kubectl-patch\""), "{log}");
             Ok(())
@@ -262,7 +262,7 @@ fn break_glass_commands_work_without_replicas() {
         ensure!(cluster.kubectl_ok(&["get", all, "-o", "name"]).await?.is_empty());
         held_pods_wait(&rig).await?;
         page.run(cluster, "All of it").await?;
-        eventually(SOON, "nobody waits any more", async || {
+        eventually(SOON, "no pod waits any more", async || {
             ensure!(is_untouched(&rig.dry_run("till", &bare_pod("now")).await?) && !waits(&rig).await?);
             Ok(())
         })

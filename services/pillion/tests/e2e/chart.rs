@@ -86,7 +86,7 @@ pub(crate) async fn helm_with_job(
 /// Plays the kubelet and the job controller: runs the pod's container with its service account, and completes the job.
 async fn run_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     let jobs: Api<Job> = Api::namespaced(control_plane.client(), NAMESPACE);
-    let job = eventually(HELM_LIMIT, "the job is there", async || Ok(jobs.get(name).await?)).await?;
+    let job = eventually(HELM_LIMIT, "the job exists", async || Ok(jobs.get(name).await?)).await?;
     let job = serde_json::to_value(job)?;
     let pod = &job["spec"]["template"]["spec"];
     let account = pod["serviceAccountName"].as_str().context("an account")?;
@@ -106,7 +106,7 @@ async fn run_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
 /// Marks the job of a hook as failed.
 async fn fail_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     let jobs: Api<Job> = Api::namespaced(control_plane.client(), NAMESPACE);
-    let job = eventually(HELM_LIMIT, "the job is there", async || Ok(jobs.get(name).await?)).await?;
+    let job = eventually(HELM_LIMIT, "the job exists", async || Ok(jobs.get(name).await?)).await?;
     end_job(&jobs, &serde_json::to_value(job)?, ["FailureTarget", "Failed"]).await
 }
 
@@ -209,10 +209,10 @@ fn release_installs_injects_upgrades_and_uninstalls() {
             .await?;
         let more = values(&json!({"nginx": {}, "annotate": {}}));
         helm_with_job(&rig.control_plane, "pillion-crds", &["upgrade", "pillion"], Some(&more)).await?;
-        ensure!(heading(&definitions).await? == before, "the definition is not as it was");
+        ensure!(heading(&definitions).await? == before, "the CRD was not updated");
         let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
         let replicas = deployments.get("pillion-webhook").await?.spec.replicas;
-        ensure!(replicas == Some(5), "who scales by hand decides: {replicas:?}");
+        ensure!(replicas == Some(5), "manual scaling is preserved: {replicas:?}");
         eventually(SOON, "the new profile is served", async || {
             let mut pod = bare_pod("probe");
             pod["metadata"]["annotations"]["pillion.dev/profiles"] = "annotate".into();
@@ -250,7 +250,7 @@ fn release_installs_injects_upgrades_and_uninstalls() {
         let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
         let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
         ensure!(mutating.get_opt("pillion").await?.is_none() && validating.get_opt("pillion").await?.is_none());
-        ensure!(definitions.get_opt(DEFINITION).await?.is_some(), "definitions are kept");
+        ensure!(definitions.get_opt(DEFINITION).await?.is_some(), "CRDs are kept");
         let left = control_plane
             .kubectl_ok(&[
                 "get",
@@ -293,7 +293,7 @@ fn pod_creators_may_edit_namespaced_profiles() {
         ));
         let profiles: Api<kube::api::DynamicObject> = Api::namespaced_with(tenant, "team-a", &kind);
         let parameters = kube::api::PostParams { dry_run: true, ..kube::api::PostParams::default() };
-        eventually(SOON, "the policy is at work", async || {
+        eventually(SOON, "the policy is active", async || {
             let error = profiles.create(&parameters, &profile).await.err().context("it was stored")?.to_string();
             ensure!(error.contains("only who may create pods in team-a may store one there"), "{error}");
             Ok(())
@@ -303,7 +303,7 @@ fn pod_creators_may_edit_namespaced_profiles() {
             .kubectl_ok(&["create", "role", "pods", "-n", "team-a", "--verb=create", "--resource=pods"])
             .await?;
         control_plane.kubectl_ok(&[&bind[..], &["pods", "--role=pods"]].concat()).await?;
-        eventually(SOON, "the role is at work", async || Ok(profiles.create(&parameters, &profile).await.map(drop)?))
+        eventually(SOON, "the role is active", async || Ok(profiles.create(&parameters, &profile).await.map(drop)?))
             .await
     });
 }

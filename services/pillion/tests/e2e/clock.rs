@@ -54,7 +54,7 @@ impl Managed {
         for mut before in before {
             before.terminate(PATIENCE).await?;
         }
-        eventually(PATIENCE, "one of them leads", async || self.leading().await.map(drop)).await
+        eventually(PATIENCE, "one of the controllers leads", async || self.leading().await.map(drop)).await
     }
 
     /// Replaces the replicas by ones with this clock.
@@ -77,7 +77,7 @@ impl Managed {
     async fn leading(&self) -> Result<&Replica> {
         let leader = self.leader().await?;
         let leading = self.controllers.iter().find(|running| running.address() == leader);
-        let leading = leading.with_context(|| format!("{leader} leads, and is none of ours"))?;
+        let leading = leading.with_context(|| format!("the leader {leader} is not one of the controllers"))?;
         ensure!(metric(leading, "pillion_controller_rotation_last_look_seconds").await? > 0.0, "no turn yet");
         Ok(leading)
     }
@@ -85,17 +85,17 @@ impl Managed {
     /// Returns the index of the leading controller.
     async fn leads(&self) -> Result<usize> {
         let leader = self.leading().await?.address();
-        self.controllers.iter().position(|running| running.address() == leader).context("it is one of them")
+        self.controllers.iter().position(|running| running.address() == leader).context("it is one of the controllers")
     }
 
     /// Waits until the leader reports that its clock is this far ahead, and that it waits for nothing else.
     async fn differs(&self, ahead: i64) -> Result<()> {
-        eventually(PATIENCE, "the leader tells that the clocks differ", async || {
+        eventually(PATIENCE, "the leader reports that the clocks differ", async || {
             let leading = self.leading().await?;
             #[expect(clippy::cast_precision_loss, reason = "seconds")]
             let told = metric(leading, "pillion_controller_clock_difference_seconds").await? - ahead as f64;
             ensure!(told.abs() < 5.0, "{told} s from {ahead} s");
-            ensure!(metric(leading, "pillion_controller_clock_agrees").await? < 0.5, "they agree, it says");
+            ensure!(metric(leading, "pillion_controller_clock_agrees").await? < 0.5, "it reports that they agree");
             ensure!(
                 metric(leading, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? > 0.5,
                 "it goes on"
@@ -107,9 +107,9 @@ impl Managed {
 
     /// Waits until the leader reports that the clocks agree.
     async fn agrees(&self) -> Result<()> {
-        eventually(PATIENCE, "the leader tells that the clocks agree", async || {
+        eventually(PATIENCE, "the leader reports that the clocks agree", async || {
             let leading = self.leading().await?;
-            ensure!(metric(leading, "pillion_controller_clock_agrees").await? > 0.5, "they do not, it says");
+            ensure!(metric(leading, "pillion_controller_clock_agrees").await? > 0.5, "it reports that they differ");
             ensure!(metric(leading, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? < 0.5, "blocked");
             Ok(())
         })
@@ -120,7 +120,7 @@ impl Managed {
     async fn turns(&self) -> Result<()> {
         let mut last = 0.0;
         for _ in 0..TURNS {
-            last = eventually(PATIENCE, "there is a turn", async || {
+            last = eventually(PATIENCE, "the rotation runs a cycle", async || {
                 let look = metric(self.leading().await?, "pillion_controller_rotation_last_look_seconds").await?;
                 ensure!((look - last).abs() > 0.5, "none since {last}");
                 Ok(look)
@@ -163,7 +163,7 @@ impl Managed {
         quickest(REPAIRED_WITHIN, "the bundle emptied", async || {
             let began = Instant::now();
             self.configurations().patch(RELEASE, &parameters, &emptied).await?;
-            eventually(PATIENCE, "the bundle is there again", async || {
+            eventually(PATIENCE, "the bundle is restored", async || {
                 ensure!(self.trusted().await? == 1);
                 Ok(())
             })
@@ -218,7 +218,7 @@ fn clock_jump_changes_nothing_and_recovers() {
         }
         let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
         let about = ListParams::default().fields("reason=ClocksDiffer");
-        eventually(PATIENCE, "Events tell of it", async || {
+        eventually(PATIENCE, "Events report it", async || {
             let told: BTreeSet<_> =
                 events.list(&about).await?.items.into_iter().filter_map(|event| event.type_).collect();
             ensure!(told == BTreeSet::from(["Normal".to_owned(), "Warning".to_owned()]), "{told:?}");

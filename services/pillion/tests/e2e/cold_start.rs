@@ -1,6 +1,6 @@
 //! Measures the time until a replica is ready, and its memory then, with an empty and with a full cluster.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Tests the webhook configurations against other writers on a real API server: which drift the keeper detects, repairs
 //! and ignores. It needs no replica.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 mod kept;
 
@@ -181,12 +181,12 @@ fn persistent_drift_is_paced_and_reported() {
         println!("{written} changes, {repairs} repairs in {lasted:?}");
         let most = 6.0 + (lasted.as_secs_f64() - 0.9) / 1.2;
         ensure!((6.0..=most).contains(&repairs), "{repairs} in {lasted:?}");
-        eventually(SOON, "it is told of", async || {
+        eventually(SOON, "it is reported", async || {
             ensure!(kept.metric("pillion_controller_configuration_contested") == Some(1.0));
             Ok(())
         })
         .await?;
-        eventually(SOON, "right again after the fight", async || kept.is_as(&target).await).await?;
+        eventually(SOON, "the configuration is repaired after contention", async || kept.is_as(&target).await).await?;
         kept.end().await
     });
 }
@@ -337,7 +337,7 @@ fn owner_references_follow_recreated_namespace() {
             {"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"},
         ]))
         .await?;
-        eventually(SOON, "all belong to the namespace that is there", are_its_own).await?;
+        eventually(SOON, "the current namespace owns all objects", are_its_own).await?;
         kept.is_as(&target).await?;
         kept.end().await?;
         tokio::time::timeout(SOON, policies).await.context("the policies' task does not end")??;
@@ -378,7 +378,7 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
         };
         let once = async || -> Result<Duration> {
             kept.mark("armed").await?;
-            eventually(SOON, "both are there", async || kept.is_as(&target).await).await?;
+            eventually(SOON, "both objects exist", async || kept.is_as(&target).await).await?;
             kept.mark("disarmed").await?;
             took("gone", async || gone().await).await
         };
@@ -407,7 +407,7 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
         ensure!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
         tokio::time::sleep(Duration::from_millis(500)).await;
         // A keeper that observes the marker late has recreated the configurations, and deletes them again.
-        eventually(SOON, "gone for good", gone).await?;
+        eventually(SOON, "the configurations stay deleted", gone).await?;
         let text = String::from_utf8_lossy(&said.stdout);
         ensure!(text.contains("goes with the service account pillion-controller"), "{text}");
         // Deleting that service account also deletes the ConfigMap, once no controller can recreate it. So a new

@@ -166,7 +166,7 @@ impl Damage<'_> {
             ensure!(as_labelled, "{created:?}");
         }
         let kind = self.fault.kind;
-        ensure!(self.cut() <= POOL, "{} pods were in flight on what was {kind:?}", self.cut());
+        ensure!(self.cut() <= POOL, "{} pods were in flight on a replica that was {kind:?}", self.cut());
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Tests the dashboards and alerts on a full cluster: the panels of the API server show data too, and real events fire
 //! their alerts. Windows of minutes are seconds here, and alerts have no `for` delay.
 
-#![allow(clippy::print_stdout, reason = "what fires is what it is about")]
+#![allow(clippy::print_stdout, reason = "the test prints the alerts that fire")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -252,7 +252,7 @@ fn what_really_happens_fires_what_it_should() {
         managed.rig.namespace("shop", Some("required")).await?;
         managed.rig.create("team-a", &bare_pod("first")).await?;
         let prometheus = start_prometheus(&managed).await?;
-        eventually(FIRES_WITHIN, "all is scraped", async || {
+        eventually(FIRES_WITHIN, "all targets are scraped", async || {
             let up = prometheus.query("sum(up)").map_err(anyhow::Error::msg)?;
             ensure!(up == [5.0], "{up:?}");
             Ok(())
@@ -305,8 +305,7 @@ fn what_really_happens_fires_what_it_should() {
         }
         fires(&prometheus, "connections without TLS", &["PillionHandshakesFail"], &[]).await?;
         let (direct, in_no_time) = (Direct::to(replica)?, review("late", "team-a", &bare_pod("late")));
-        // The timeout is long enough to connect. The client retries when its load is shed, so the test does not await
-        // it.
+        // The client retries when its request is shed, so the test waits only a second, which is enough to connect.
         let turned_away = async || {
             let answer = direct.answer("/mutate/enabled?timeout=1us", &in_no_time);
             ensure!(
@@ -327,7 +326,7 @@ fn what_really_happens_fires_what_it_should() {
         fires(&prometheus, "both are", &["PillionDown", "PillionEndpointUnfit"], &["PillionRedundancyLost"]).await?;
         let (open, refused) = (bare_pod("open"), bare_pod("refused"));
         managed.rig.create("team-a", &open).await?;
-        ensure!(managed.rig.create("shop", &refused).await.is_err(), "nobody answers, and the namespace is required");
+        ensure!(managed.rig.create("shop", &refused).await.is_err(), "no replica responds in a required namespace");
         // A counter that starts with its first event has a rate only from its second.
         let wanted = ["PillionFailedOpen", "PillionPodsNotInjected"];
         fires(&prometheus, "a pod is created without an answer", &wanted, &[]).await?;

@@ -21,7 +21,7 @@ fn doctor_reports_only_real_problems() {
     isolated(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 2, 1).await?;
         let control_plane = &managed.rig.control_plane;
-        let well = eventually(PATIENCE, "nothing is wrong", async || {
+        let well = eventually(PATIENCE, "there is no finding", async || {
             let answer = pillion(control_plane, &["doctor"]).await?;
             ensure!(answer.code == Some(0), "{:#}", answer.json);
             Ok(answer)
@@ -29,7 +29,7 @@ fn doctor_reports_only_real_problems() {
         .await?;
         ensure!(well.codes().is_empty(), "{:#}", well.json);
         // A healthy status does not mean that the rotation is complete.
-        eventually(PATIENCE, "the status tells of all", async || {
+        eventually(PATIENCE, "the status is complete", async || {
             let status = pillion(control_plane, &["status"]).await?;
             let lines: BTreeMap<_, _> = status.json["installation"]
                 .as_array()
@@ -64,7 +64,7 @@ fn doctor_reports_only_real_problems() {
         // Removes a role binding.
         control_plane.kubectl_ok(&["delete", "clusterrolebinding", "pillion-webhook"]).await?;
         // The API server evaluates permissions, and notices the change a moment later.
-        eventually(PATIENCE, "all three are named", async || {
+        eventually(PATIENCE, "all three findings are reported", async || {
             let answer = pillion(control_plane, &["doctor"]).await?;
             for code in ["opt_in_label_misspelt", "opt_in_value_unknown", "right_missing"] {
                 answer.names(code)?;
@@ -92,7 +92,7 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         answer.says("replica_unreachable", "10.111.1.77:8443")?;
         rig.service.remove(nobody).await?;
         // The other replicas must respond within a time that a busy machine may exceed.
-        eventually(PATIENCE, "all are reached", async || {
+        eventually(PATIENCE, "all replicas are reached", async || {
             let answer = pillion(control_plane, &["doctor"]).await?;
             ensure!(!answer.codes().contains(&"replica_unreachable"), "{:#}", answer.json);
             Ok(())
@@ -102,14 +102,14 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         // 19: the bundle belongs to another CA.
         rig.namespace("team-b", Some("required")).await?;
         register(&Settings::new(NAMESPACE, TestCa::new()?.bundle_pem())).await?;
-        eventually(PATIENCE, "the doctor names the bundle", async || {
+        eventually(PATIENCE, "the doctor reports the bundle", async || {
             let answer = pillion(control_plane, &["doctor"]).await?;
             answer.names("ca_bundle_mismatch")?;
             answer.says("canary_failed", "x509")
         })
         .await?;
         register(&right).await?;
-        eventually(PATIENCE, "it is right again", async || {
+        eventually(PATIENCE, "the configuration is repaired", async || {
             let answer = pillion(control_plane, &["doctor"]).await?;
             ensure!(
                 !answer.codes().iter().any(|code| code.starts_with("ca") || code.starts_with("replica")),

@@ -215,7 +215,7 @@ fn explain_names_author_namespace_and_profile_causes() {
         let is_right = |profile: &Json| profile["outcome"] == "not_matched" && profile["reason"] == "not_opted_in";
         ensure!(profiles.len() > 1 && profiles.iter().all(is_right), "{:#}", answer.json);
         finds(&rig, "plain", "namespace/plain", "not_opted_in").await?;
-        // ... or one that only resembles it.
+        // ... or a label that only resembles it.
         rig.label_namespace("plain", "pillion.dev/injecton", "enabled").await?;
         finds(&rig, "plain", "web", "opt_in_label_misspelt").await?;
         rig.namespace("wordy", Some("true")).await?;
@@ -346,7 +346,7 @@ fn explain_names_missing_permissions_and_still_answers() {
             .kubectl_ok(&["-n", "team-a", "create", "rolebinding", "reader", "--role=reader", "--user=tenant"])
             .await?;
         let look = ["get", "pods", "-n", "team-a", "--as=tenant"];
-        eventually(SOON, "the role is at work", async || control_plane.kubectl_ok(&look).await).await?;
+        eventually(SOON, "the role is active", async || control_plane.kubectl_ok(&look).await).await?;
         let both = with(asking("both", "ours,nginx"), |pod| pod["metadata"]["labels"] = json!({"app": "web"}));
         rig.create("team-a", &both).await?;
         rig.create("team-a", &asking("misled", "our")).await?;

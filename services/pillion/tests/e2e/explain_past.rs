@@ -1,4 +1,4 @@
-//! Tests explanations by the past: the label, the profile, the kill switch or the replicas were different when the pod
+//! Tests explanations that depend on the past: the label, the profile, the kill switch or the replicas were different when the pod
 //! was created.
 
 use anyhow::{Result, ensure};
@@ -14,7 +14,7 @@ use crate::rig::{Rig, SOON, bare_pod, is_untouched};
 /// Waits until new objects are certainly later than this time. Timestamps are whole seconds, and the order within two
 /// of them is unknown.
 async fn is_past(time: Timestamp) -> Result<()> {
-    eventually(SOON, "a time is past for whoever compares seconds", async || {
+    eventually(SOON, "a time is past when compared in seconds", async || {
         ensure!(Timestamp::now().duration_since(time).as_secs() > 2, "it is not yet");
         Ok(())
     })
@@ -60,7 +60,7 @@ fn explain_names_changes_since_creation() {
         is_past(Timestamp::now()).await?;
         rig.replicas[0].kill()?;
         rig.service.set_ready(replica_address(1), false).await?;
-        eventually(SOON, "a pod is created without", async || {
+        eventually(SOON, "a pod is created without the sidecar", async || {
             let pod = rig.dry_run("team-a", &bare_pod("lost")).await?;
             ensure!(is_untouched(&pod), "{pod}");
             Ok(())

@@ -131,12 +131,12 @@ fn exported_policies_decide_as_the_engine_does() {
         // The API server reloads policies periodically: the last policy is active once it rejects.
         let mut awaited: Vec<&str> =
             vec!["plain", "old", "deleted", "strict", "computed", "asked", "forced", "elsewhere"];
-        eventually(SOON, "the policies are at work", async || {
+        eventually(SOON, "the policies are active", async || {
             let awaiting: Vec<_> = cases.iter().filter(|case| awaited.contains(&case.profile)).collect();
             for (case, answer) in awaiting.iter().zip(ask_all(&client, &awaiting).await?) {
                 awaited.retain(|name| answer.is_none() || *name != case.profile);
             }
-            ensure!(awaited.is_empty(), "{awaited:?} refuse nothing");
+            ensure!(awaited.is_empty(), "{awaited:?} reject nothing");
             Ok(())
         })
         .await?;
@@ -282,7 +282,7 @@ fn exported_mutations_add_what_the_engine_adds() {
             let request = request.header("content-type", "application/json").body(object.to_string().into_bytes())?;
             Ok(serde_json::from_str(&plane.client().request_text(request).await?)?)
         };
-        eventually(SOON, "both policies are at work", async || {
+        eventually(SOON, "both policies are active", async || {
             let object = json!({"metadata": {"name": "probe", "annotations": {"example.com/add": "1"}}});
             let made = ask("team-a", &object).await?;
             let (labels, annotations) = (&made["metadata"]["labels"], &made["metadata"]["annotations"]);

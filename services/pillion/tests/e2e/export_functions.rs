@@ -116,7 +116,7 @@ fn native_functions_match_api_server_results() {
         for (field, value) in [("canary", json!(true)), ("expected", json!(vec!["none"; examples.len()]))] {
             let mut wrong = data.clone();
             wrong[field] = value;
-            eventually(SOON, "the policies are at work", async || {
+            eventually(SOON, "the policies are active", async || {
                 ensure!(create(&wrong).await.is_err(), "{field} is let pass");
                 Ok(())
             })

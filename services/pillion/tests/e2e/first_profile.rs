@@ -2,7 +2,7 @@
 //! `edit` in one namespace follows `docs/tutorial.md` and `docs/tenancy.md`. Files and commands come from the pages, so
 //! the pages cannot drift. No node runs pods here, so commands that need a kubelet are skipped by name.
 
-#![allow(clippy::print_stdout, reason = "how long the pages take is what they promise")]
+#![allow(clippy::print_stdout, reason = "the pages document their durations")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -48,7 +48,7 @@ fn namespace_is_known_until_deleted() {
             }
             tried += 1;
         }
-        let is_injected = eventually(SOON, "it was asked for", async || {
+        let is_injected = eventually(SOON, "it was requested", async || {
             let is_injected = injects(&direct, "nowhere").await?;
             let missing = metric(&rig.replicas[0], "pillion_live_lookups_total{result=\"missing\"}").await?;
             ensure!(is_injected || missing >= 1.0, "it was not asked for");
@@ -60,7 +60,7 @@ fn namespace_is_known_until_deleted() {
         rig.namespace("labelled-later", None).await?;
         ensure!(!injects(&direct, "labelled-later").await?);
         rig.label_namespace("labelled-later", "pillion.dev/injection", "enabled").await?;
-        let known = eventually(SOON, "the label is seen", async || {
+        let known = eventually(SOON, "the label is observed", async || {
             ensure!(injects(&direct, "labelled-later").await?, "not yet");
             let pod = rig.dry_run("labelled-later", &bare_pod("first")).await?;
             ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "{pod}");

@@ -206,7 +206,7 @@ async fn type_warnings(client: &Client) -> Result<Vec<String>> {
         for policy in policies.list(&ListParams::default()).await?.items {
             let (name, seen) = (policy.metadata.name.context("a name")?, policy.metadata.generation);
             let status = policy.status.with_context(|| format!("{name} has no status"))?;
-            ensure!(status.observed_generation == seen, "{name} was not looked at");
+            ensure!(status.observed_generation == seen, "{name} was not checked");
             let found = status.type_checking.with_context(|| format!("{name} is not checked"))?;
             let found = found.expression_warnings.unwrap_or_default().into_iter();
             warnings.extend(found.map(|warning| format!("{name} {}: {}", warning.field_ref, warning.warning)));
@@ -228,7 +228,7 @@ spec:
 ";
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn a_tenant_stores_profiles_and_no_secrets() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
@@ -251,7 +251,7 @@ fn a_tenant_stores_profiles_and_no_secrets() {
 
         let tenant = profiles(client_of(&control_plane.kubeconfig_as("tenant", &[])?).await?);
         let secrets = secrets();
-        eventually(SOON, "the policy is at work, and the role", async || {
+        eventually(SOON, "the policy and the role are active", async || {
             let (spec, found) = &secrets[0];
             let error = tenant.create(&dry_run(), &profile(spec)?).await.err().context("it was stored")?.to_string();
             ensure!(error.contains(found), "{error}");
@@ -321,7 +321,7 @@ async fn refusal(rig: &Rig, namespace: &str, pod: &Json) -> Result<String> {
 
 /// Waits until pods without a decision are rejected, and returns the message.
 async fn refused(rig: &Rig, namespace: &str) -> Result<String> {
-    eventually(SOON, "pods are refused", async || {
+    eventually(SOON, "pods are rejected", async || {
         let error = refusal(rig, namespace, &plain()).await?;
         ensure!(error.contains("nobody decided about this one"), "{error}");
         Ok(error)
@@ -332,7 +332,7 @@ async fn refused(rig: &Rig, namespace: &str) -> Result<String> {
 async fn created(rig: &Rig, namespace: &str, why: &str) -> Result<()> {
     eventually(SOON, why, async || {
         let pod = rig.dry_run(namespace, &plain()).await?;
-        ensure!(pod["metadata"]["annotations"].get(RECORD).is_none(), "somebody decided: {pod}");
+        ensure!(pod["metadata"]["annotations"].get(RECORD).is_none(), "a replica decided: {pod}");
         Ok(())
     })
     .await
@@ -367,7 +367,7 @@ async fn others_are_left_alone(rig: &Rig) -> Result<()> {
     mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
     mirror["spec"]["nodeName"] = json!("n1");
     let mirrors: Api<Pod> = Api::namespaced(node, "team-a");
-    eventually(SOON, "a mirror pod", async || {
+    eventually(SOON, "a mirror pod is permitted", async || {
         Ok(mirrors.create(&dry_run(), &serde_json::from_value(mirror.clone())?).await.map(drop)?)
     })
     .await?;
@@ -400,7 +400,7 @@ async fn each_way_out_is_one(rig: &Rig, error: &str) -> Result<()> {
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn required_namespace_rejects_undecided_pods() {
     Isolation::new().own_network(AS_NEW).run(|| async {
         let control_plane = ControlPlane::start().await?;
@@ -457,12 +457,12 @@ fn required_namespace_rejects_undecided_pods() {
         let injected = rig.create("team-a", &bare_pod("injected")).await?;
         ensure!(injected["metadata"]["annotations"][RECORD].as_str().is_some_and(|record| record.contains("nginx")));
         created(&rig, "both", "what Pillion's own label says comes first").await?;
-        eventually(PATIENCE, "the ConfigMap is there", async || {
+        eventually(PATIENCE, "the ConfigMap exists", async || {
             rig.control_plane.kubectl_ok(&["-n", NAMESPACE, "get", "configmap", "pillion"]).await.map(drop)
         })
         .await?;
         let by_the_author = "here the author of the pod wrote it: take it out of the manifest";
-        eventually(SOON, "a forged record is refused", async || {
+        eventually(SOON, "a forged record is rejected", async || {
             let error = refusal(&rig, "team-a", &forged()).await?;
             ensure!(error.contains(by_the_author), "{error}");
             Ok(())

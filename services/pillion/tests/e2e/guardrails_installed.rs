@@ -104,7 +104,7 @@ fn only_the_controller_writes_revisions_and_status() {
             "spec": {"profile": "own", "revision": "0123456789", "bounds": "Parent", "ancestors": ["guard"], "text": "{}"},
         }))?;
         let tenant = client_of(&control_plane.kubeconfig_as("tenant", &[])?).await?;
-        eventually(SOON, "the policy is at work", async || {
+        eventually(SOON, "the policy is active", async || {
             for written in writes(&tenant, &forged).await {
                 let error = written.err().context("the tenant wrote it")?.to_string();
                 ensure!(error.contains("only the controller of Pillion writes"), "{error}");
@@ -163,12 +163,12 @@ fn stored_records_cannot_be_forged() {
             }
         }
         let stripped = pods.replace("plain", &PostParams::default(), &stripped).await?;
-        ensure!(owners(&stripped) == (true, false), "it can be seen who wrote the record: {stripped:?}");
+        ensure!(owners(&stripped) == (true, false), "the record's owner is still visible: {stripped:?}");
 
         let required = ["label", "namespace", "team-a", "pillion.dev/injection=required"];
         control_plane.kubectl_ok(&required).await?;
         let changed = FORGED.replace("app", "other");
-        eventually(SOON, "the policy is at work", async || {
+        eventually(SOON, "the policy is active", async || {
             let parameters = PatchParams { dry_run: true, ..PatchParams::default() };
             let error = pods.patch("plain", &parameters, &record(&changed)).await.err();
             let error = error.context("a record was forged")?.to_string();
@@ -203,7 +203,7 @@ fn upgrade_that_adds_records_rejects_no_pod() {
         control_plane.apply_yaml(&marker).await?;
         let mut with_label = pod.clone();
         with_label.metadata.labels = Some([("marked".to_owned(), "yes".to_owned())].into());
-        eventually(SOON, "policies of now are at work", async || {
+        eventually(SOON, "the current policies are active", async || {
             pods.create(&dry_run(), &pod).await.context("an uninjected pod of an old replica")?;
             let error = pods.create(&dry_run(), &with_label).await.err().context("not yet at work")?.to_string();
             ensure!(error.contains("marked pods"), "{error}");

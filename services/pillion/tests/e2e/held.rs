@@ -155,7 +155,7 @@ fn held_pods_wait_until_replicas_recover() {
         let jobs: Api<Job> = Api::namespaced(client.clone(), TILL);
         let resume = Patch::Merge(json!({"spec": {"suspend": false}}));
         jobs.patch("later", &PatchParams::default(), &resume).await?;
-        let all = eventually(PATIENCE, "all pods are there", async || {
+        let all = eventually(PATIENCE, "all pods exist", async || {
             let pods = cluster.pods().await?;
             let found = count_by_owner(&pods);
             ensure!(found == counts(&EXPECTED), "{found:?}");
@@ -165,19 +165,19 @@ fn held_pods_wait_until_replicas_recover() {
         let (waiting, before): (Vec<Json>, Vec<Json>) = all.into_iter().partition(is_gated);
         ensure!(before.iter().all(|pod| is_injected(pod) && owner(pod) == "early"), "{:?}", count_by_owner(&before));
         ensure!(before.len() < WEB, "the replicas died when all pods were there");
-        ensure!(waiting.iter().all(|pod| names(pod) == ["app"]), "nobody was there to inject");
+        ensure!(waiting.iter().all(|pod| names(pod) == ["app"]), "no replica was there to inject");
 
         // Even a manual binding cannot start a gated pod.
         let bound = bind(&client, "bare", "one").await;
         ensure!(bound.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{bound:?}");
-        eventually(SOON, "the controller knows of them", async || {
+        eventually(SOON, "the controller observes them", async || {
             ensure!(cluster.metric("pillion_controller_held_pods{owner=\"job\"}").await? == 5, "not yet");
             Ok(())
         })
         .await?;
         // While no replica responds, no pod is replaced.
         let still = cluster.pods().await?.into_iter().filter(is_gated).collect::<Vec<_>>();
-        ensure!(ids(&still) == ids(&waiting), "pods were replaced while nobody answered");
+        ensure!(ids(&still) == ids(&waiting), "pods were replaced while no replica responded");
 
         // Recreates the state of a Job's pod whose controller ended between its two steps.
         let indexed = waiting.iter().find(|pod| owner(pod) == "indexed").context("a pod of the Job")?;
@@ -217,7 +217,7 @@ fn held_pods_wait_until_replicas_recover() {
 /// Describes a release during which the leader died. It ends when all pods with an owner are injected.
 async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, began: Instant) -> Result<String> {
     let released = "pillion_controller_held_pods_released_total{result=\"recreated\"}";
-    let by_the_first = eventually(RECOVERY, "the release has begun", async || {
+    let by_the_first = eventually(RECOVERY, "the release has started", async || {
         let count = cluster.metric(released).await?;
         ensure!(count >= 20, "{count} so far");
         Ok(count)
@@ -239,9 +239,9 @@ async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, beg
     .await?;
     let through = began.elapsed();
     let next = cluster.managed.leader().await?;
-    ensure!(next != leader, "{leader} leads still");
+    ensure!(next != leader, "{leader} still leads");
     let by_the_next = cluster.metric(released).await?;
-    ensure!(by_the_next > 0, "somebody else made them anew");
+    ensure!(by_the_next > 0, "another component recreated them");
     Ok(format!(
         "The release began {began_after:.1?} after recovery, its leader died after {by_the_first} pods with {left} still \
          waiting, the next made {by_the_next} anew, and all were injected {through:.1?} after recovery"
@@ -275,7 +275,7 @@ async fn what_nobody_makes_again_waits(cluster: &Cluster) -> Result<()> {
     let events: Api<Event> = Api::namespaced(cluster.rig().control_plane.client(), TILL);
     let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
     ensure!(is_gated(&bare), "{bare}");
-    eventually(SOON, "the bare pod is told of", async || {
+    eventually(SOON, "the bare pod is reported", async || {
         let told = events.list(&ListParams::default().fields("reason=InjectionHeld")).await?;
         ensure!(told.items.iter().any(|event| event.involved_object.name.as_deref() == Some("bare")), "not yet");
         Ok(())
@@ -328,7 +328,7 @@ fn gate_stays_until_label_is_removed() {
         cluster.lose_every_replica().await?;
         let mut forged = bare_pod("forged");
         forged["metadata"]["annotations"]["pillion.dev/injected"] = json!("{\"version\":1,\"profiles\":[]}");
-        ensure!(is_gated(&cluster.rig().create(TILL, &forged).await?), "whatever its author writes into it");
+        ensure!(is_gated(&cluster.rig().create(TILL, &forged).await?), "for any content");
         cluster.rig().create(TILL, &bare_pod("bare")).await?;
         bound["metadata"]["name"] = json!("bound-too");
         let refused = cluster.rig().create(TILL, &bound).await;
@@ -342,14 +342,14 @@ fn gate_stays_until_label_is_removed() {
             let (pod, parameters) = (serde_json::from_value::<Pod>(pod.clone()), PostParams::default());
             async move { anyhow::Ok(Api::<Pod>::namespaced(client, TILL).create(&parameters, &pod?).await?) }
         };
-        ensure!(create(client.clone(), &mirror).await.is_err(), "anybody gets by with the annotation");
+        ensure!(create(client.clone(), &mirror).await.is_err(), "the annotation bypasses the policy");
         let mirror = serde_json::to_value(create(kubelet, &mirror).await?)?;
         ensure!(gates(&mirror).is_empty(), "{mirror}");
 
         // Not even an administrator can remove the gate, but other fields may change.
         let without = Patch::Merge(json!({"spec": {"schedulingGates": []}}));
         // This policy is separate from the one that gates pods, and the API server observes each on its own.
-        eventually(SOON, "the gate is guarded", async || {
+        eventually(SOON, "the gate is protected", async || {
             let tried = pods.patch("bare", &PatchParams { dry_run: true, ..PatchParams::default() }, &without).await;
             tried.err().context("it could be taken away").map(drop)
         })
@@ -367,7 +367,7 @@ fn gate_stays_until_label_is_removed() {
         let strategic = Patch::Strategic(never);
         policies.patch("pillion-held", &PatchParams::apply("somebody"), &strategic).await?;
         let began = Instant::now();
-        eventually(SOON, "the policies are as they were", async || {
+        eventually(SOON, "the policies are restored", async || {
             bindings.get("pillion-held").await?;
             let conditions = policies.get("pillion-held").await?.spec.unwrap_or_default().match_conditions;
             let names: Vec<_> = conditions.into_iter().flatten().map(|condition| condition.name).collect();
@@ -379,7 +379,7 @@ fn gate_stays_until_label_is_removed() {
 
         // Removing the label, with every replica dead, lets pods run without the sidecar at once.
         cluster.page("# Free a namespace").await?;
-        eventually(PATIENCE, "the pods are let go", async || {
+        eventually(PATIENCE, "the pods are released", async || {
             for name in ["bare", "forged"] {
                 let pod = serde_json::to_value(pods.get(name).await?)?;
                 ensure!(gates(&pod).is_empty(), "{name} waits");
@@ -394,7 +394,7 @@ fn gate_stays_until_label_is_removed() {
         cluster.lose_the_leader().await?;
         cluster.rig().create(TILL, &bare_pod("stuck")).await?;
         cluster.page("# Free a namespace").await?;
-        eventually(PATIENCE, "the page's command frees them", async || {
+        eventually(PATIENCE, "the page's command releases the pods", async || {
             cluster.page("# Take the gate off").await?;
             let pod = serde_json::to_value(cluster.rig().pods(TILL).get("stuck").await?)?;
             ensure!(gates(&pod).is_empty(), "it waits");
@@ -409,7 +409,8 @@ fn gate_stays_until_label_is_removed() {
 async fn switch(cluster: &Cluster, word: &str) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(cluster.rig().control_plane.client(), NAMESPACE);
     // The controller creates the ConfigMap once API servers reach replicas, or after half a minute.
-    eventually(Duration::from_mins(1), "the switch is there", async || Ok(maps.get(RELEASE).await.map(drop)?)).await?;
+    eventually(Duration::from_mins(1), "the kill switch exists", async || Ok(maps.get(RELEASE).await.map(drop)?))
+        .await?;
     let patch = Patch::Merge(json!({"data": {"injection": word}}));
     maps.patch(RELEASE, &PatchParams::default(), &patch).await?;
     Ok(())
@@ -422,7 +423,7 @@ fn disabling_held_removes_policies_and_gates() {
         cluster.lose_every_replica().await?;
         cluster.rig().create(TILL, &bare_pod("bare")).await?;
         switch(&cluster, "disabled").await?;
-        eventually(PATIENCE, "nobody waits and nothing is left", async || {
+        eventually(PATIENCE, "no pod waits and no object is left", async || {
             let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
             ensure!(gates(&bare).is_empty(), "it waits");
             let kinds = "mutatingadmissionpolicies,mutatingadmissionpolicybindings,validatingadmissionpolicies,\

@@ -107,7 +107,7 @@ struct K6 {
 struct Run {
     status: Option<i32>,
     figures: Json,
-    #[expect(dead_code, reason = "it is told when an expectation is not met")]
+    #[expect(dead_code, reason = "a failed expectation is reported")]
     output: Output,
 }
 

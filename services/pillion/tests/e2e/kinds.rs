@@ -1,7 +1,7 @@
 //! Tests shipped profiles that do more than add a sidecar, on a real API server with the controller's webhook
 //! configuration. Custom resources and claims get defaults, pods meet quotas, and forbidden changes are rejected.
 
-#![allow(clippy::panic, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::panic, reason = "helpers of tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;
@@ -113,7 +113,7 @@ fn custom_resources_are_defaulted_and_validated() {
         ensure!(made["metadata"]["finalizers"] == json!(["agones.dev/controller"]), "{made}");
 
         let wrong = server("wrong", json!([{"portPolicy": "Static", "containerPort": 1}]));
-        let status = eventually(SOON, "a port that cannot be is refused", async || {
+        let status = eventually(SOON, "an invalid port is rejected", async || {
             let mut wrong = wrong.clone();
             attempt += 1;
             wrong["metadata"]["name"] = json!(format!("wrong-{attempt}"));
@@ -139,7 +139,7 @@ fn quota_profile_sets_missing_requests() {
         let patch = ["patch", "quota", "q", "-n", "team-a", "--subresource=status", "--type=merge", "-p", status];
         control_plane.kubectl_ok(&patch).await?;
         let pods = objects(control_plane, &json!({"version": "v1", "kind": "Pod", "plural": "pods"}), "team-a");
-        let refused = eventually(SOON, "a pod that says nothing is refused", async || {
+        let refused = eventually(SOON, "a pod without the field is rejected", async || {
             refusal(create(&pods, &pod("before", &json!({}))).await)
         });
         let told = refused.await?;
@@ -147,7 +147,7 @@ fn quota_profile_sets_missing_requests() {
 
         control_plane.apply_yaml(&shipped("resource-defaults", "profile.yaml")).await?;
         let made =
-            eventually(SOON, "with the profile it is accepted", async || create(&pods, &pod("with", &json!({}))).await)
+            eventually(SOON, "the completed pod is accepted", async || create(&pods, &pod("with", &json!({}))).await)
                 .await?;
         let resources = &made["spec"]["containers"][0]["resources"];
         // The API server defaults a missing request to the limit.
@@ -192,7 +192,7 @@ fn claims_get_storage_class_of_namespace() {
         .await?;
         for class in ["slow", "", "standard"] {
             let made = create(&claims, &claim(&format!("own-{class}x"), Some(class))).await?;
-            ensure!(made["spec"]["storageClassName"] == class, "what the author says stays: {made}");
+            ensure!(made["spec"]["storageClassName"] == class, "the author's values stay: {made}");
         }
         Ok(())
     });
@@ -226,7 +226,7 @@ fn annotations_are_added_without_environment_variables() {
                 .iter()
                 .enumerate()
         {
-            let status = eventually(SOON, "environment variables are refused", async || {
+            let status = eventually(SOON, "environment variables are rejected", async || {
                 attempt += 1;
                 refusal(create(&pods, &pod(&format!("env-{number}-{attempt}"), more)).await)
             })
@@ -247,7 +247,7 @@ fn annotations_are_added_without_environment_variables() {
             Ok::<_, anyhow::Error>(control_plane.client().request_text(request).await?)
         };
         // This is another profile, which may be served later than the first one.
-        let told = eventually(SOON, "an ephemeral container with a variable is refused", async || {
+        let told = eventually(SOON, "an ephemeral container with a variable is rejected", async || {
             attempt += 1;
             let answer = look_into(&format!("sneak-{attempt}"), json!([{"name": "A", "value": "b"}])).await;
             answer.err().map(|error| format!("{error:#}")).context("an ephemeral container with a variable was let in")

@@ -278,8 +278,8 @@ pub(crate) fn count_from(variable: &str, default: u64, allowed: std::ops::RangeI
     count.with_context(|| format!("{variable}={text}: expected a whole number from {allowed:?}"))
 }
 
-/// Figures of a run, for people.
-#[expect(clippy::print_stdout, reason = "it is what a long test is run for")]
+/// Prints the figures of a run for people.
+#[expect(clippy::print_stdout, reason = "a long run prints its figures")]
 pub(crate) fn tell(figures: &str) {
     println!("{figures}");
 }

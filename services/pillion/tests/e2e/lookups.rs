@@ -81,7 +81,7 @@ fn lookups_of_owners_and_accounts_decide() {
         // Replicas observe each profile separately; with the shipped one there are four.
         rig.all_serve(4).await?;
         let nobody = json!([]);
-        eventually(SOON, "the account's pods are given its identity", async || {
+        eventually(SOON, "the account's pods get its identity", async || {
             let given = rig.dry_run("team-a", &pod("a", "builder", &json!({}), &nobody)).await?;
             ensure!(annotation(&given, "example.com/identity") == Some("given"), "{given}");
             Ok(())
@@ -95,7 +95,7 @@ fn lookups_of_owners_and_accounts_decide() {
         let owners = owner("batch/v1", "Job", "nightly-1", uid);
         // A lookup times out after a quarter of a second. Then the pod is not injected, and the next pod triggers
         // another lookup.
-        eventually(SOON, "the CronJob's pods are told apart", async || {
+        eventually(SOON, "the CronJob's pods are recognised", async || {
             let nightly = rig.dry_run("team-a", &pod("n", "plain", &json!({}), &owners)).await?;
             ensure!(annotation(&nightly, "example.com/nightly") == Some("yes"), "{nightly}");
             ensure!(annotation(&nightly, "example.com/web").is_none(), "{nightly}");
@@ -111,7 +111,7 @@ fn lookups_of_owners_and_accounts_decide() {
         let web = rig.create("team-a", &pod("w", "plain", &labels, &owners)).await?;
         ensure!(annotation(&web, "example.com/web") == Some("yes"), "{web}");
 
-        eventually(SOON, "each was asked for once", async || {
+        eventually(SOON, "each was requested once", async || {
             let metrics = rig.replicas[0].metrics_text().await?;
             for (series, count) in [
                 ("what=\"service_account\",result=\"found\"", Some(2.0)),

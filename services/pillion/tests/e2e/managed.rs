@@ -141,7 +141,7 @@ impl Managed {
 
     /// Waits until there is exactly one CA, with at least this number.
     pub(crate) async fn is_stable(&self, least: u64, limit: Duration) -> Result<u64> {
-        eventually(limit, "the rotation is through", async || {
+        eventually(limit, "the rotation is complete", async || {
             let (phase, generation) = self.rotation().await?;
             ensure!(phase == "stable" && generation >= least, "{phase}, authority {generation} of {least}");
             Ok(generation)
@@ -172,7 +172,7 @@ impl Managed {
     /// Returns the leader's address.
     pub(crate) async fn leader(&self) -> Result<IpAddr> {
         let leases: Api<Lease> = Api::namespaced(self.rig.control_plane.client(), NAMESPACE);
-        eventually(PATIENCE, "somebody leads", async || {
+        eventually(PATIENCE, "a controller leads", async || {
             let lease = leases.get(&format!("{RELEASE}-controller")).await?;
             let holder = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty());
             let holder = holder.context("nobody")?;

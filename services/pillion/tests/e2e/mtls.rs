@@ -72,7 +72,7 @@ const NO_CERTIFICATE: &str = "pillion_unauthorized_requests_total{reason=\"no_ce
 
 /// Waits until a client without a certificate is counted.
 async fn is_counted(replica: &Replica) -> Result<()> {
-    eventually(SOON, "who shows none is counted", async || {
+    eventually(SOON, "a client without a certificate is counted", async || {
         ensure!(value(&replica.metrics_text().await?, NO_CERTIFICATE)? > 0.5, "not yet");
         Ok(())
     })
@@ -97,7 +97,7 @@ fn only_certified_api_server_gets_responses() {
 
         let replica = &rig.replicas[0];
         let metrics = replica.metrics_text().await?;
-        ensure!(value(&metrics, NO_CERTIFICATE)? < 0.5, "the API server was turned away");
+        ensure!(value(&metrics, NO_CERTIFICATE)? < 0.5, "the API server's request was rejected");
         ensure!(value(&metrics, "pillion_tls_handshakes_total{result=\"ok\"}")? > 0.5);
         let root = rig.control_plane.directory().join("serving-ca.crt");
         std::fs::write(&root, &rig.serving_authority)?;
@@ -118,7 +118,7 @@ fn api_server_without_certificate_gets_clear_error() {
         let arguments = ["--client-ca", file.to_str().context("text")?];
         let rig = Rig::start_with(ControlPlane::builder(), &arguments, 1).await?;
         rig.namespace("strict", Some("required")).await?;
-        eventually(SOON, "the API server is turned away", async || {
+        eventually(SOON, "the API server's request is rejected", async || {
             let refused =
                 rig.dry_run("strict", &bare_pod("web")).await.err().context("the webhook is not called yet")?;
             ensure!(format!("{refused:#}").contains("provide credentials"), "{refused:#}");

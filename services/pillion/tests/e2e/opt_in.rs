@@ -61,7 +61,7 @@ fn foreign_label_opts_namespace_in() {
         })
         .await?;
 
-        // The audit and `pillion status` find the pods that were missed there.
+        // The audit and `pillion status` find a pod that was created while the replica was dead.
         managed.rig.replicas[0].kill()?;
         eventually(SOON, "a pod is missed", async || {
             let name =

@@ -40,7 +40,7 @@ fn profile_edits_reach_pods_and_mistakes_do_not() {
         })
         .await?;
         ensure!(told.contains("nginx") && told.contains("needs an image"), "{told}");
-        ensure!(image(&rig).await? == "nginx:1.30", "the last good one stays at work");
+        ensure!(image(&rig).await? == "nginx:1.30", "the last valid one stays active");
         rig.broken_become(1).await?;
 
         rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", "nginx:1.32")).await?;
@@ -82,7 +82,7 @@ fn crds_describe_fields_and_reject_invalid_ones() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         // Discovery and schema follow a moment after the CRDs.
-        eventually(PATIENCE, "the definitions are shown and explained", async || {
+        eventually(PATIENCE, "kubectl shows and explains the CRDs", async || {
             let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
             ensure!(table.contains("ACTIVATION") && table.contains("Requested"), "{table}");
             let all = rig.control_plane.kubectl_ok(&["get", "pillion", "-A"]).await?;

@@ -238,7 +238,7 @@ fn service_accounts_have_exactly_listed_permissions() {
             ("controller", NAMESPACE, &[CONTROLLER_ELSEWHERE, CONTROLLER_AT_HOME]),
         ] {
             let expected = lines(expected);
-            eventually(PATIENCE, "the roles are at work", async || {
+            eventually(PATIENCE, "the roles are active", async || {
                 let found = rules(&control_plane, account, namespace).await?;
                 let more: Vec<_> = found.difference(&expected).collect();
                 let less: Vec<_> = expected.difference(&found).collect();
@@ -300,7 +300,7 @@ pub(crate) fn refusals(log: &str) -> Vec<&str> {
 pub(crate) async fn kubeconfig(control_plane: &ControlPlane, account: &str) -> Result<PathBuf> {
     let reviews: Api<SubjectAccessReview> = Api::all(control_plane.client());
     let may = |case: &&Case| case.0 == account && case.5;
-    eventually(PATIENCE, "the roles are at work", async || {
+    eventually(PATIENCE, "the roles are active", async || {
         for (account, verb, resource, namespace, name, _) in CASES.iter().filter(may) {
             let allowed = may_do(&reviews, account, verb, resource, namespace, name).await?;
             ensure!(allowed, "{account} may not {verb} {resource} {namespace}/{name} yet");
@@ -377,7 +377,7 @@ fn resource_names_limit_lists_watches_and_applies() {
         let control_plane = control_plane().await?;
         let webhook = client_of(&kubeconfig(&control_plane, "webhook").await?).await?;
         let secrets: Api<Secret> = Api::namespaced(webhook, NAMESPACE);
-        eventually(PATIENCE, "the roles are at work", async || {
+        eventually(PATIENCE, "the roles are active", async || {
             secrets.list(&ListParams::default().fields("metadata.name=pillion-serving")).await?;
             Ok(())
         })
@@ -419,7 +419,7 @@ fn audit_works_with_controllers_service_account() {
         let audit = Audit::start(client_of(&kubeconfig(&control_plane, "controller").await?).await?)?;
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         pods.create(&PostParams::default(), &serde_json::from_value(bare_pod("lost"))?).await?;
-        eventually(FOUND_WITHIN, "the pod is found, also by what has to be looked up", async || {
+        eventually(FOUND_WITHIN, "the pod is found, also by profiles that need lookups", async || {
             let report = audit.audited.borrow().report.clone();
             let found: Vec<_> = report.findings.iter().map(|finding| (&*finding.profile, finding.state)).collect();
             ensure!(

@@ -1,7 +1,7 @@
 //! Tests the connectivity check: replicas are ready before API servers can reach them, as on the first day of an
 //! installation. Until an API server reaches one, or the time limit has passed, no pod is rejected.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ async fn required(managed: &Managed) -> Result<String> {
 }
 
 async fn is_armed(managed: &Managed, limit: Duration) -> Result<()> {
-    eventually(limit, "pods are refused where nobody answers", async || {
+    eventually(limit, "pods are rejected when no replica responds", async || {
         let policy = required(managed).await?;
         ensure!(policy == "Fail", "{policy}");
         Ok(())
@@ -61,10 +61,10 @@ fn webhooks_wait_for_connectivity_check() {
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
             let pod = managed.rig.dry_run("pay", &bare_pod("web")).await.context("refused")?;
-            ensure!(!names(&pod).contains(&"sidecar-nginx".to_owned()), "there is a way: {pod}");
+            ensure!(!names(&pod).contains(&"sidecar-nginx".to_owned()), "the API server reaches a replica: {pod}");
         }
-        ensure!(required(&managed).await? == "Ignore", "nobody has shown that there is a way");
-        ensure!(!has_switch(&managed).await?, "a guardrail would refuse pods that nobody decided about");
+        ensure!(required(&managed).await? == "Ignore", "connectivity was not shown yet");
+        ensure!(!has_switch(&managed).await?, "a guardrail would reject pods without a decision");
 
         let replica = managed.rig.replicas[0].address();
         let begun = Instant::now();
@@ -72,7 +72,7 @@ fn webhooks_wait_for_connectivity_check() {
         is_armed(&managed, SOON).await?;
         println!("{:.1?} after there was a way, pods are refused where there is none", begun.elapsed());
         managed.rig.is_called("pay").await?;
-        eventually(PATIENCE, "the kill switch is there", async || {
+        eventually(PATIENCE, "the kill switch exists", async || {
             ensure!(has_switch(&managed).await?, "it is not");
             Ok(())
         })
@@ -96,7 +96,7 @@ fn failed_connectivity_check_delays_arming_briefly() {
         ensure!(took > LIMIT / 2, "{took:?}");
         println!("pods are refused after {took:.1?}, though no API server has shown that it reaches a replica");
         let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
-        eventually(SOON, "people are told", async || {
+        eventually(SOON, "the status reports it", async || {
             let about = ListParams::default().fields("reason=ReplicasUnreached");
             ensure!(events.list(&about).await?.items.len() == 1, "not told");
             Ok(())

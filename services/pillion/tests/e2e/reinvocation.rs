@@ -78,9 +78,9 @@ fn reinvocation_changes_nothing() {
         .await?;
         assert_eq!(names(&pod), ["other", "app", "sidecar-nginx"]);
         let ours = &pod["spec"]["containers"][2];
-        assert_eq!(ours["imagePullPolicy"], "Never", "what others made of ours is left alone");
+        assert_eq!(ours["imagePullPolicy"], "Never", "other webhooks' changes to the sidecar stay");
         let volumes = pod["spec"]["volumes"].as_array().context("volumes")?;
-        assert_eq!(volumes.len(), 1, "what is missing is added again, once: {volumes:?}");
+        assert_eq!(volumes.len(), 1, "the removed volume is added again, once: {volumes:?}");
         let record = annotation(&pod, "pillion.dev/injected").context("the record")?;
         assert_eq!(record.matches("/spec/volumes/nginx-conf").count(), 1, "{record}");
 

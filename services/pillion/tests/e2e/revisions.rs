@@ -137,7 +137,7 @@ fn broken_profile_changes_nothing_after_restarts() {
 
         rig.control_plane.apply_yaml(&broken()).await?;
         let status = accepted_becomes(&rig, "False").await?;
-        ensure!(status["revision"] == first["revision"], "what is published stays: {status}");
+        ensure!(status["revision"] == first["revision"], "the published revision stays: {status}");
         let told = condition(&status, "Accepted")["message"].as_str().unwrap_or_default().to_owned();
         ensure!(told.contains("spec.template.spec.containers[0]") && told.contains("image"), "{told}");
         ensure!(condition(&status, "Ready")["reason"] == "LastAccepted", "{status}");
@@ -190,8 +190,7 @@ fn revisions_are_immutable_and_recreated() {
             ensure!(!patched.status.success() && told.contains("a revision does not change"), "{patch}: {told}");
         }
         rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
-        eventually(SOON, "the revision is made again", async || get(&rig, &["ciprev", &object]).await.map(drop))
-            .await?;
+        eventually(SOON, "the revision is recreated", async || get(&rig, &["ciprev", &object]).await.map(drop)).await?;
 
         // A replica that starts while the revision is missing fetches it once it is restored.
         leader.end().await?;
@@ -224,7 +223,7 @@ fn status_and_events_are_what_an_owner_reads() {
 
         // Another profile with the same key causes a conflict while it exists.
         let conflicted = async |expected: &str| {
-            eventually(SOON, "the conflict is told", async || {
+            eventually(SOON, "the conflict is reported", async || {
                 let status = status(&rig).await?;
                 let conditions = status["conditions"].as_array().context("conditions")?;
                 let found = conditions.iter().find(|condition| condition["type"] == "Conflicted").context("none")?;
@@ -244,7 +243,7 @@ fn status_and_events_are_what_an_owner_reads() {
 
         rig.control_plane.apply_yaml(&broken()).await?;
         accepted_becomes(&rig, "False").await?;
-        let described = eventually(SOON, "the event is there", async || {
+        let described = eventually(SOON, "the event exists", async || {
             let events = rig.control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
             ensure!(events.contains("Rejected") && events.contains("needs an image"), "{events}");
             Ok(events)
@@ -255,7 +254,7 @@ fn status_and_events_are_what_an_owner_reads() {
 
         // An accurate status is not rewritten. Retried, since the last change may still arrive.
         let mut number = 0;
-        eventually(SOON, "a status that says what is so is left alone", async || {
+        eventually(SOON, "an accurate status is not rewritten", async || {
             number += 1;
             let version = get(&rig, &["ciprof", "nginx"]).await?["metadata"]["resourceVersion"].clone();
             rig.namespace(&format!("team-d-{number}"), None).await?;
@@ -279,7 +278,7 @@ fn pods_follow_rollout_pin_and_rollback() {
             profile
         };
         rig.control_plane.apply_yaml(&staged.to_string()).await?;
-        let seen = eventually(SOON, "both revisions are at work", async || {
+        let seen = eventually(SOON, "both revisions are active", async || {
             let mut seen = std::collections::BTreeMap::new();
             for number in 0..20 {
                 let pod = rig.dry_run("team-a", &bare_pod(&format!("web-{number}"))).await?;
@@ -290,13 +289,13 @@ fn pods_follow_rollout_pin_and_rollback() {
             Ok(seen)
         })
         .await?;
-        // At 100 percent all pods get the new revision, and earlier ones keep it.
+        // At 100 percent all pods get the new revision, including those that already had it.
         let mut all = staged.clone();
         all["spec"]["rollout"] = json!({"percent": 100});
         rig.control_plane.apply_yaml(&all.to_string()).await?;
         image_becomes(&rig, "nginx:1.30").await?;
         ensure!(seen.values().any(|image| image == "nginx:1.29"));
-        eventually(SOON, "it is told that all have it", async || {
+        eventually(SOON, "the status reports that all pods have it", async || {
             let status = status(&rig).await?;
             ensure!(status["promotedRevision"] == status["revision"] && status["rollout"].is_null(), "{status}");
             ensure!(status["revisions"].as_array().is_some_and(|kept| kept.len() == 2), "{status}");
@@ -307,7 +306,7 @@ fn pods_follow_rollout_pin_and_rollback() {
         // The old revision is not active any more, and is fetched for pods that pin it.
         let mut pinned = bare_pod("pinned");
         pinned["metadata"]["annotations"]["pillion.dev/profiles"] = json!(format!("nginx@{}", &old[..6]));
-        eventually(SOON, "the old one is fetched, which has a short time for each pod", async || {
+        eventually(SOON, "the old revision is fetched within a pod's short timeout", async || {
             let pod = rig.dry_run("team-a", &pinned).await?;
             ensure!(image_of(&pod).as_deref() == Some("nginx:1.29"), "{pod}");
             let record = annotation(&pod, "pillion.dev/injected").unwrap_or_default();
@@ -320,7 +319,7 @@ fn pods_follow_rollout_pin_and_rollback() {
             .kubectl_ok(&["annotate", "ciprof", "nginx", &format!("pillion.dev/rollback-to={old}")])
             .await?;
         image_becomes(&rig, "nginx:1.29").await?;
-        eventually(SOON, "the rollback is told", async || {
+        eventually(SOON, "the rollback is reported", async || {
             let events = rig.control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
             ensure!(events.contains("RolledBack"), "{events}");
             Ok(())
@@ -582,7 +581,7 @@ fn status_has_verdict_of_dry_run() {
         let controller = kubeconfig(&control_plane, "controller").await?;
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let account = format!("--as=system:serviceaccount:{NAMESPACE}:pillion-controller");
-        eventually(SOON, "the right is gone", async || {
+        eventually(SOON, "the permission is removed", async || {
             let may =
                 control_plane.kubectl(&["auth", "can-i", "create", "podtemplates", "-n", NAMESPACE, &account]).await?;
             ensure!(!may.status.success());
@@ -600,7 +599,7 @@ fn status_has_verdict_of_dry_run() {
         for (profile, state, words) in VERDICTS {
             valid_becomes(&control_plane, profile, state, words).await?;
         }
-        let events = eventually(SOON, "the events are there", async || {
+        let events = eventually(SOON, "the events exist", async || {
             let events = control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
             ensure!(events.matches("Invalid").count() >= 2, "{events}");
             Ok(events)

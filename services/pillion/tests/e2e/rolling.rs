@@ -125,7 +125,7 @@ fn rolling_restarts_lose_no_pod() {
         nothing_is_lost(&outcomes)?;
         every_change_is_served(&outcomes, &images)?;
         let used = fleet.answered.iter().filter(|answered| **answered > 0).count();
-        ensure!(2 * used >= fleet.answered.len(), "most replicas were replaced before a pod came to them");
+        ensure!(2 * used >= fleet.answered.len(), "most replicas were replaced before they got a request");
 
         // Stopping the API server closes its connections, which the draining replicas wait for.
         rig.control_plane.stop_api_server()?;

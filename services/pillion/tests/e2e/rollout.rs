@@ -269,8 +269,8 @@ fn stale_workloads_restart_within_budgets() {
         );
         ensure!(cluster.marks("db").await? == ["2"]);
 
-        // While the webhook is unavailable, a restarted pod would lose its sidecar. So the dry run fails, and no
-        // restart begins.
+        // While the webhook is unavailable, a restarted pod would lose its sidecar. So the rollout
+        // checks the first workload, and restarts none.
         control_plane.apply_yaml(&marked(3)).await?;
         cluster.serves(3).await?;
         let before = cluster.get("deployment/web").await?["spec"].clone();

@@ -134,7 +134,7 @@ async fn a_leader_that_is_hit(hit: Hit) -> Result<()> {
         managed.sees(write, next).await?;
         let leader = managed.leader().await?;
         let place = managed.controllers.iter().position(|running| running.address() == leader);
-        let place = place.with_context(|| format!("{leader} leads, and is none of ours"))?;
+        let place = place.with_context(|| format!("the leader {leader} is not one of the controllers"))?;
         let hit_at = Instant::now();
         match hit {
             Hit::Kill => managed.controllers[place].kill()?,
@@ -258,7 +258,7 @@ fn damaged_secrets_are_recreated_without_lost_pods() {
             let began = Instant::now();
             managed.damage(damage).await.with_context(|| format!("{damage:?}"))?;
             let least = active + u64::from(is_new);
-            let mended = eventually(LIMIT, "all is as it ought to be", async || {
+            let mended = eventually(LIMIT, "both configurations match the target", async || {
                 let (phase, generation) = managed.rotation().await?;
                 let (leaf, trusted) = (managed.leaf().await?, managed.trusted().await?);
                 ensure!(
@@ -286,7 +286,7 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         let configurations = managed.configurations();
         // Pods are injected and the rotation is complete before the connectivity check passes. Failed calls reject no
         // pod until then, so that state is not final.
-        let whole = eventually(LIMIT * 2, "the rehearsal is over", async || {
+        let whole = eventually(LIMIT * 2, "the connectivity check has ended", async || {
             let there = configurations.get(RELEASE).await?;
             ensure!(!is_rehearsal(&there, RELEASE), "it goes on");
             Ok(there.webhooks)
@@ -371,7 +371,7 @@ impl Managed {
 
     /// Waits until the object's epoch is one that the record has reached.
     async fn is_written_over(&self, marked: Marked) -> Result<()> {
-        eventually(LIMIT, "the epoch is written over", async || {
+        eventually(LIMIT, "the epoch is overwritten", async || {
             let (epoch, record) = (self.epoch_of(marked).await?, self.record().await?["epoch"].as_u64());
             let epoch: Option<u64> = epoch.parse().ok();
             ensure!(epoch.is_some() && epoch <= record, "{marked:?}: {epoch:?}, and the record has {record:?}");
@@ -412,7 +412,7 @@ fn foreign_epoch_is_overwritten_without_rotation() {
         ensure!(rotated == active + 1, "authority {rotated} instead of {}", active + 1);
         let controller = &managed.controllers[0];
         let disbelieved = metric(controller, "pillion_controller_rotation_epochs_disbelieved_total").await?;
-        ensure!(disbelieved >= 12.0, "{disbelieved} were told of");
+        ensure!(disbelieved >= 12.0, "{disbelieved} were reported");
         let log = controller.log_text()?;
         ensure!(
             log.contains("manager=\"somebody\"") && log.contains("another client wrote a higher pillion.dev/epoch")

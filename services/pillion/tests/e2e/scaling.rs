@@ -60,7 +60,7 @@ impl Release {
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn upgrade_preserves_manual_scaling() {
     isolated(|| async {
         let release = Release { control_plane: ControlPlane::start().await?, is_renamed: false };
@@ -78,7 +78,7 @@ fn upgrade_preserves_manual_scaling() {
         ensure!(replicas == 4, "{replicas}");
         release.autoscale(7).await?;
         let scaled = release.with("scaled", &auto).await?;
-        ensure!(scaled == (7, false), "who scales says it, and the release does not: {scaled:?}");
+        ensure!(scaled == (7, false), "manual scaling sets the count, not the release: {scaled:?}");
         release.autoscale(9).await?;
         let again = release.with("scaled-again", &auto).await?;
         ensure!(again == (9, false), "{again:?}");
@@ -122,7 +122,7 @@ fn other_installer_does_not_count_as_scaling() {
         ensure!(managers.iter().all(|entry| entry.manager.as_deref() == Some("helm-controller")), "{managers:?}");
         release.is_renamed = true;
         let more = release.with("more", &json!({"replicas": 5})).await?;
-        ensure!(more == (5, true), "nobody has scaled, so the values say it: {more:?}");
+        ensure!(more == (5, true), "without scaling, the values set the count: {more:?}");
         Ok(())
     });
 }

@@ -1,6 +1,6 @@
 //! Tests a replica that reads its certificate from a Secret, on a real API server, which also verifies the certificate.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -193,7 +193,7 @@ async fn counted(replica: &Replica, result: &str, times: f64) -> Result<()> {
 
 async fn swapped(replica: &Replica, leaf: &ServingMaterial) -> Result<Duration> {
     let began = Instant::now();
-    eventually(SOON, "the new leaf is served", async || {
+    eventually(SOON, "the new serving certificate is served", async || {
         ensure!(shown(replica).await? == *leaf.certificate(), "the old one is");
         Ok(())
     })
@@ -224,7 +224,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         let names_of_release = controller.release.server_names();
 
         // The Secret is missing, but everything else is ready. New connections fail at once.
-        eventually(SOON, "not ready for want of a certificate alone", async || {
+        eventually(SOON, "not ready only because of the missing certificate", async || {
             let (status, text) = replica.get("/readyz").await?;
             ensure!(status.as_u16() == 503 && text.trim_end().ends_with("waiting for serving certificate"), "{text}");
             ensure!(!text.contains("first lists"), "{text}");
@@ -330,7 +330,7 @@ fn replica_reports_missing_secret_permission() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let replica = start(&control_plane, &ROLE.replace("[pillion-serving]", "[another]")).await?;
-        eventually(SOON, "it is said", async || {
+        eventually(SOON, "it is reported", async || {
             let log = replica.log_text()?;
             ensure!(log.contains("get, list and watch for this object, by its name"), "{log}");
             Ok(())

@@ -7,7 +7,7 @@
 #![allow(
     clippy::panic,
     clippy::print_stderr,
-    reason = "helpers of tests fail by panicking, as tests do, and the table is what it is about"
+    reason = "helpers of tests fail by panicking, and the test prints a table"
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -261,7 +261,7 @@ fn api_server_accepts_shipped_profiles() {
             wrong.extend(all.into_iter().flat_map(|tally| tally.wrong));
         }
         for (folder, why) in UNRESTRICTED {
-            ensure!(unrestricted.contains(folder), "{folder} is restricted after all, though: {why}");
+            ensure!(unrestricted.contains(folder), "{folder} meets restricted, contrary to: {why}");
         }
         ensure!(wrong.is_empty(), "{} of the pods of {installed} profiles:\n{}", wrong.len(), wrong.join("\n"));
         Ok(())
@@ -341,7 +341,7 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
         let pod: Json = serde_saphyr::from_str(EVERYTHING)?;
         // Retried, since the account's lookup times out after a quarter of a second, and namespace labels arrive with a
         // delay.
-        let first = eventually(SOON, "all are on it", async || {
+        let first = eventually(SOON, "all profiles apply", async || {
             let first = rig.dry_run(TOGETHER, &pod).await?;
             let record: Json = serde_json::from_str(annotation(&first, "pillion.dev/injected").context("a record")?)?;
             let profiles = record["profiles"].as_array().into_iter().flatten();

@@ -66,7 +66,7 @@ fn the_tutorials_session_goes_as_it_is_written() {
         let old = review("u", "injection", &bare_pod("old"));
         let old: Json =
             serde_json::from_str(&old.to_string().replace("admission.k8s.io/v1", "admission.k8s.io/v1beta1"))?;
-        eventually(SOON, "v1beta1 is answered in kind", async || {
+        eventually(SOON, "v1beta1 gets a v1beta1 response", async || {
             let answer: Json = serde_json::from_str(&direct.answer("/mutate/enabled", &old).await?)?;
             ensure!(answer["apiVersion"] == "admission.k8s.io/v1beta1", "{answer}");
             ensure!(answer["response"]["patchType"] == "JSONPatch", "{answer}");

@@ -80,7 +80,7 @@ async fn lose_and_delete(rig: Rig, mut controllers: Vec<Replica>, loss: Loss) ->
                 ensure!(found.is_empty(), "{found}");
                 Ok(())
             };
-            eventually(2 * PATIENCE, "the namespace is gone", gone).await?;
+            eventually(2 * PATIENCE, "the namespace is deleted", gone).await?;
             helm_ok(&control_plane, &uninstall, None).await?;
         }
     }
@@ -97,14 +97,14 @@ async fn can_create_pods(control_plane: &ControlPlane, loss: Loss) -> Result<()>
     eventually(PATIENCE, "pods are created", async || {
         let pod = pods.create(&dry_run, &serde_json::from_value(bare_pod("after"))?).await?;
         let pod = serde_json::to_value(pod)?;
-        ensure!(is_untouched(&pod), "after the loss of {loss:?} somebody goes on: {pod}");
+        ensure!(is_untouched(&pod), "after the loss of {loss:?} a webhook still injects: {pod}");
         Ok(())
     })
     .await
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn damaged_uninstall_leaves_cluster_usable() {
     // Runs eight installations in turn.
     Isolation::new().time_limit(Duration::from_mins(20)).run(|| async {
@@ -121,7 +121,7 @@ fn damaged_uninstall_leaves_cluster_usable() {
             control_plane = lose_and_delete(rig, controllers, loss).await.with_context(|| format!("{loss:?}"))?;
             can_create_pods(&control_plane, loss).await?;
             let took = begun.elapsed();
-            let left = eventually(SOON, "what calls somebody or refuses a pod is gone", async || {
+            let left = eventually(SOON, "webhooks and policies are deleted", async || {
                 let left = left(&control_plane).await?;
                 let acts = |name: &&String| name.contains("webhookconfiguration") || name.ends_with("/pillion-held");
                 ensure!(!left.iter().any(|name| acts(&name)), "{left:#?}");
@@ -138,7 +138,7 @@ fn damaged_uninstall_leaves_cluster_usable() {
                     ensure!(!found.contains("pillion.dev"), "{found}");
                     Ok(())
                 };
-                eventually(2 * PATIENCE, "the definitions are gone", gone).await?;
+                eventually(2 * PATIENCE, "the CRDs are deleted", gone).await?;
             }
             println!("uninstall: without {loss:?} pods are created {took:.1?} after; {} objects left", left.len());
         }

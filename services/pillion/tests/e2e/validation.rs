@@ -48,7 +48,7 @@ async fn start() -> Result<Rig> {
     let validated = Validated { everywhere: validating_rules(&specs), ..Validated::default() };
     let configuration = validating(&Settings::new(NAMESPACE, bundle), &validated).context("rules")?;
     Api::<ValidatingWebhookConfiguration>::all(client).create(&PostParams::default(), &configuration).await?;
-    eventually(SOON, "the API server asks, and the sidecar is there", async || {
+    eventually(SOON, "the API server calls the webhook, and the sidecar is injected", async || {
         ensure!(
             names(&rig.dry_run("team-a", &bare_pod("probe")).await?).contains(&"logger".to_owned()),
             "no sidecar yet"

@@ -155,7 +155,8 @@ impl Platform {
         self.kubectl_with_input(&["apply", "--server-side", "-f", "-"], &objects.to_string()).await?;
         // Pods need a service account, which a controller creates.
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), name);
-        eventually(SOON, "the account of its pods", async || Ok(accounts.get("default").await.map(drop)?)).await
+        eventually(SOON, "the pods' service account exists", async || Ok(accounts.get("default").await.map(drop)?))
+            .await
     }
 
     pub(crate) fn pods(&self, namespace: &str) -> Api<Pod> {

@@ -50,7 +50,7 @@ async fn outage(platform: &Platform) -> Result<Outage> {
         // Kubernetes may not have noticed the loss yet, and a new replica may not receive all requests yet.
         ensure!(begun.elapsed() > AT_LEAST, "too early to tell");
         ensure!(status.available_replicas == Some(3), "{status:?}");
-        ensure!(begun.elapsed() > outage.lasted + AT_LEAST, "pods are refused");
+        ensure!(begun.elapsed() > outage.lasted + AT_LEAST, "pods are rejected");
         Ok(())
     })
     .await?;
@@ -89,7 +89,7 @@ fn without_any_replica_the_cluster_recovers_by_itself() {
         let at_once = outage(platform).await?;
         println!("{killed} processes killed: {at_once}");
 
-        ensure!(at_once.refused > 0, "nobody was missed: nothing was tested");
+        ensure!(at_once.refused > 0, "no pod was missed, so nothing was tested");
         for outage in [asked, forced, all, at_once] {
             ensure!(outage.lasted < PROMISE, "{outage}");
         }

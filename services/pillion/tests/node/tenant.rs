@@ -68,7 +68,7 @@ fn tenant_installs_its_own_sidecar() {
         // Steps of the tenant.
         let apply = ["apply", "--as=tenant", "-f", "-"];
         // Kubernetes aggregates the release's RBAC permissions into its own roles a moment later.
-        eventually(SOON, "the role has the rights", async || {
+        eventually(SOON, "the role has the permissions", async || {
             platform.kubectl_with_input(&apply, PROFILE).await.map(drop)
         })
         .await?;

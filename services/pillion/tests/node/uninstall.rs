@@ -22,7 +22,7 @@ const LOSSES: [(&str, &[&str]); 5] = [
 async fn no_trace_is_left(platform: &Platform, lost: &str) -> Result<()> {
     eventually(SOON, "pods are created", async || {
         let pod = platform.dry_run("pay").await?;
-        ensure!(!is_injected(&pod), "somebody goes on injecting");
+        ensure!(!is_injected(&pod), "a webhook still injects");
         Ok(())
     })
     .await?;

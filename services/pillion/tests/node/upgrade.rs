@@ -57,7 +57,7 @@ fn an_upgrade_and_a_rollback_lose_no_pod() {
         platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
         println!("the upgrade: {:.1?}, {}", begun.elapsed(), creations.so_far());
-        ensure!(heading(&definitions).await? == current, "the definitions are not up to date");
+        ensure!(heading(&definitions).await? == current, "the CRDs are not up to date");
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:two".to_owned(), 3));
 
         let begun = Instant::now();

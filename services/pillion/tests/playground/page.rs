@@ -96,7 +96,7 @@ fn page_works_in_a_browser() {
     // The browser's own pages need no request to a server.
     let is_own = |url: &&String| ["about:", "chrome:", "data:"].iter().any(|scheme| url.starts_with(scheme));
     let elsewhere: Vec<_> = asked.iter().filter(|url| !is_own(url) && !url.starts_with(&dev.url())).collect();
-    assert_eq!(elsewhere, Vec::<&String>::new(), "what leaves the machine");
+    assert_eq!(elsewhere, Vec::<&String>::new(), "requests that leave the machine");
     assert!(asked.iter().any(|url| url.ends_with("/playground/run")), "requests are seen: {asked:?}");
 
     drop(dev);
@@ -307,7 +307,7 @@ fn keyboard(browser: &Browser) {
     browser.press_with(key::SHIFT, key::TAB);
     assert_eq!(browser.run(FOCUSED), "profile");
     browser.press([key::TAB]);
-    assert_ne!(browser.run(FOCUSED), "profile", "who only passes by is not held");
+    assert_ne!(browser.run(FOCUSED), "profile", "Tab moves on through editors without typing");
 }
 
 fn tabs(browser: &Browser) {
@@ -369,7 +369,7 @@ fn themes(browser: &Browser) {
     let moving = "return [...document.querySelectorAll('*')].filter((element) => parseFloat(getComputedStyle(element).transitionDuration) > 0).length";
     assert_eq!(browser.run(moving), 0);
     browser.emulate("prefers-reduced-motion", "no-preference");
-    assert_ne!(browser.run(moving), 0, "that is seen where it is so");
+    assert_ne!(browser.run(moving), 0, "it is reported in the right place");
 }
 
 fn links(browser: &Browser, dev: &Dev) {

@@ -1,6 +1,6 @@
 //! Parses `docs/metrics.md` and a scrape into the same type, so that tests can compare them.
 
-#![expect(clippy::panic, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![expect(clippy::panic, reason = "tests and their helpers fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

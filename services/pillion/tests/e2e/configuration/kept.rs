@@ -65,7 +65,7 @@ impl Kept {
 
     async fn fill(self, target: &Target) -> Result<Self> {
         self.target.send_replace(Some(Arc::new(target.clone())));
-        eventually(SOON, "both are there", async || self.is_as(target).await).await?;
+        eventually(SOON, "both objects exist", async || self.is_as(target).await).await?;
         Ok(self)
     }
 

@@ -89,7 +89,8 @@ impl Cluster {
     pub(super) async fn lose_the_leader(&mut self) -> Result<()> {
         let leader = self.managed.leader().await?;
         let place = self.managed.controllers.iter().position(|running| running.address() == leader);
-        let mut killed = self.managed.controllers.remove(place.with_context(|| format!("{leader} is none of ours"))?);
+        let mut killed =
+            self.managed.controllers.remove(place.with_context(|| format!("{leader} is not one of the controllers"))?);
         killed.kill()?;
         let log = killed.log_text()?;
         ensure!(refusals(&log).is_empty(), "{leader}: {:#?}", refusals(&log));
@@ -123,7 +124,7 @@ impl Cluster {
     pub(super) async fn metric(&self, line: &str) -> Result<u64> {
         let leader = self.managed.leader().await?;
         let leader = self.managed.controllers.iter().find(|running| running.address() == leader);
-        let text = leader.context("the leader is none of ours")?.metrics_text().await?;
+        let text = leader.context("the leader is not one of the controllers")?.metrics_text().await?;
         let found =
             text.lines().find_map(|each| each.strip_prefix(line)).with_context(|| format!("{line} in {text}"))?;
         Ok(found.trim().parse()?)
