@@ -199,7 +199,7 @@ fn a_replica_takes_over_another_log_level_unless_a_flag_says_which() {
     assert_eq!(told(&replica), 0, "{}", replica.stderr());
     write("\"info,hyper=debug\"");
     read(2);
-    eventually("it is told again", || (told(&replica) == 1).then_some(()));
+    eventually("it is reported again", || (told(&replica) == 1).then_some(()));
     // If the file was not read before its first change, that change is not reported. With the flag, the level stays the
     // same.
     eventually("the flag wins", || (told(&deaf) >= 1).then_some(()));

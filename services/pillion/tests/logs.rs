@@ -181,7 +181,7 @@ fn a_signal_brings_a_line_for_each_decision_and_the_next_one_ends_that() {
     dev.program.tells("logging as configured again");
     assert_eq!(dev.post("", &body), 200);
     raise();
-    eventually("it is told again", || {
+    eventually("it is reported again", || {
         (dev.program.stderr().matches("in detail for a while").count() == 2).then_some(())
     });
     assert_eq!(decided(), 1, "{}", dev.program.stderr());

@@ -284,7 +284,7 @@ fn break_glass_commands_work_without_replicas() {
         page.run(cluster, "All of it").await?;
         ensure!(data().await? == r#"{"records":"enforced","webhooks":"armed"}"#);
         page.run(cluster, "Refuse nobody, and inject whom you can").await?;
-        created("nobody is refused").await?;
+        created("no pod is rejected").await?;
         // guardrails.rs shows the effect of this value.
         page.run(cluster, "Refuse nobody, and inject whom you can").await?;
 

@@ -317,7 +317,7 @@ fn what_really_happens_fires_what_it_should() {
         for _ in 0..5 {
             turned_away().await?;
         }
-        fires(&prometheus, "requests are turned away", &OF_NO_ANSWER, &[]).await?;
+        fires(&prometheus, "requests are shed", &OF_NO_ANSWER, &[]).await?;
 
         managed.rig.replicas[0].kill()?;
         fires(&prometheus, "a replica is dead", &["PillionRedundancyLost", "PillionNotScraped"], &["PillionDown"])
@@ -331,18 +331,18 @@ fn what_really_happens_fires_what_it_should() {
         let wanted = ["PillionFailedOpen", "PillionPodsNotInjected"];
         fires(&prometheus, "a pod is created without an answer", &wanted, &[]).await?;
         ensure!(managed.rig.create("shop", &refused).await.is_err());
-        fires(&prometheus, "and one is refused", &["PillionCallsFail"], &[]).await?;
+        fires(&prometheus, "and one is rejected", &["PillionCallsFail"], &[]).await?;
 
         managed.rotate()?;
         fires(&prometheus, "a rotation cannot go on", &["PillionRotationBlocked"], &[]).await?;
         managed.rig.namespace("till", Some("held")).await?;
         managed.rig.create("till", &bare_pod("waits")).await?;
-        fires(&prometheus, "a pod waits that nobody makes again", &["PillionPodsHeld"], &[]).await?;
+        fires(&prometheus, "a pod without an owner waits", &["PillionPodsHeld"], &[]).await?;
 
         for mut controller in managed.controllers.drain(..) {
             controller.kill()?;
         }
-        fires(&prometheus, "nobody leads", &["PillionNoLeader"], &[]).await
+        fires(&prometheus, "no controller leads", &["PillionNoLeader"], &[]).await
     });
 }
 
@@ -363,7 +363,7 @@ fn a_certificate_that_nobody_renews_is_told() {
         .await?;
         fires(&prometheus, "a certificate that is renewed", &["PillionRedundancyLost"], &OF_A_LEAF).await?;
         managed.controllers[0].kill()?;
-        fires(&prometheus, "nobody leads", &["PillionNoLeader"], &[]).await?;
-        fires(&prometheus, "nobody renews it", &OF_A_LEAF, &["PillionDown"]).await
+        fires(&prometheus, "no controller leads", &["PillionNoLeader"], &[]).await?;
+        fires(&prometheus, "no controller renews it", &OF_A_LEAF, &["PillionDown"]).await
     });
 }

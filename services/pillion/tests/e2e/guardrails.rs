@@ -443,7 +443,7 @@ fn required_namespace_rejects_undecided_pods() {
             Ok(())
         })
         .await?;
-        ensure!(refusals == 0, "{refusals} of {early} pods were refused while it began");
+        ensure!(refusals == 0, "{refusals} of {early} pods were rejected while the release started");
         rig.is_called("mesh").await?;
         rig.all_serve(1).await?;
 
@@ -495,7 +495,7 @@ fn required_namespace_rejects_undecided_pods() {
 
         others_are_left_alone(&rig).await?;
         each_way_out_is_one(&rig, &error).await?;
-        println!("guardrails: {early} pods while the release began, none refused; six ways not to be refused");
+        println!("guardrails: {early} pods while the release started, none rejected; six ways to permit pods");
         Ok(())
     });
 }

@@ -206,7 +206,7 @@ fn held_pods_wait_until_replicas_recover() {
 
         // In none of its states could any pod run without the sidecar, and no creation failed meanwhile.
         let (stored, dry) = (scheduler.stop().await?, creations.stop().await?);
-        tell(&format!("stored pods: {stored}. Pods of nobody's, as dry runs: {dry}"));
+        tell(&format!("stored pods: {stored}. Dry runs of pods without an owner: {dry}"));
         stored.nobody_is_lost()?;
         dry.nobody_is_lost()?;
         ensure!(!dry.injected.is_empty() && !dry.waited.is_empty(), "{dry}");

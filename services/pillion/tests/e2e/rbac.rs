@@ -188,7 +188,7 @@ async fn rules(control_plane: &ControlPlane, account: &str, namespace: &str) -> 
         let spec = SelfSubjectRulesReviewSpec { namespace: Some(namespace.to_owned()) };
         let review = SelfSubjectRulesReview { spec, ..SelfSubjectRulesReview::default() };
         let status = api.create(&PostParams::default(), &review).await?.status.context("rules")?;
-        ensure!(!status.incomplete, "not all rules are told: {:?}", status.evaluation_error);
+        ensure!(!status.incomplete, "the list of rules is incomplete: {:?}", status.evaluation_error);
         let mut lines = BTreeSet::new();
         for rule in status.resource_rules {
             let one =

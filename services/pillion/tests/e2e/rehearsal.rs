@@ -25,7 +25,7 @@ async fn without_a_way() -> Result<Managed> {
     managed.rig.namespace("pay", Some("required")).await?;
     managed.rig.replicas = Replica::start_many(&managed.rig.spec, 1).await?;
     managed.rig.service.set_ready(managed.rig.replicas[0].address(), false).await?;
-    eventually(PATIENCE, "API servers are told to call", async || {
+    eventually(PATIENCE, "the webhook configuration exists", async || {
         ensure!(required(&managed).await? == "Ignore", "it refuses");
         Ok(())
     })
@@ -70,7 +70,7 @@ fn webhooks_wait_for_connectivity_check() {
         let begun = Instant::now();
         managed.rig.service.set_ready(replica, true).await?;
         is_armed(&managed, SOON).await?;
-        println!("{:.1?} after there was a way, pods are refused where there is none", begun.elapsed());
+        println!("{:.1?} after an API server reached a replica, pods are rejected without one", begun.elapsed());
         managed.rig.is_called("pay").await?;
         eventually(PATIENCE, "the kill switch exists", async || {
             ensure!(has_switch(&managed).await?, "it is not");
@@ -94,11 +94,11 @@ fn failed_connectivity_check_delays_arming_briefly() {
         is_armed(&managed, LIMIT + PATIENCE).await?;
         let took = begun.elapsed();
         ensure!(took > LIMIT / 2, "{took:?}");
-        println!("pods are refused after {took:.1?}, though no API server has shown that it reaches a replica");
+        println!("pods are rejected after {took:.1?}, although no API server has reached a replica");
         let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
         eventually(SOON, "the status reports it", async || {
             let about = ListParams::default().fields("reason=ReplicasUnreached");
-            ensure!(events.list(&about).await?.items.len() == 1, "not told");
+            ensure!(events.list(&about).await?.items.len() == 1, "not reported");
             Ok(())
         })
         .await

@@ -252,7 +252,7 @@ pub(crate) fn is_untouched(pod: &Json) -> bool {
 /// Returns the status of the API server's rejection, or an error if it accepted.
 pub(crate) fn refusal(result: Result<Json>) -> Result<Json> {
     match result {
-        Ok(object) => bail!("it was not refused: {object}"),
+        Ok(object) => bail!("it was not rejected: {object}"),
         Err(error) => match error.downcast::<kube::Error>()? {
             kube::Error::Api(status) => Ok(serde_json::to_value(status)?),
             error => Err(error.into()),
