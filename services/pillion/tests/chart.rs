@@ -17,7 +17,7 @@ fn chart() -> PathBuf {
     repository().join("charts/pillion")
 }
 
-/// Runs helm with values as a JSON object.
+/// Runs helm with values from a JSON object.
 fn helm(arguments: &[&str], values: &Json) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("values.json");

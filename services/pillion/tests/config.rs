@@ -97,7 +97,7 @@ spec:
       - {name: side, image: ghcr.io/team/side:1}
 ";
 
-/// `pillion dev` with a policy that is mounted as the kubelet mounts a ConfigMap.
+/// `pillion dev` with a policy that is mounted like a ConfigMap.
 struct Dev {
     program: Program,
     folder: tempfile::TempDir,

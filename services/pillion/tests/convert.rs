@@ -1,7 +1,7 @@
 //! `pillion convert` as a process: which profiles it writes, and which configurations it reports as not convertible,
 //! with their position. The cases beside the extended profile test what the result does with pods.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! `pillion convert` for resources of other injectors, as a process: the profiles pass `lint` and inject what the
 //! resources ask for.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

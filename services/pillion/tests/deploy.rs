@@ -1,5 +1,5 @@
-//! `deploy/`: the plain manifests are complete, kustomizations of them build, and the chart accepts the values in the examples
-//! for Argo CD, Flux and kind.
+//! Tests `deploy/`: the plain manifests are complete, kustomizations of them build, and the chart accepts the values in
+//! the examples for Argo CD, Flux and kind.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! `pillion diff` with manifests, as a process: shows the effect of changed profiles without a cluster.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;

@@ -127,7 +127,7 @@ fn ci_runs_documented_test_command() {
     }
 }
 
-/// A workload for the commands of pages that have no workload of their own.
+/// A workload for the commands of pages without one.
 const DEPLOYMENT: &str = "\
 apiVersion: apps/v1
 kind: Deployment
@@ -137,14 +137,14 @@ spec:
   template: {metadata: {labels: {app: web}}, spec: {containers: [{name: web, image: \"web:1\"}]}}
 ";
 
-/// Commands that need no cluster and write only what they print.
+/// Commands that need no cluster and only print.
 const OFFLINE: [&str; 6] =
     ["pillion lint ", "pillion test ", "pillion inject ", "pillion export ", "helm template ", "kubectl kustomize "];
 
-/// Folders of the repository that commands name.
+/// Folders of the repository that the commands use.
 const FOLDERS: [&str; 5] = ["charts", "dashboards", "deploy", "load-tests", "profiles"];
 
-/// The lines of all `sh` blocks, without comments, each with its document.
+/// Returns the lines of all `sh` blocks without comments, each with its document.
 fn shell_lines() -> Vec<(PathBuf, String)> {
     let mut lines = Vec::new();
     for document in documents() {
@@ -329,7 +329,7 @@ fn broken_links_are_found() {
     }
 }
 
-/// The names of the profiles to which a text has links.
+/// Returns the names of the profiles that a text links to.
 fn linked_profiles(text: &str) -> Vec<String> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
     let below = targets.filter_map(|target| target.trim_start_matches("../").strip_prefix("profiles/"));

@@ -1,6 +1,6 @@
 //! `pillion explain` as a process, with files: formats, exit codes, and which objects of which file it reads.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;

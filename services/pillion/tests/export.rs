@@ -1,7 +1,7 @@
 //! `pillion export` as a process: which policies it writes, which parts it leaves out and why, and its exit code.
 //! `e2e/export.rs` shows that the API server accepts the policies, and decides as the engine does.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! `pillion inject` as a process: manifests in, injected manifests out.
+//! Tests `pillion inject` as a process: manifests in, injected manifests out.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::process::{Command, Output};
@@ -77,7 +77,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Injects into standard input and returns standard output.
+/// Injects the manifests on standard input and returns standard output.
 fn inject(input: &str, arguments: &[&str]) -> String {
     let output = inject_with(input, &[&["-f", "-"], arguments].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));

@@ -25,7 +25,7 @@ fn file(text: &str) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// The shipped profile with one part of its text replaced.
+/// Returns the shipped profile with one part of its text replaced.
 fn nginx_with(from: &str, to: &str) -> String {
     let text = fs::read_to_string(Path::new(PROFILES).join("nginx/profile.yaml")).unwrap();
     assert!(text.contains(from), "{from}");

@@ -10,7 +10,7 @@ use crate::support::Program;
 use pillion_testkit::tools;
 use serde_json::Value as Json;
 
-/// The exit code of k6 when a threshold is broken.
+/// The exit code of k6 when a threshold is exceeded.
 const THRESHOLD_BROKEN: i32 = 99;
 /// Number of namespaces that the webhook knows: the scripts' default.
 const NAMESPACES: &str = "50";
@@ -116,7 +116,7 @@ impl Run {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "figures are what a long run is for")]
+#[expect(clippy::print_stdout, reason = "a long run prints its figures")]
 fn tell(figures: &str) {
     println!("{figures}");
 }

@@ -1,7 +1,7 @@
 //! Logs and traces never contain parts of an object except its name. A pod with marked secrets takes every path
 //! through the program, at the highest log level and with all traces.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
 use std::process::Command;
 

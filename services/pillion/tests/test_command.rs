@@ -1,7 +1,7 @@
 //! `pillion test` as a process: it counts passed cases, and shows each difference from the expected result with its
 //! path.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;

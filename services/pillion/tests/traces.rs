@@ -1,11 +1,7 @@
 //! Traces: the spans that a real OpenTelemetry Collector receives for requests. A slow or missing collector must not
 //! affect requests.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test says what is wrong by panicking, also in its helpers"
-)]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests and their helpers fail by panicking")]
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};

@@ -1,6 +1,6 @@
 //! `pillion uninject` as a process: it removes the parts that `pillion inject` added to manifests.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! Tests the output of `just dist`, with an empty program in place of the real one.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
 use std::collections::BTreeMap;
 use std::fs;

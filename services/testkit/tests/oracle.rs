@@ -5,8 +5,8 @@
 //! Results are compared after the API server has normalised them. `PILLION_ORACLE_CASES` sets the number of cases, and
 //! `PILLION_ORACLE_SEED` selects others.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
-#![allow(clippy::print_stdout, reason = "what a run has compared is worth reading")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking")]
+#![allow(clippy::print_stdout, reason = "the test prints the numbers of comparisons")]
 
 mod cases;
 mod choices;

@@ -60,7 +60,7 @@ fn shed_request_is_retried_on_another_replica() {
         eventually(SOON, "the API server calls the webhook", async || {
             number += 1;
             create(format!("probe-{number}")).await?;
-            ensure!(value(&free, ANSWERED)? > 0.0, "created without a call");
+            ensure!(value(&free, ANSWERED)? > 0.0, "created without a webhook call");
             Ok(())
         })
         .await?;

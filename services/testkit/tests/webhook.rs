@@ -1,6 +1,6 @@
 //! Tests the production path from the API server to a webhook: Service, endpoint slices, HTTP/1.1, failurePolicy Fail.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "the helpers of a test are part of the test")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking")]
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -47,7 +47,7 @@ fn webhook_behind_service_patches_pod_over_http1() {
         let created = eventually(SOON, "a pod is created through the webhook", async || {
             number += 1;
             let pod = pods.create(&PostParams::default(), &pod(&format!("p{number}"))?).await?;
-            ensure!(label(&pod).is_some(), "it was created without a call");
+            ensure!(label(&pod).is_some(), "it was created without a webhook call");
             Ok(pod)
         })
         .await?;

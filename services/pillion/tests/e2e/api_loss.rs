@@ -1,7 +1,7 @@
 //! The API server hangs, is killed, and returns. Responses stay the same meanwhile, and later changes are applied
 //! soon.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::time::{Duration, Instant};
 

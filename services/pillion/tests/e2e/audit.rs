@@ -1,7 +1,7 @@
 //! The audit with the real API server. Each test pod was created while no webhook was called, before its namespace
 //! opted in, or before its profile was edited or deleted. The audit finds each in time, with its cause.
 
-#![allow(clippy::print_stdout, reason = "how long it takes is what it is about")]
+#![allow(clippy::print_stdout, reason = "the test prints its durations")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, is_untouched, names};
 
-/// Applied to every pod.
+/// A profile for every pod.
 const ALWAYS: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -94,7 +94,7 @@ fn cases() -> Vec<(&'static str, Json, Expected)> {
         ),
         ("B42 another namespace", pod(|pod| pod["metadata"]["namespace"] = json!("team-b")), Refused("namespace")),
         (
-            "B44 a mirror pod of somebody who is no node",
+            "B44 a mirror pod that no node created",
             pod(|pod| {
                 pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
                 pod["spec"]["nodeName"] = json!("node-1");

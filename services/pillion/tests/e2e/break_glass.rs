@@ -1,7 +1,7 @@
 //! Runs `docs/break-glass.md` command by command: the kill switch with live replicas, everything else with all
 //! replicas dead.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::path::Path;
 use std::time::{Duration, Instant};

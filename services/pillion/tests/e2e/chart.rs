@@ -24,7 +24,7 @@ use crate::managed::controller;
 use crate::rbac::{kubeconfig, refusals};
 use crate::rig::{Rig, SOON, annotation, bare_pod};
 
-/// How long one call of helm may take.
+/// The timeout of one helm call.
 const HELM_LIMIT: Duration = Duration::from_secs(90);
 /// The last byte of the first controller's address.
 const CONTROLLERS: u8 = 101;

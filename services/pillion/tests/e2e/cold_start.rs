@@ -1,6 +1,6 @@
 //! How long a replica takes to become ready, and its memory use then, with an empty and with a full cluster.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ async fn make(control_plane: &ControlPlane, count: usize) -> Result<()> {
     stream::iter(0..count).map(create).buffer_unordered(32).try_collect().await
 }
 
-/// A profile of 1.5 KB with three expressions.
+/// Returns a profile of 1.5 KB with three expressions.
 fn profile(number: usize) -> Json {
     let name = format!("agent-{number:04}");
     json!({

@@ -1,7 +1,7 @@
 //! The webhook configurations and other writers, with a real API server: which changes the controller finds, reverts
 //! and leaves alone. No replica is needed.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 mod kept;
 

@@ -1,7 +1,7 @@
 //! The dashboards and alerts on a complete cluster: panels about the API server have data too, and real faults fire
 //! the right alerts. Windows are seconds instead of minutes, and alerts have no `for` duration.
 
-#![allow(clippy::print_stdout, reason = "what fires is what it is about")]
+#![allow(clippy::print_stdout, reason = "the test prints the alerts that fire")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -2,7 +2,7 @@
 //! `docs/tenancy.md` as a user who only has the role `edit` in a namespace. The test reads files and commands from
 //! the pages, so they cannot drift. No node runs pods here, so a list names the skipped commands.
 
-#![allow(clippy::print_stdout, reason = "how long the pages take is what they promise")]
+#![allow(clippy::print_stdout, reason = "the pages document their durations")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

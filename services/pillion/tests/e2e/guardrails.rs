@@ -371,7 +371,7 @@ async fn expect_others_accepted(rig: &Rig) -> Result<()> {
     mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
     mirror["spec"]["nodeName"] = json!("n1");
     let mirrors: Api<Pod> = Api::namespaced(node, "team-a");
-    eventually(SOON, "a mirror pod", async || {
+    eventually(SOON, "a mirror pod is permitted", async || {
         Ok(mirrors.create(&dry_run(), &serde_json::from_value(mirror.clone())?).await.map(drop)?)
     })
     .await?;
@@ -404,7 +404,7 @@ async fn check_each_remedy(rig: &Rig, error: &str) -> Result<()> {
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn required_namespace_rejects_undecided_pods() {
     Isolation::new().own_network(NEEDS_NEW_API_SERVER).run(|| async {
         let control_plane = ControlPlane::start().await?;

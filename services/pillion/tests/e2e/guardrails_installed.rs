@@ -205,7 +205,7 @@ fn upgrade_that_adds_records_rejects_no_pod() {
         with_label.metadata.labels = Some([("marked".to_owned(), "yes".to_owned())].into());
         eventually(SOON, "the new policies are active", async || {
             pods.create(&dry_run(), &pod).await.context("an uninjected pod of an old replica")?;
-            let error = pods.create(&dry_run(), &with_label).await.err().context("not yet at work")?.to_string();
+            let error = pods.create(&dry_run(), &with_label).await.err().context("not active yet")?.to_string();
             ensure!(error.contains("marked pods"), "{error}");
             Ok(())
         })

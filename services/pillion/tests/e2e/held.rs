@@ -219,7 +219,7 @@ fn held_pods_wait_until_replicas_recover() {
 /// report.
 async fn kill_leader_during_release(cluster: &mut Cluster, began: Instant) -> Result<String> {
     let released = "pillion_controller_held_pods_released_total{result=\"recreated\"}";
-    let by_the_first = eventually(RECOVERY, "the release has begun", async || {
+    let by_the_first = eventually(RECOVERY, "the release has started", async || {
         let count = cluster.metric(released).await?;
         ensure!(count >= 20, "{count} so far");
         Ok(count)
@@ -241,7 +241,7 @@ async fn kill_leader_during_release(cluster: &mut Cluster, began: Instant) -> Re
     .await?;
     let through = began.elapsed();
     let next = cluster.managed.leader().await?;
-    ensure!(next != leader, "{leader} leads still");
+    ensure!(next != leader, "{leader} still leads");
     let by_the_next = cluster.metric(released).await?;
     ensure!(by_the_next > 0, "another leader recreated them");
     Ok(format!(
@@ -396,7 +396,7 @@ fn gate_stays_until_label_is_removed() {
         cluster.kill_leader().await?;
         cluster.rig().create(HELD_NAMESPACE, &bare_pod("stuck")).await?;
         cluster.page("# Free a namespace").await?;
-        eventually(PATIENCE, "the page's command frees them", async || {
+        eventually(PATIENCE, "the page's command releases the pods", async || {
             cluster.page("# Take the gate off").await?;
             let pod = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("stuck").await?)?;
             ensure!(gates(&pod).is_empty(), "the pod waits");

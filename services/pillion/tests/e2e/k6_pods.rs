@@ -15,7 +15,7 @@ use tokio::process::Command;
 use crate::managed::{Managed, QUICK};
 use crate::rig::PATIENCE;
 
-/// The exit code of k6 when a threshold is broken.
+/// The exit code of k6 when a threshold is exceeded.
 const THRESHOLD_BROKEN: i32 = 99;
 const NAMESPACES: &str = "3";
 /// How long a run may take.
@@ -106,7 +106,7 @@ struct K6 {
 struct Run {
     status: Option<i32>,
     figures: Json,
-    #[expect(dead_code, reason = "it is told when an expectation is not met")]
+    #[expect(dead_code, reason = "a failed expectation is reported")]
     output: Output,
 }
 

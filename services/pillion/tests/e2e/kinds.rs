@@ -1,7 +1,7 @@
 //! Shipped profiles for other kinds than sidecars, on a real API server whose webhook configuration the controller
 //! wrote from them. Custom resources and claims get defaults, quotas are met, and forbidden values are rejected.
 
-#![allow(clippy::panic, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::panic, reason = "helpers of tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;
@@ -147,7 +147,7 @@ fn quota_profile_sets_missing_requests() {
 
         control_plane.apply_yaml(&shipped("resource-defaults", "profile.yaml")).await?;
         let made =
-            eventually(SOON, "with the profile it is accepted", async || create(&pods, &pod("with", &json!({}))).await)
+            eventually(SOON, "the completed pod is accepted", async || create(&pods, &pod("with", &json!({}))).await)
                 .await?;
         let resources = &made["spec"]["containers"][0]["resources"];
         // The API server uses a limit as the missing request.

@@ -3,7 +3,7 @@
 //!
 //! Each test has its own control plane, in its own Linux namespaces (see `pillion_testkit`).
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking")]
 
 mod api_loss;
 mod audit;

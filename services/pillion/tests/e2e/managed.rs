@@ -42,7 +42,7 @@ certificates:
 logs: {level: 'info,pillion_control=debug'}
 ";
 
-/// The cluster.
+/// A cluster with an installed Pillion.
 pub(crate) struct Managed {
     pub(crate) rig: Rig,
     pub(crate) controllers: Vec<Replica>,

@@ -227,7 +227,7 @@ async fn dry_run(control_plane: &ControlPlane, file: &Path) -> Result<usize> {
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn api_server_accepts_every_rendered_field() {
     Isolation::new().own_network("gives the API server two IP families").run(|| async {
         // One set of values asks for both IP families.

@@ -1,7 +1,7 @@
 //! Replicas that respond before API servers can reach them, as on the first day of an installation. The webhook
 //! rejects no pod until the connectivity check succeeds, or until its time limit.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::time::{Duration, Instant};
 
@@ -94,7 +94,7 @@ fn failed_connectivity_check_delays_arming_briefly() {
         wait_until_rejecting(&managed, LIMIT + PATIENCE).await?;
         let took = begun.elapsed();
         ensure!(took > LIMIT / 2, "{took:?}");
-        println!("pods are refused after {took:.1?}, though no API server has shown that it reaches a replica");
+        println!("pods are rejected after {took:.1?}, although no API server has reached a replica");
         let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
         eventually(SOON, "the log warns", async || {
             let about = ListParams::default().fields("reason=ReplicasUnreached");

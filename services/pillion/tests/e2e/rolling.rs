@@ -35,7 +35,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Takes the replicas of a rig.
+    /// Takes over the replicas of a rig.
     fn of(rig: &mut Rig) -> Self {
         let running = std::mem::take(&mut rig.replicas).into();
         let (service, spec) = (rig.service.clone(), rig.spec.clone());

@@ -60,7 +60,7 @@ impl Release {
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn upgrade_preserves_manual_scaling() {
     isolated(|| async {
         let release = Release { control_plane: ControlPlane::start().await?, is_renamed: false };

@@ -1,7 +1,7 @@
 //! A replica that reads its certificate from a Secret, on a real API server, which also verifies the served
 //! certificate.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

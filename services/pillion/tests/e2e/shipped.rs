@@ -8,7 +8,7 @@
 #![allow(
     clippy::panic,
     clippy::print_stderr,
-    reason = "helpers of tests fail by panicking, as tests do, and the table is what it is about"
+    reason = "helpers of tests fail by panicking, and the test prints a table"
 )]
 
 use std::collections::{BTreeMap, BTreeSet};

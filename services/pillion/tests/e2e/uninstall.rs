@@ -104,9 +104,9 @@ async fn can_create_pods(control_plane: &ControlPlane, loss: Loss) -> Result<()>
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn damaged_uninstall_leaves_cluster_usable() {
-    // Eight installations, one after the other.
+    // Runs eight installations in turn.
     Isolation::new().time_limit(Duration::from_mins(20)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let _controllers = ControllerManager::with(&control_plane, CONTROLLERS).await?;

@@ -1,4 +1,4 @@
-//! The first day: `helm install`, and the first pod with its sidecar.
+//! Tests the first day: `helm install`, and the first pod with its sidecar.
 
 use std::time::{Duration, Instant};
 

@@ -4,11 +4,7 @@
 //! `just node` runs these tests, after it builds the parts of a cluster. `PILLION_IMAGE` names the archive of an
 //! image to test instead of the program that was built for the tests.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test fails by panicking, and prints what it has measured"
-)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests fail by panicking, and print their measurements")]
 
 mod creations;
 mod install;

@@ -167,13 +167,13 @@ impl Browser {
         (text("computedlabel"), text("computedrole"))
     }
 
-    /// Presses keys one after the other.
+    /// Presses keys in turn.
     pub(crate) fn press(&self, keys: impl IntoIterator<Item = char>) {
         let presses = keys.into_iter().flat_map(|key| [("keyDown", key), ("keyUp", key)]);
         self.keys(&presses.map(|(what, key)| json!({"type": what, "value": key.to_string()})).collect::<Vec<_>>());
     }
 
-    /// Presses a key while another one is held down.
+    /// Presses a key while holding another one.
     pub(crate) fn press_with(&self, held: char, key: char) {
         let presses = [("keyDown", held), ("keyDown", key), ("keyUp", key), ("keyUp", held)];
         self.keys(&presses.map(|(what, key)| json!({"type": what, "value": key.to_string()})));

@@ -1,6 +1,6 @@
 //! Parses `docs/metrics.md` and scrapes into the same structure, to compare them.
 
-#![expect(clippy::panic, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![expect(clippy::panic, reason = "tests and their helpers fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

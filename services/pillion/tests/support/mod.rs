@@ -1,7 +1,7 @@
 //! The program as a process, and a minimal HTTP client for it.
 
-#![allow(dead_code, reason = "each test file is a crate of its own and uses a part of this")]
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![allow(dead_code, reason = "each test file is a separate crate and uses a part of this")]
+#![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
 pub(crate) mod collector;
 pub(crate) mod metrics_page;

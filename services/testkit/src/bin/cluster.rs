@@ -41,7 +41,7 @@ struct Named {
     name: String,
 }
 
-#[expect(clippy::print_stdout, reason = "its output is what it is for")]
+#[expect(clippy::print_stdout, reason = "the program prints its result")]
 fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot build a Tokio runtime")?;
     let cluster = match Arguments::parse().action {

@@ -31,7 +31,7 @@ enum Action {
     Down,
 }
 
-#[expect(clippy::print_stdout, reason = "its output is what it is for")]
+#[expect(clippy::print_stdout, reason = "the program prints its result")]
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let directory = match arguments.directory {

@@ -20,8 +20,8 @@ const DIFFERENT: [(&str, &str); 7] = [
     ("EphemeralContainer.volumeMounts", EPHEMERAL),
 ];
 
-const EPHEMERAL: &str = "a pod is created without them, and they come by a request that is only validated";
-const SET: &str = "a set, and a template of pods cannot set it";
+const EPHEMERAL: &str = "pods are created without them, and the request that adds them is only validated";
+const SET: &str = "a set that pod templates cannot contain";
 
 /// The keys of each list, by the list's field, such as `PodSpec.containers`.
 type Lists = BTreeMap<String, Vec<String>>;

@@ -37,7 +37,7 @@ pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<R
     let review = Review::parse(&body)?;
     let facts = Facts { namespace: snapshot.namespace("default"), ..Facts::default() };
     let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &snapshot, &facts)?;
-    let profile = decided.decision.profiles.first().context("no profile was decided about")?;
+    let profile = decided.decision.profiles.first().context("the result contains no profile")?;
     if !matches!(profile.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged) {
         return Ok(Err(format!("{:?} {:?}", profile.reason, profile.detail)));
     }

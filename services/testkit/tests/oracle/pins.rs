@@ -47,7 +47,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_port_twins,
         is_rare: false,
-        reason: "strategic merge tells ports apart by their numbers alone, and mixes TCP and UDP of one number",
+        reason: "strategic merge identifies ports by number alone, and mixes TCP and UDP ports with the same number",
     },
     Pin {
         oracle: StrategicMerge,
@@ -55,7 +55,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_constraint_twins,
         is_rare: false,
-        reason: "strategic merge tells constraints apart by topologyKey alone, and mixes hard and soft ones",
+        reason: "strategic merge identifies constraints by topologyKey alone, and mixes hard and soft ones",
     },
     Pin {
         oracle: StrategicMerge,
@@ -71,7 +71,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: true,
         holds: has_references,
         is_rare: false,
-        reason: "an entry of ours that refers to another as $(NAME) stands behind it, or Kubernetes would not replace it",
+        reason: "the engine puts an entry after the one that it refers to as $(NAME), so that Kubernetes expands it",
     },
     Pin {
         oracle: StrategicMerge,
@@ -79,7 +79,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_repeated_variable,
         is_rare: false,
-        reason: "of a variable that stands twice strategic merge changes the first, though the last counts",
+        reason: "strategic merge changes the first entry of a repeated variable, although the last is effective",
     },
     Pin {
         oracle: StrategicMerge,
@@ -87,7 +87,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: true,
         holds: is_shuffled,
         is_rare: false,
-        reason: "strategic merge brings what the patch names into the patch's order; with us nothing of the author's moves",
+        reason: "strategic merge sorts the patched elements in the patch's order; the engine keeps the author's order",
     },
     Pin {
         oracle: ServerSideApply,
@@ -95,7 +95,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: true,
         holds: always,
         is_rare: false,
-        reason: "server-side apply brings what is applied into its own order; with us nothing of the author's moves",
+        reason: "server-side apply sorts the applied elements in its own order; the engine keeps the author's order",
     },
     Pin {
         oracle: ServerSideApply,
@@ -103,7 +103,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_switches,
         is_rare: false,
-        reason: "an empty `value` counts as none beside a `valueFrom`, so the author's reference stays; with us it goes",
+        reason: "an empty `value` counts as absent beside a `valueFrom`, so the author's reference stays; the engine removes it",
     },
     Pin {
         oracle: ServerSideApply,
@@ -111,7 +111,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_repeated_and_bare_variable,
         is_rare: true,
-        reason: "of a variable that stands twice it drops both, also for a template that has no value; with us one stays",
+        reason: "it drops both entries of a repeated variable, even if the template has no value; the engine keeps one",
     },
 ];
 

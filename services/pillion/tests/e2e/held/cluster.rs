@@ -89,7 +89,8 @@ impl Cluster {
     pub(super) async fn kill_leader(&mut self) -> Result<()> {
         let leader = self.managed.leader().await?;
         let place = self.managed.controllers.iter().position(|running| running.address() == leader);
-        let mut killed = self.managed.controllers.remove(place.with_context(|| format!("{leader} is none of ours"))?);
+        let mut killed =
+            self.managed.controllers.remove(place.with_context(|| format!("{leader} is not one of the controllers"))?);
         killed.kill()?;
         let log = killed.log_text()?;
         ensure!(refusals(&log).is_empty(), "{leader}: {:#?}", refusals(&log));

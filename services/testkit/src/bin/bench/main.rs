@@ -87,7 +87,7 @@ impl Folder {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "what is wrong is told to who called it")]
+#[expect(clippy::print_stderr, reason = "errors go to standard error")]
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let machine = match Machine::find() {
@@ -127,7 +127,7 @@ async fn asked_to_end() -> anyhow::Result<()> {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "figures are what it is for")]
+#[expect(clippy::print_stdout, reason = "the benchmark prints its figures")]
 async fn measure(machine: &Machine, arguments: &Arguments) -> anyhow::Result<()> {
     let effort = arguments.effort();
     let folder = Folder::new()?;
